@@ -1,0 +1,32 @@
+# Two commands: `make demo` shows what the library does, `make test` checks it. Both set up .venv on their own.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench slow clean
+
+demo: .venv/ready
+	$(BIN)/python examples/five_problems.py
+
+test: .venv/ready lint
+	$(BIN)/pytest -n 2 -m "not slow"
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+slow: .venv/ready
+	$(BIN)/pytest -m slow
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/overhead.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,39 @@
+"""meha: bilevel optimization without Hessians.
+
+    min F(x, y)  over x in X  and  y among the solutions of  min_{y in Y} f(x, y) + g(x, y)
+
+State the problem once (:class:`Problem`) and solve it (:func:`solve`).
+
+>>> import torch, meha
+>>> problem = meha.Problem(
+...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
+...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
+... )
+>>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1), max_steps=1000)
+"""
+
+from meha import diagnostics, nonsmooth, problems, schedules, sets, stopping, theory
+from meha.methods import MEHA, Method, Run, StepInfo
+from meha.problem import Problem
+from meha.solution import Solution, Status
+from meha.solve import solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MEHA",
+    "Method",
+    "Problem",
+    "Run",
+    "Solution",
+    "Status",
+    "StepInfo",
+    "diagnostics",
+    "nonsmooth",
+    "problems",
+    "schedules",
+    "sets",
+    "solve",
+    "stopping",
+    "theory",
+]

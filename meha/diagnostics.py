@@ -1,0 +1,247 @@
+"""Diagnostics for any point (x, y), independent of method: Moreau envelope, gap, residual, merit, hypergradient.
+
+Nothing here counts as work of a run, and nothing changes what is passed in: modules are copied first. Every function takes
+the objects of the user (tensors, dicts, modules) and the batch where the objectives need one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meha.lower import LowerSolution, solve_lower
+from meha.oracle import Oracle
+from meha.problem import Problem
+from meha.schedules import check_positive
+from meha.theory import Constants
+from meha.variables import Leaves, Variable, norm, subtract
+
+__all__ = ["DiagnosticWarning", "Envelope", "envelope", "gap", "hypergradient", "merit", "residual"]
+
+
+class DiagnosticWarning(UserWarning):
+    """An inner solve stopped before its tolerance, so that a diagnostic is only approximate."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The Moreau envelope v_gamma at a point.
+
+    Attributes:
+        value: v_gamma(x, y) = min over theta in Y of (f + g)(x, theta) + ||theta - y||^2 / (2 gamma).
+        theta: the minimiser, in the structure of y.
+        gradient_x: grad_x (f + g)(x, theta).
+        gradient_y: (y - theta) / gamma.
+        phi: (f + g)(x, y), so that phi - value is the gap.
+        error: the norm of the prox-gradient mapping of the inner problem at theta.
+    """
+
+    value: float
+    theta: Any
+    gradient_x: Any
+    gradient_y: Any
+    phi: float
+    error: float
+
+
+def envelope(
+    problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
+) -> Envelope:
+    """v_gamma(x, y), its minimiser theta* and its gradient (the paper's Lemma on the gradient of v_gamma).
+
+    For gamma below 1 / (2 rho) the inner problem is strongly convex and theta* unique; beyond, theta* is a stationary
+    point in the basin of y, and the gradient is that of the branch through it.
+
+    Args:
+        tol: tolerance of the inner solve, relative to the size of its gradients.
+
+    >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
+    >>> v = envelope(problem, torch.zeros(1), torch.tensor([2.0]), gamma=1.0)
+    >>> round(v.value, 6), v.theta, v.gradient_y
+    (1.0, tensor([1.]), tensor([1.]))
+    """
+    point = _Point(problem, x, y, batch)
+    inner = point.solve(gamma, tol, max_steps)
+    value, phi = point.values(inner.theta, gamma)
+    d_x, d_y = point.envelope_gradient(inner.theta, gamma)
+    return Envelope(value, inner.theta.detached(), point.x.like(d_x), point.y.like(d_y), phi, inner.residual)
+
+
+def gap(problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, batch: Any = None) -> float:
+    """(f + g)(x, y) - v_gamma(x, y): never negative, and zero exactly where y is stationary for the lower level at x.
+
+    >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
+    >>> gap(problem, torch.zeros(1), torch.zeros(1), gamma=1.0)
+    0.0
+    """
+    point = _Point(problem, x, y, batch)
+    value, phi = point.values(point.solve(gamma, tol).theta, gamma)
+    return phi - value
+
+
+def residual(problem: Problem, x: Any, y: Any, gamma: float, c: float, *, tol: float = 1e-10, batch: Any = None) -> float:
+    """The residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
+
+    The paper's R_k is the distance of 0 to grad F + c (grad f + subdifferential of g - grad v_gamma) + normal cones. A
+    subdifferential cannot be searched in general and that distance jumps, so this is the norm of the prox-gradient mapping
+
+        (z - prox_{s (c g + indicator)}(z - s grad(smooth part of psi))) / s,   z = (x, y),  s = gamma / c,
+
+    the gradient in x being that of all of psi (g is smooth in x). It is never larger than the distance, vanishes exactly at
+    stationary points, and equals the distance where g = 0, X and Y are whole spaces.
+
+    >>> problem = Problem(lambda x, y: (x - 1).square().sum(), lambda x, y: 0.5 * (y - x).square().sum())
+    >>> residual(problem, torch.ones(1), torch.ones(1), gamma=1.0, c=2.0)
+    0.0
+    """
+    check_positive("c", c)
+    point = _Point(problem, x, y, batch)
+    oracle, x_, y_ = point.oracle, point.x, point.y
+    theta = point.solve(gamma, tol).theta
+    v_x, v_y = point.envelope_gradient(theta, gamma)
+    _, d_x = oracle.gradient(x_, [(1.0, oracle.upper, x_, y_), (c, oracle.phi, x_, y_)], batch, strict=False)
+    _, d_y = oracle.gradient(y_, [(1.0, oracle.upper, x_, y_), (c, oracle.lower, x_, y_)], batch, strict=False)
+    step = gamma / c
+    with torch.no_grad():
+        new_x = [z - step * (d - c * v) for z, d, v in zip(x_.leaves, d_x, v_x, strict=True)]
+        new_y = [z - step * (d - c * v) for z, d, v in zip(y_.leaves, d_y, v_y, strict=True)]
+        oracle.project(x_.value, new_x, step)
+        oracle.prox(x_.value, new_y, step * c)
+        return float(norm(subtract(x_.leaves, new_x), subtract(y_.leaves, new_y))) / step
+
+
+def merit(
+    problem: Problem,
+    x: Any,
+    y: Any,
+    theta: Any,
+    gamma: float,
+    c: float,
+    constants: Constants,
+    *,
+    L_g: float = 0.0,
+    lower_bound: float = 0.0,
+    tol: float = 1e-10,
+    batch: Any = None,
+) -> float:
+    """V = (F - lower_bound) / c + (f + g - v_gamma) + ((L_f + L_g)^2 + 1/gamma^2) ||theta - theta*||^2.
+
+    The paper proves that it decreases along a run whose steps are small enough.
+
+    Args:
+        theta: the auxiliary variable of the run.
+        constants: for L_f.
+        L_g: the Lipschitz constant of grad_x g (1 for x |y|).
+        lower_bound: of F; any constant serves, since only differences of V matter while c is constant.
+    """
+    check_positive("c", c)
+    point = _Point(problem, x, y, batch)
+    best = point.solve(gamma, tol).theta
+    value, phi = point.values(best, gamma)
+    weight = (constants.L_f + L_g) ** 2 + 1 / gamma**2
+    with torch.no_grad():
+        upper = float(point.oracle.upper(point.x, point.y, batch))
+        apart = float(norm(subtract(Variable.of(theta, "theta").leaves, best.leaves)))
+    return (upper - lower_bound) / c + phi - value + weight * apart**2
+
+
+def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None) -> Any:
+    """The gradient of Phi(x) = F(x, y*(x)), where f is smooth and strongly convex in y and Y is the whole space.
+
+    F_x - f_xy [f_yy^-1 F_y] at y*(x), which is found from y; the linear system is solved by conjugate gradients. This is a
+    diagnostic with second derivatives; MEHA takes none.
+
+    Raises:
+        ValueError: there is a non-smooth term or a constraint on y, or the Hessian of f in y is not positive definite.
+
+    >>> problem = Problem(lambda x, y: y.square().sum(), lambda x, y: 0.5 * (y - 3 * x).square().sum())
+    >>> hypergradient(problem, torch.ones(1), torch.zeros(1))
+    tensor([18.])
+    """
+    if problem.nonsmooth is not None or problem.y_set is not None:
+        raise ValueError("hypergradient: needs a smooth, unconstrained lower level; this one has a non-smooth term or a y_set.")
+    point = _Point(problem, x, y, batch)
+    oracle = point.oracle
+    solution = solve_lower(oracle, point.x, point.y, tol=tol, max_steps=max_steps, batch=batch)
+    _warn_unless_solved(solution, "lower level")
+    best = solution.theta
+    _, F_y = oracle.gradient(best, [(1.0, oracle.upper, point.x, best)], batch, strict=False)
+    _, d_x = oracle.gradient(point.x, [(1.0, oracle.upper, point.x, best)], batch, strict=False)
+
+    def apply(vector: Leaves) -> Leaves:
+        return oracle.hessian_vector(oracle.lower, point.x, best, vector, (best,), batch)[0]
+
+    with torch.no_grad():
+        vector = _conjugate_gradients(apply, F_y, tol)
+        (cross,) = oracle.hessian_vector(oracle.lower, point.x, best, vector, (point.x,), batch)
+        return point.x.like(subtract(d_x, cross))
+
+
+class _Point:
+    """Copies of (x, y) with an oracle of their own."""
+
+    def __init__(self, problem: Problem, x: Any, y: Any, batch: Any) -> None:
+        self.x, self.y = Variable.of(x, "x").copy(), Variable.of(y, "y").copy()
+        self.oracle = Oracle(problem, self.x, self.y)
+        self.batch = batch
+
+    def solve(self, gamma: float, tol: float, max_steps: int = 10_000) -> LowerSolution:
+        check_positive("gamma", gamma)
+        found = solve_lower(self.oracle, self.x, self.y, gamma=gamma, tol=tol, max_steps=max_steps, batch=self.batch)
+        _warn_unless_solved(found, "proximal lower level")
+        return found
+
+    def values(self, theta: Variable, gamma: float) -> tuple[float, float]:
+        """v_gamma given its minimiser, and f + g at y. The minimum is at most the value at theta = y."""
+        with torch.no_grad():
+            phi = float(self.oracle.phi(self.x, self.y, self.batch))
+            at_theta = float(self.oracle.phi(self.x, theta, self.batch))
+            value = at_theta + float(norm(subtract(theta.leaves, self.y.leaves))) ** 2 / (2 * gamma)
+        return min(value, phi), phi
+
+    def envelope_gradient(self, theta: Variable, gamma: float) -> tuple[Leaves, Leaves]:
+        """grad v_gamma = (grad_x (f + g)(x, theta*), (y - theta*) / gamma)."""
+        oracle = self.oracle
+        _, d_x = oracle.gradient(self.x, [(1.0, oracle.phi, self.x, theta)], self.batch, strict=False)
+        with torch.no_grad():
+            return d_x, [d / gamma for d in subtract(self.y.leaves, theta.leaves)]
+
+
+def _warn_unless_solved(found: LowerSolution, what: str) -> None:
+    if not found.converged:
+        warnings.warn(
+            f"the {what} was solved to a residual of {found.residual:.1e} only, after {found.steps} steps; the diagnostic is"
+            " approximate. Check that gamma is small enough and f bounded below, or raise max_steps.",
+            DiagnosticWarning,
+            stacklevel=4,
+        )
+
+
+def _conjugate_gradients(apply: Any, rhs: Leaves, tol: float) -> Leaves:
+    """Solve H v = rhs for a positive definite H, to a relative residual of ``tol``."""
+    eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
+    v = [torch.zeros_like(leaf) for leaf in rhs]
+    r, p = [leaf.clone() for leaf in rhs], [leaf.clone() for leaf in rhs]
+    size = float(norm(rhs))
+    rr = size**2
+    for _ in range(10 * sum(leaf.numel() for leaf in rhs)):
+        if math.sqrt(rr) <= max(tol, 4 * eps) * size:
+            break
+        image = apply(p)
+        curvature = float(sum((a * b).sum() for a, b in zip(p, image, strict=True)))
+        if curvature <= 1e-12 * float(norm(p)) * float(norm(image)):
+            raise ValueError(
+                "hypergradient: the Hessian of lower in y is not positive definite at the solution, so the hypergradient is"
+                " not defined; use gap and residual instead."
+            )
+        length = rr / curvature
+        v = [a + length * b for a, b in zip(v, p, strict=True)]
+        r = [a - length * b for a, b in zip(r, image, strict=True)]
+        rr_next = float(norm(r)) ** 2
+        p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
+        rr = rr_next
+    return v

@@ -1,0 +1,109 @@
+"""The rule that fills in what was left out of MEHA(...), from the problem's constants.
+
+With L_y = f_yy, the curvature of f in y, and s = 0.9:
+
+    gamma = 2 / L_y                                 if f and g are convex in y (rho_f = rho_g = 0); otherwise
+            0.45 / (L_y + rho_g)                    inside the theorem's range for any f, because rho_f <= L_y
+    eta   = s / (L_y + 1/gamma)                     the curvature of theta's problem; at most what the theorem admits
+    c     = 0.5 min(F_yy / L_y, F_xx L_y / f_xy^2)  F counts at first: far from the solution it shows the way
+    p     = 0.49                                    so that the bias, of order 1/c_k, goes away
+    beta  = min(eta, s / (F_yy / c + L_y))          theta must be able to follow y
+    alpha = s / (F_xx / c + f_xy^2 / L_y)           with beta, divided by 1 + sqrt(alpha beta) F_xy / c
+
+A quotient whose parts are zero is left out of the minimum. When none remains, F is linear, and c = |F_y| / |G|, with G the
+prox-gradient mapping of the lower level at the start. The rule is scale-free: it does not change when x, y, F or f are
+measured in other units.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from meha.oracle import Oracle
+from meha.problem import Problem
+from meha.schedules import evaluate
+from meha.theory import Constants, check, estimate, eta_range
+from meha.variables import Variable, norm, subtract
+
+if TYPE_CHECKING:
+    from meha.methods.meha import MEHA
+
+__all__ = ["advise", "choose", "parameters"]
+
+SAFETY = 0.9
+GROWTH = 0.49
+
+
+def choose(method: MEHA, problem: Problem, x: Variable, y: Variable) -> tuple[MEHA, Constants | None]:
+    """``method`` complete, and the constants that it was checked against (None when nothing is known of the problem)."""
+    missing = [name for name in ("gamma", "c") if getattr(method, name) is None]
+    for step, optimizer in (("eta", "theta_optimizer"), ("alpha", "x_optimizer"), ("beta", "y_optimizer")):
+        if getattr(method, step) is None and getattr(method, optimizer) is None:
+            missing.append(step)
+    if method.p is None and not callable(method.c):
+        method = dataclasses.replace(method, p=GROWTH)
+    constants = problem.constants
+    if constants is None and missing:
+        constants = estimate(problem, x.value, y.value)
+    if constants is None or not missing:
+        return method, constants
+    c = _balance(problem, x, y, constants) if method.c is None else evaluate("c", method.c, 0)
+    found = parameters(constants, c, gamma=method.gamma)
+    return dataclasses.replace(method, **cast(dict[str, Any], {name: found[name] for name in missing})), constants
+
+
+def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+    """Which of the numbers of a failed run are too large for the problem's constants, and which would fit."""
+    constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
+    steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
+    given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
+    assert method.gamma is not None
+    found = check(constants, gamma=method.gamma, eta=given.get("eta"))
+    if given.get("beta", 0.0) > given.get("eta", math.inf):
+        found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
+    fitting = parameters(constants, method.penalty(0), method.gamma if not found else None)
+    numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
+    return " ".join([*found, f"Try {numbers}, which fit the curvature near the start, or leave them out."])
+
+
+def parameters(constants: Constants, c: float, gamma: float | None = None) -> dict[str, float]:
+    """The numbers that the rule gives for these constants, this c and, where it is given, this gamma.
+
+    >>> found = parameters(Constants(L_F=2.0, L_f=2.0, f_yy=1.0, f_xy=1.0), c=1.0)
+    >>> print({name: round(value, 3) for name, value in found.items()})
+    {'gamma': 0.45, 'c': 1.0, 'eta': 0.021, 'beta': 0.018, 'alpha': 0.259}
+    """
+    F_xx, F_yy, F_xy = constants.F_xx, constants.F_yy, constants.F_xy
+    L_y, L_xy = _lower_curvature(constants), constants.f_xy
+    if gamma is None:
+        gamma = 0.45 / (L_y + constants.rho_g) if constants.rho_f or constants.rho_g else 2 / L_y
+    eta = min(SAFETY / (L_y + 1 / gamma), eta_range(constants, gamma).upper or math.inf)
+    beta = min(eta, SAFETY / (F_yy / c + L_y))
+    alpha = SAFETY / (F_xx / c + L_xy**2 / L_y or 1.0)
+    coupling = 1 + math.sqrt(alpha * beta) * F_xy / c
+    return {"gamma": gamma, "c": c, "eta": eta, "beta": beta / coupling, "alpha": alpha / coupling}
+
+
+def _balance(problem: Problem, x: Variable, y: Variable, constants: Constants) -> float:
+    """c at the start."""
+    F_xx, F_yy, L_y, L_xy = constants.F_xx, constants.F_yy, _lower_curvature(constants), constants.f_xy
+    quotients = [F_yy / L_y] if F_yy else []
+    quotients += [F_xx * L_y / L_xy**2] if F_xx and L_xy else []
+    if quotients:
+        return 0.5 * min(quotients)
+    oracle, start = Oracle(problem, x, y), y.copy()
+    _, F_y = oracle.gradient(start, [(1.0, oracle.upper, x, start)])
+    _, f_y = oracle.gradient(start, [(1.0, oracle.lower, x, start)])
+    with torch.no_grad():
+        moved = [leaf - d / L_y for leaf, d in zip(start.leaves, f_y, strict=True)]
+        oracle.prox(x.value, moved, 1 / L_y)
+        slope, mapping = float(norm(F_y)), float(norm(subtract(start.leaves, moved))) * L_y
+    return slope / mapping if slope and mapping else 1.0
+
+
+def _lower_curvature(constants: Constants) -> float:
+    return constants.f_yy or constants.L_f or 1.0

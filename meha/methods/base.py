@@ -1,0 +1,228 @@
+"""Method, Run and StepInfo: what all methods share.
+
+A method object is its hyper-parameters and nothing else, a frozen dataclass; a :class:`Run` is the method at work: a
+problem, its variables and a state. A method writes two functions, ``init`` and ``step``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.oracle import Counts, Oracle
+from meha.problem import Problem
+from meha.variables import Variable
+
+__all__ = ["Method", "Run", "State", "StepInfo"]
+
+
+class StepInfo(Mapping[str, float]):
+    """The numbers of one step, by name. They stay on the device until they are read.
+
+    >>> info = StepInfo(3, {"upper": torch.tensor(2.0), "c": 0.5})
+    >>> info.step, info["upper"], dict(info)
+    (3, 2.0, {'upper': 2.0, 'c': 0.5})
+    """
+
+    __slots__ = ("_numbers", "step")
+
+    def __init__(self, step: int, numbers: dict[str, Tensor | float]) -> None:
+        self.step = step
+        self._numbers = numbers
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._numbers[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __repr__(self) -> str:
+        return f"StepInfo(step={self.step}, " + ", ".join(f"{k}={v:.4g}" for k, v in self.items()) + ")"
+
+
+@dataclass
+class State:
+    """What changes from step to step: variables, optimizers and numbers. Methods add fields of their own."""
+
+    x: Variable
+    y: Variable
+    k: int = dataclasses.field(default=0, kw_only=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain tensors and numbers."""
+        found = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            saves = isinstance(value, Variable | torch.optim.Optimizer)
+            found[field.name] = value.state_dict() if saves else value
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the numbers of ``state``; nothing is changed when it does not fit."""
+        names = {field.name for field in dataclasses.fields(self)}
+        if names != set(state):
+            raise ValueError(f"state: holds {sorted(state)}, this run needs {sorted(names)}; it is of another method.")
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except Exception:
+            self._load(before)
+            raise
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Variable | torch.optim.Optimizer):
+                value.load_state_dict(state[field.name])
+            else:
+                setattr(self, field.name, state[field.name])
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Hyper-parameters of a method; :meth:`start` sets it to work on a problem."""
+
+    @property
+    def name(self) -> str:
+        """What tables and figures call it."""
+        return type(self).__name__
+
+    def start(self, problem: Problem, x: Any, y: Any) -> Run:
+        """A run from (x, y). Tensors are copied; modules are trained in place.
+
+        Raises:
+            TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
+        """
+        return Run(self, problem, x, y)
+
+    def resolve(self, problem: Problem, x: Variable, y: Variable) -> Method:
+        """The method with every number that was left out chosen for this problem."""
+        return self
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        """What to try when a run from (x, y) failed."""
+        return "Take smaller steps."
+
+    @abstractmethod
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> State:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, oracle: Oracle, state: Any, batch: Any) -> dict[str, Tensor | float]:
+        """Advance ``state`` by one step in place, and tell its numbers. Gradient tracking is off outside the oracle."""
+
+
+class Run:
+    """A method at work on a problem.
+
+    Attributes:
+        method: the hyper-parameters, with those that were left out filled in.
+        problem: the problem.
+        batch: the last batch, None before the first or without batches.
+
+    >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
+    >>> from meha.methods.meha import MEHA
+    >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(2), torch.zeros(2))
+    >>> info = run.step()
+    >>> run.x, run.k, run.counts
+    (tensor([0.2000, 0.2000]), 1, Counts(upper=2, lower=4, hvp=0))
+    """
+
+    def __init__(self, method: Method, problem: Problem, x: Any, y: Any) -> None:
+        if not isinstance(problem, Problem):
+            raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+        first, second = Variable(x, "x"), Variable(y, "y")
+        problem.check_start(first, second)
+        self.problem = problem
+        self.batch: Any = None
+        self.method = method.resolve(problem, first, second)
+        self.oracle = Oracle(problem, first, second)
+        with torch.no_grad():
+            self.state = self.method.init(self.oracle, first, second)
+
+    @property
+    def x(self) -> Any:
+        """The upper variable now: modules as they are, tensors without gradient tracking (they change with each step)."""
+        return self.state.x.detached()
+
+    @property
+    def y(self) -> Any:
+        """The lower variable now."""
+        return self.state.y.detached()
+
+    @property
+    def k(self) -> int:
+        """Steps done."""
+        return self.state.k
+
+    @property
+    def counts(self) -> Counts:
+        """Gradients and Hessian-vector products taken so far."""
+        return self.oracle.counts
+
+    def step(self, batch: Any = None) -> StepInfo:
+        """One step, with the batch handed to the objectives when there is one."""
+        state, self.batch = self.state, batch
+        with torch.no_grad():
+            numbers = self.method.step(self.oracle, state, batch)
+        state.k += 1
+        return StepInfo(state.k, numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.
+
+        Load it with ``torch.load(path, weights_only=True)``.
+        """
+        return {
+            "method": self.method.name,
+            "parameters": describe(self.method),
+            "counts": dataclasses.asdict(self.counts),
+            "state": self.state.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run that wrote ``state`` was, bit for bit.
+
+        The run must have been started on the same problem with the same method and variables of the same shapes.
+
+        Raises:
+            ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
+        """
+        missing = {"method", "parameters", "counts", "state"} - set(state)
+        if missing:
+            raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
+        own = (self.method.name, describe(self.method))
+        if (state["method"], state["parameters"]) != own:
+            raise ValueError(
+                f"state: was written by {state['method']}({state['parameters']}), this run is {own[0]}({own[1]});"
+                " start the run with the same method."
+            )
+        self.state.load_state_dict(state["state"])
+        self.oracle.counts = Counts(**state["counts"])
+
+
+def describe(method: Method) -> str:
+    """The hyper-parameters that are set, as text; functions and factories by their names."""
+    parts = []
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if value is None:
+            continue
+        if callable(value) and not dataclasses.is_dataclass(value):
+            inner = getattr(value, "func", value)
+            text = getattr(inner, "__name__", type(inner).__name__)
+            options = {**getattr(value, "keywords", {})}
+            text += f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else ""
+        else:
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        parts.append(f"{field.name}={text}")
+    return ", ".join(parts)

@@ -1,0 +1,525 @@
+"""Non-smooth terms g(x, y): value and proximal map.
+
+Each docstring states g; ``prox(x, y, step)`` is argmin_w step * g(x, w) + 0.5 ||w - y||^2. Gradients in x are those of
+``value`` by autograd, so a term needs no hand-written derivative.
+
+A weight may be a number, a tensor, or a function of x. It holds one number for everything, one per coordinate (a tensor
+that broadcasts to the leaf), or one per leaf (a list, a dict or, for several leaves, a vector with one entry each). Weights
+must not be negative: constrain x (``x_set=NonNegative()``) or map it (``weight=lambda x: x.exp()``).
+
+With ``part`` a term acts on the leaves of that name (``"coef"``, ``"net.0.weight"``, or a whole branch), and leaves the rest
+of y alone; terms on different parts are added with ``+``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.variables import Leaves, Variable, select
+
+__all__ = [
+    "L1",
+    "MCP",
+    "SCAD",
+    "ElasticNet",
+    "GroupL2",
+    "NonNegativeL1",
+    "NonSmooth",
+    "Nuclear",
+    "SparseGroup",
+    "Sum",
+    "Zero",
+]
+
+Weight = float | Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[Any], Any]
+Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
+
+
+class NonSmooth(ABC):
+    """A term g(x, y), possibly non-smooth in y, whose proximal map in y is known in closed form."""
+
+    rho: float = 0.0
+    """g + rho/2 ||y||^2 is convex in y (0 for convex terms)."""
+
+    separable: bool = False
+    """Whether g is a sum of functions of single coordinates of y."""
+
+    orthant: bool = False
+    """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
+
+    def __init__(self, part: str | Sequence[str] | None = None) -> None:
+        self.part = part
+
+    def value(self, x: Any, y: Any) -> Tensor:
+        """g(x, y), differentiable in x."""
+        point = Variable.of(y, "y")
+        return _total(term.value_leaves(x, [point.leaves[i] for i in chosen]) for term, chosen in self.terms(point))
+
+    def prox(self, x: Any, y: Any, step: float) -> Any:
+        """argmin_w step * g(x, w) + 0.5 ||w - y||^2, in the structure of y (a module is copied)."""
+        point = Variable.of(y, "y").copy()
+        with torch.no_grad():
+            for term, chosen in self.terms(point):
+                leaves = [point.leaves[i] for i in chosen]
+                term.check_step(step)
+                for leaf, new in zip(leaves, term.prox_leaves(x, leaves, step), strict=True):
+                    leaf.copy_(new)
+        return point.detached()
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        """The term as terms on separate groups of leaves of ``y``, checked against their shapes."""
+        chosen = select(self.part, y.names, f"{type(self).__name__}: part")
+        self.check([y.leaves[i] for i in chosen])
+        return [(self, chosen)]
+
+    def check(self, leaves: Leaves) -> None:
+        """Raise if the term does not fit these leaves."""
+
+    def check_step(self, step: float) -> None:
+        """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
+        if not step > 0:
+            raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
+        if step * self.rho >= 1:
+            raise ValueError(
+                f"{type(self).__name__}: the proximal map needs step < {1 / self.rho:g} (the term is {self.rho:g}-weakly"
+                f" convex), got {step:g}; take smaller steps or a larger a."
+            )
+
+    def __add__(self, other: NonSmooth) -> Sum:
+        return Sum(self, other)
+
+    @abstractmethod
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        """g on the chosen leaves."""
+
+    @abstractmethod
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        """prox of the chosen leaves, as new leaves."""
+
+
+class Zero(NonSmooth):
+    """g = 0: the smooth case.
+
+    >>> Zero().prox(None, torch.tensor([3.0]), 0.1)
+    tensor([3.])
+    """
+
+    separable = True
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        return []
+
+    def value(self, x: Any, y: Any) -> Tensor:
+        return torch.zeros(())
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return torch.zeros(())
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return leaves
+
+
+class Sum(NonSmooth):
+    """g = g_1 + g_2 + ..., each on leaves of its own (there is no closed-form prox for two terms on one leaf).
+
+    >>> g = L1(1.0, part="w") + Nuclear(0.5, part="matrix")
+    >>> g.prox(None, {"w": torch.tensor([3.0]), "matrix": torch.eye(2)}, 1.0)
+    {'w': tensor([2.]), 'matrix': tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])}
+    """
+
+    def __init__(self, *members: NonSmooth) -> None:
+        super().__init__()
+        self.members: list[NonSmooth] = []
+        for member in members:
+            self.members += member.members if isinstance(member, Sum) else [member]
+        self.rho = max(member.rho for member in self.members)
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        found = [pair for member in self.members for pair in member.terms(y)]
+        taken: dict[int, NonSmooth] = {}
+        for term, chosen in found:
+            for i in chosen:
+                if i in taken:
+                    raise ValueError(
+                        f"Sum: {type(taken[i]).__name__} and {type(term).__name__} both act on {y.label(y.names[i])};"
+                        " give each a part of its own, or use SparseGroup or ElasticNet."
+                    )
+                taken[i] = term
+        return found
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        raise TypeError("Sum: leaves have no names here; use value(x, y) or terms(y).")
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        raise TypeError("Sum: leaves have no names here; use prox(x, y, step) or terms(y).")
+
+
+class L1(NonSmooth):
+    """g(x, y) = sum_i w_i |y_i|; prox: soft thresholding by step * w_i.
+
+    Args:
+        weight: w, see the module's first lines.
+        part: the leaves of y that it acts on; all by default.
+
+    >>> L1(1.0).prox(None, torch.tensor([3.0, -0.5]), step=1.0)
+    tensor([2., -0.])
+    >>> x = torch.tensor([0.5, 2.0], requires_grad=True)
+    >>> torch.autograd.grad(L1(lambda x: x).value(x, torch.tensor([3.0, -4.0])), x)
+    (tensor([3., 4.]),)
+    """
+
+    separable = True
+
+    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = weight
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return _total(w * leaf.abs() for w, leaf in _weighted(self, self.weight, x, leaves))
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return [_soft(leaf, step * w) for w, leaf in _weighted(self, self.weight, x, leaves)]
+
+
+class NonNegativeL1(NonSmooth):
+    """g(x, y) = sum_i w_i y_i + indicator(y >= 0); prox: max(y_i - step * w_i, 0).
+
+    >>> NonNegativeL1(1.0).prox(None, torch.tensor([3.0, -3.0]), step=1.0)
+    tensor([2., 0.])
+    """
+
+    separable = True
+
+    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = weight
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        linear = _total(w * leaf for w, leaf in _weighted(self, self.weight, x, leaves))
+        infinite = [torch.where(leaf.detach() < 0, torch.inf, 0.0).sum() for leaf in leaves]
+        return linear + sum(infinite)
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return [(leaf - step * w).clamp(min=0) for w, leaf in _weighted(self, self.weight, x, leaves)]
+
+
+class ElasticNet(NonSmooth):
+    """g(x, y) = sum_i w_i |y_i| + (v_i / 2) y_i^2; prox: soft thresholding by step * w_i, divided by 1 + step * v_i.
+
+    Args:
+        l1: w.
+        l2: v.
+
+    >>> ElasticNet(1.0, 1.0).prox(None, torch.tensor([3.0]), step=1.0)
+    tensor([1.])
+    """
+
+    separable = True
+
+    def __init__(self, l1: Weight = 1.0, l2: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.l1, self.l2 = l1, l2
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        first = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
+        return first + _total(v * leaf.square() / 2 for v, leaf in _weighted(self, self.l2, x, leaves))
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        pairs = zip(_weighted(self, self.l1, x, leaves), _weighted(self, self.l2, x, leaves), strict=True)
+        return [_soft(leaf, step * w) / (1 + step * v) for (w, leaf), (v, _) in pairs]
+
+
+class SCAD(NonSmooth):
+    """Smoothly clipped absolute deviation with threshold w_i: for t = |y_i|,
+
+    w t  if t <= w;  (2 a w t - t^2 - w^2) / (2 (a - 1))  if w < t <= a w;  (a + 1) w^2 / 2  beyond.
+
+    It is 1/(a - 1)-weakly convex, and its prox needs step < a - 1: with s = step, soft thresholding by s w if
+    |y| <= (1 + s) w; ((a - 1) y - s a w sign(y)) / (a - 1 - s) up to a w; y beyond.
+
+    Args:
+        weight: w.
+        a: where the penalty becomes flat, in multiples of w; more than 2.
+
+    >>> SCAD(1.0, a=3.0).prox(None, torch.tensor([1.5, 2.5, 9.0]), step=1.0)
+    tensor([0.5000, 2.0000, 9.0000])
+    """
+
+    separable = True
+
+    def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        if not a > 2:
+            raise ValueError(f"SCAD: a must be more than 2, got {a}.")
+        self.weight, self.a = weight, a
+        self.rho = 1 / (a - 1)
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return _total(self._penalty(w, leaf.abs()) for w, leaf in _weighted(self, self.weight, x, leaves))
+
+    def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
+        a = self.a
+        middle = (2 * a * w * t - t.square() - w * w) / (2 * (a - 1))
+        return torch.where(t <= w, w * t, torch.where(t <= a * w, middle, (a + 1) * w * w / 2))
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        a, found = self.a, []
+        for w, u in _weighted(self, self.weight, x, leaves):
+            middle = ((a - 1) * u - step * a * w * u.sign()) / (a - 1 - step)
+            near = torch.where(u.abs() <= (1 + step) * w, _soft(u, step * w), middle)
+            found.append(torch.where(u.abs() <= a * w, near, u))
+        return found
+
+
+class MCP(NonSmooth):
+    """Minimax concave penalty with threshold w_i: for t = |y_i|, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
+
+    It is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a, for
+    |y| <= a w; y beyond.
+
+    Args:
+        weight: w.
+        a: where the penalty becomes flat, in multiples of w; positive.
+
+    >>> MCP(1.0, a=2.0).prox(None, torch.tensor([0.5, 1.5, 3.0]), step=1.0)
+    tensor([0., 1., 3.])
+    """
+
+    separable = True
+
+    def __init__(self, weight: Weight = 1.0, a: float = 3.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        if not a > 0:
+            raise ValueError(f"MCP: a must be positive, got {a}.")
+        self.weight, self.a = weight, a
+        self.rho = 1 / a
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return _total(self._penalty(w, leaf.abs()) for w, leaf in _weighted(self, self.weight, x, leaves))
+
+    def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
+        return torch.where(t <= self.a * w, w * t - t.square() / (2 * self.a), self.a * w * w / 2)
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return [
+            torch.where(u.abs() <= self.a * w, _soft(u, step * w) / (1 - step / self.a), u)
+            for w, u in _weighted(self, self.weight, x, leaves)
+        ]
+
+
+class Nuclear(NonSmooth):
+    """g(x, Y) = w * (sum of the singular values of Y), for each matrix leaf; prox: singular values soft-thresholded.
+
+    >>> Nuclear(1.0).prox(None, torch.diag(torch.tensor([3.0, 0.5])), step=1.0)
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+
+    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = weight
+
+    def check(self, leaves: Leaves) -> None:
+        for leaf in leaves:
+            if leaf.ndim != 2:
+                raise ValueError(f"Nuclear: acts on matrices, got a leaf of shape {tuple(leaf.shape)}; choose a part.")
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        weights = _weighted(self, self.weight, x, leaves, scalar=True)
+        return _total(w * torch.linalg.svdvals(leaf) for w, leaf in weights)
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        found = []
+        for w, leaf in _weighted(self, self.weight, x, leaves, scalar=True):
+            u, s, v = torch.linalg.svd(leaf, full_matrices=False)
+            found.append((u * (s - step * w).clamp(min=0)) @ v)
+        return found
+
+
+class GroupL2(NonSmooth):
+    """g(x, y) = sum_j w_j ||y^(j)||_2; prox: each group shrunk by max(0, 1 - step * w_j / ||y^(j)||).
+
+    Args:
+        groups: the sizes of contiguous groups (numbers), or the coordinates of each group (lists or index tensors).
+            Coordinates count through all chosen leaves, one after another. Groups may have any sizes and must not overlap;
+            coordinates in no group are not penalised.
+        weight: w: one number, or one per group.
+
+    >>> GroupL2([2, 1], weight=1.0).prox(None, torch.tensor([3.0, 4.0, 0.5]), step=1.0)
+    tensor([2.4000, 3.2000, 0.0000])
+    >>> GroupL2([[0, 2], [1]], weight=lambda x: x).value(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0, 4.0]))
+    tensor(7.)
+    """
+
+    orthant = True
+
+    def __init__(self, groups: Groups, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = weight
+        self.groups = groups
+        self._named, self.count = _read_groups(groups, type(self).__name__)
+        self._labels = self._named
+
+    def check(self, leaves: Leaves) -> None:
+        size = sum(leaf.numel() for leaf in leaves)
+        name = type(self).__name__
+        named = self._named.numel()
+        if _by_size(self.groups) and named != size:
+            raise ValueError(f"{name}: the groups' sizes add up to {named}, but y has {size} coordinates there.")
+        if named > size:
+            raise ValueError(
+                f"{name}: groups name the coordinate {named - 1}, but y has {size} coordinates there (0 to {size - 1})."
+            )
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        vector, labels = self._flatten(leaves)
+        return (_per_group(self, self.weight, x, vector) * self._norms(vector, labels)).sum()
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        vector, labels = self._flatten(leaves)
+        return _split(self._shrink(vector, labels, step * _per_group(self, self.weight, x, vector)), leaves)
+
+    def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
+        vector = leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
+        if self._labels.device != vector.device or self._labels.numel() != vector.numel():
+            free = torch.full((vector.numel() - self._named.numel(),), self.count)
+            self._labels = torch.cat([self._named, free]).to(vector.device)
+        return vector, self._labels
+
+    def _norms(self, vector: Tensor, labels: Tensor) -> Tensor:
+        """One norm per group; its gradient at zero is zero."""
+        squares = vector.new_zeros(self.count + 1).index_add(0, labels, vector.square())[: self.count]
+        positive = squares > 0
+        return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+
+    def _shrink(self, vector: Tensor, labels: Tensor, threshold: Tensor) -> Tensor:
+        norms = self._norms(vector, labels)
+        factor = torch.where(norms > threshold, 1 - threshold / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
+        return vector * torch.cat([factor, factor.new_ones(1)])[labels]
+
+
+class SparseGroup(GroupL2):
+    """g(x, y) = sum_i v_i |y_i| + sum_j w_j ||y^(j)||_2; prox: soft thresholding, then shrinking of the groups.
+
+    Args:
+        groups: as in :class:`GroupL2`.
+        l1: v: one number, or one per coordinate.
+        group: w: one number, or one per group.
+
+    >>> SparseGroup([2, 1], l1=1.0, group=1.0).prox(None, torch.tensor([4.0, 5.0, 1.5]), step=1.0)
+    tensor([2.4000, 3.2000, 0.0000])
+    """
+
+    def __init__(self, groups: Groups, l1: Weight = 1.0, group: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(groups, group, part)
+        self.l1 = l1
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        sparse = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
+        return sparse + super().value_leaves(x, leaves)
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        soft = [_soft(leaf, step * w) for w, leaf in _weighted(self, self.l1, x, leaves)]
+        return super().prox_leaves(x, soft, step)
+
+
+def _soft(u: Tensor, threshold: Tensor) -> Tensor:
+    return u.sign() * (u.abs() - threshold).clamp(min=0)
+
+
+def _total(terms: Any) -> Tensor:
+    total: Tensor = sum(term.sum() for term in terms)
+    return total
+
+
+def _weighted(term: NonSmooth, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of weight and leaf, for a weight of any of the forms that the module's first lines name."""
+    name = type(term).__name__
+    found = weight(x) if callable(weight) else weight
+    if isinstance(found, Mapping):
+        found = list(found.values())
+    if isinstance(found, Tensor) and found.ndim == 1 and len(leaves) > 1 and found.numel() == len(leaves):
+        found = list(found)
+    many = found if isinstance(found, list | tuple) else [found] * len(leaves)
+    if len(many) != len(leaves):
+        raise ValueError(f"{name}: got {len(many)} weights for {len(leaves)} leaves; give one each, or a single one.")
+    return [(_check_weight(w, leaf, name, scalar), leaf) for w, leaf in zip(many, leaves, strict=True)]
+
+
+def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
+    found = weight(x) if callable(weight) else weight
+    found = torch.as_tensor(found, dtype=like.dtype, device=like.device)
+    if found.ndim > 0 and tuple(found.shape) != (term.count,):
+        raise ValueError(
+            f"{type(term).__name__}: weight has shape {tuple(found.shape)} for {term.count} groups;"
+            f" give a number or a vector of {term.count}."
+        )
+    return _not_negative(found, type(term).__name__)
+
+
+def _check_weight(weight: Any, leaf: Tensor, name: str, scalar: bool) -> Tensor:
+    if not isinstance(weight, Tensor | float | int):
+        raise TypeError(f"{name}: a weight must be a number or a tensor, got {type(weight).__name__}.")
+    found = torch.as_tensor(weight, dtype=leaf.dtype, device=leaf.device)
+    if found.numel() == 1:
+        found = found.reshape(())
+    fits = found.ndim == 0
+    if not fits and not scalar:
+        try:
+            fits = torch.broadcast_shapes(found.shape, leaf.shape) == leaf.shape
+        except RuntimeError:
+            fits = False
+    if not fits:
+        kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
+        raise ValueError(f"{name}: weight has shape {tuple(found.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
+    return _not_negative(found, name)
+
+
+def _not_negative(weight: Tensor, name: str) -> Tensor:
+    """The weight, refused if negative; on an accelerator NaN instead of an error, which would need a synchronisation."""
+    if weight.device.type != "cpu":
+        return torch.where(weight < 0, torch.nan, weight)
+    if bool((weight < 0).any()):
+        raise ValueError(
+            f"{name}: a weight is negative ({float(weight.detach().min()):.3g}), and the term has no prox; constrain x"
+            " (x_set=meha.sets.NonNegative()) or map it (weight=lambda x: x.exp())."
+        )
+    return weight
+
+
+def _by_size(groups: Groups) -> bool:
+    return all(isinstance(group, int) for group in groups)
+
+
+def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
+    """The group of each coordinate up to the last one named (``len(groups)`` for none), and the number of groups."""
+    if len(groups) == 0:
+        raise ValueError(f"{name}: groups is empty; give sizes or index lists.")
+    if _by_size(groups):
+        sizes = torch.tensor(groups)
+        if bool((sizes <= 0).any()):
+            raise ValueError(f"{name}: sizes of groups must be positive, got {int(sizes.min())}.")
+        return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)
+    indices = [torch.as_tensor(group, dtype=torch.long).reshape(-1).cpu() for group in groups]
+    if any(len(index) == 0 for index in indices):
+        raise ValueError(f"{name}: group {[len(i) for i in indices].index(0)} is empty; leave it out.")
+    joined = torch.cat(indices)
+    if bool((joined < 0).any()):
+        raise ValueError(f"{name}: groups name the coordinate {int(joined.min())}; coordinates count from 0.")
+    if len(joined.unique()) != len(joined):
+        raise ValueError(f"{name}: groups overlap; the prox has a closed form only for separate groups.")
+    labels = torch.full((int(joined.max()) + 1,), len(groups))
+    for label, index in enumerate(indices):
+        labels[index] = label
+    return labels, len(groups)
+
+
+def _split(vector: Tensor, leaves: Leaves) -> Leaves:
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

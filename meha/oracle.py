@@ -1,0 +1,188 @@
+"""The oracle: gradients and Hessian-vector products of F, f and f + g, checked and counted.
+
+Every derivative of what the user wrote is taken here, so that one place decides how gradients are taken, and one place
+counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.problem import Problem
+from meha.variables import Leaves, Variable, add_
+
+__all__ = ["Counts", "Function", "Oracle", "Term"]
+
+JOINT_LIMIT = 1 << 16
+"""Up to this many numbers in x and y, a sum of terms is differentiated in one backward pass."""
+
+
+@dataclass
+class Counts:
+    """Work done so far: gradients of F, gradients of f (or f + g), Hessian-vector products."""
+
+    upper: int = 0
+    lower: int = 0
+    hvp: int = 0
+
+
+class Function:
+    """F, f or f + g, as called by methods: ``function(x, y, batch)`` on variables, with a checked scalar result."""
+
+    def __init__(self, name: str, evaluate: Callable[[Variable, Variable, Any], Tensor], level: str) -> None:
+        self.name = name
+        self.level = level
+        self._evaluate = evaluate
+
+    def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
+        value = self._evaluate(x, y, batch)
+        if not isinstance(value, Tensor) or value.ndim:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
+        return value
+
+
+Term = tuple[float, Function, Variable, Variable]
+"""weight * function(x, y), a summand of what :meth:`Oracle.gradient` differentiates."""
+
+
+class Oracle:
+    """First and second derivatives of a problem at variables of the structure of ``x`` and ``y``.
+
+    Attributes:
+        upper, lower, phi: F, f and f + g as functions of variables.
+        prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
+        project: the projection on X, with the same signature.
+        counts: gradients and Hessian-vector products taken so far.
+
+    >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
+    >>> x, y = Variable(torch.tensor([1.0]), "x"), Variable(torch.tensor([3.0]), "y")
+    >>> oracle = Oracle(problem, x, y)
+    >>> values, gradient = oracle.gradient(y, [(2.0, oracle.upper, x, y), (1.0, oracle.lower, x, y)])
+    >>> gradient, oracle.counts
+    ([tensor([6.])], Counts(upper=1, lower=1, hvp=0))
+    """
+
+    def __init__(self, problem: Problem, x: Variable, y: Variable) -> None:
+        self.problem = problem
+        self.counts = Counts()
+        self.prox = problem.bind_prox(y)
+        self.project = problem.bind_projection(x)
+        self.upper = Function("F", _caller(problem.upper), "upper")
+        self.lower = Function("f", _caller(problem.lower), "lower")
+        self._g = problem.g.terms(y)
+        self.phi = Function("f + g", self._phi, "lower") if self._g else self.lower
+        self.upper_uses_x = True
+        self._joint = x.numel + y.numel <= JOINT_LIMIT
+        self._checked: set[tuple[str, ...]] = set()
+
+    def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        value = self.lower(x, y, batch)
+        for term, chosen in self._g:
+            value = value + term.value_leaves(x.value, [y.leaves[i] for i in chosen])
+        return value
+
+    def gradient(
+        self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
+    ) -> tuple[list[Tensor], Leaves]:
+        """The values of the functions, and the gradient of their weighted sum with respect to ``wrt``.
+
+        Small problems take one backward pass through the sum, because there the time goes into calls; larger ones take
+        a pass per term, so that the intermediate results of one term only are held at a time.
+
+        Args:
+            strict: refuse functions that do not depend on their variable, instead of counting them as constant. The first
+                gradient of each kind finds out; if F turns out not to use x, it is left out of gradients in x from then on.
+        """
+        if wrt.argument == "x" and not self.upper_uses_x:
+            terms = [term for term in terms if term[1] is not self.upper]
+        values: list[Tensor] = []
+        total: Tensor | None = None
+        gradient: Leaves | None = None
+        key = (wrt.argument, *(function.name for _, function, _, _ in terms))
+        unchecked = strict and key not in self._checked
+        used = []
+        with torch.enable_grad():
+            for weight, function, x, y in terms:
+                value = function(x, y, batch)
+                values.append(value.detach())
+                if unchecked:
+                    used.append(_depends(value, wrt.leaves))
+                if not value.requires_grad or (unchecked and not used[-1]):
+                    continue
+                if function is self.upper:
+                    self.counts.upper += 1
+                else:
+                    self.counts.lower += 1
+                if self._joint:
+                    value = value if weight == 1.0 else weight * value
+                    total = value if total is None else total + value
+                elif gradient is None:
+                    gradient = [weight * leaf for leaf in _differentiate(value, wrt.leaves)]
+                else:
+                    add_(gradient, _differentiate(value, wrt.leaves), weight)
+            if unchecked:
+                self._check_dependence(wrt, terms, used)
+                self._checked.add(key)
+            if total is not None:
+                gradient = _differentiate(total, wrt.leaves)
+        return values, gradient if gradient is not None else [torch.zeros_like(leaf) for leaf in wrt.leaves]
+
+    def _check_dependence(self, wrt: Variable, terms: list[Term], used: list[bool]) -> None:
+        """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
+        for (_, function, _, _), uses in zip(terms, used, strict=True):
+            if uses or wrt.argument == "x":
+                continue
+            remedy = (
+                "then the lower level has no influence; minimise upper over x alone"
+                if function is self.upper
+                else "then any y solves the lower level"
+            )
+            raise ValueError(
+                f"{function.level}: its value does not depend on y (or was detached from it); {remedy}. Use y inside, and no"
+                " .detach(), .item() or numpy."
+            )
+        if wrt.argument == "x":
+            if not any(used):
+                raise ValueError(
+                    "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
+                )
+            self.upper_uses_x = any(u for (_, f, _, _), u in zip(terms, used, strict=True) if f is self.upper)
+
+    def hessian_vector(
+        self, function: Function, x: Variable, y: Variable, vector: Leaves, wrt: tuple[Variable, ...], batch: Any = None
+    ) -> list[Leaves]:
+        """d/d(wrt) <grad_y function(x, y), vector>, for each variable of ``wrt``: one double backward pass."""
+        self.counts.hvp += 1
+        with torch.enable_grad():
+            first = _differentiate(function(x, y, batch), y.leaves, create_graph=True)
+            product = sum((a * b).sum() for a, b in zip(first, vector, strict=True))
+        assert isinstance(product, Tensor)
+        targets = [leaf for variable in wrt for leaf in variable.leaves]
+        linear = not product.requires_grad
+        pieces = iter([torch.zeros_like(leaf) for leaf in targets] if linear else _differentiate(product, targets))
+        return [[next(pieces) for _ in variable.leaves] for variable in wrt]
+
+
+def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
+    def call(x: Variable, y: Variable, batch: Any) -> Tensor:
+        return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
+
+    return call
+
+
+def _differentiate(value: Tensor, leaves: Leaves, create_graph: bool = False) -> Leaves:
+    found = torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+
+
+def _depends(value: Tensor, leaves: Leaves) -> bool:
+    if not value.requires_grad:
+        return False
+    found = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)
+    return any(part is not None for part in found)

@@ -1,0 +1,159 @@
+"""Problem: F, f, g, X and Y, stated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from meha.nonsmooth import NonSmooth, Zero
+from meha.sets import ConvexSet, NonNegative, Reals
+from meha.variables import Leaves, Variable, copy_
+
+if TYPE_CHECKING:
+    from meha.theory import Constants
+
+__all__ = ["Problem", "Prox"]
+
+Objective = Callable[..., Tensor]
+
+Map = Callable[[Any, Leaves, float], Leaves]
+
+
+class Prox:
+    """A proximal map or projection bound to a variable: ``prox(x_value, leaves, step)`` changes ``leaves`` in place.
+
+    Args:
+        actions: maps on groups of leaves, applied in their order.
+    """
+
+    def __init__(self, actions: list[tuple[Map, list[int]]]) -> None:
+        self._actions = actions
+        self.identity = not actions
+
+    def __call__(self, x: Any, leaves: Leaves, step: float) -> None:
+        for action, chosen in self._actions:
+            old = [leaves[i] for i in chosen]
+            copy_(old, action(x, old, step))
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """min F(x, y) over x in X and y among the solutions of min_{y in Y} f(x, y) + g(x, y).
+
+    Args:
+        upper: F(x, y), a function that returns a scalar tensor. x and y reach it as the objects that the run was started
+            with: tensors, dicts or lists of tensors, or modules. A third argument is the batch, when one is given.
+        lower: f(x, y), the smooth part of the lower level, called in the same way.
+        nonsmooth: g(x, y), a term of :mod:`meha.nonsmooth`.
+        x_set: X, a set of :mod:`meha.sets`.
+        y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
+            NonNegative, LinfBall) with a g that is separable, NonNegative with a group term; the rest is refused.
+        constants: what is known about smoothness and convexity; a run then warns when it leaves the theorem's range.
+
+    >>> problem = Problem(
+    ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
+    ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
+    ... )
+    """
+
+    upper: Objective
+    lower: Objective
+    nonsmooth: NonSmooth | None = None
+    x_set: ConvexSet | None = None
+    y_set: ConvexSet | None = None
+    constants: Constants | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("upper", "lower"):
+            if not callable(getattr(self, name)):
+                got = type(getattr(self, name)).__name__
+                raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {got}.")
+        _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
+        for name in ("x_set", "y_set"):
+            _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
+
+    @property
+    def g(self) -> NonSmooth:
+        """The non-smooth term; :class:`~meha.nonsmooth.Zero` when there is none."""
+        return self.nonsmooth if self.nonsmooth is not None else Zero()
+
+    def bind_projection(self, x: Variable) -> Prox:
+        """The projection on X for the leaves of ``x``."""
+        return Prox([(_projection(part), chosen) for part, chosen in _constraints(self.x_set, x)])
+
+    def bind_prox(self, y: Variable) -> Prox:
+        """The proximal map of g(x, .) + indicator of Y for the leaves of ``y``."""
+        terms = self.g.terms(y)
+        constraints = _constraints(self.y_set, y)
+        actions: list[tuple[Map, list[int]]] = []
+        for term, chosen in terms:
+            meeting = [(part, held) for part, held in constraints if set(held) & set(chosen)]
+            first = [(part, held) for part, held in meeting if term.orthant and isinstance(part, NonNegative)]
+            last = [pair for pair in meeting if pair not in first]
+            for part, _ in last:
+                if not (part.coordinatewise and term.separable):
+                    raise ValueError(_no_closed_form(part, term))
+            actions += [(_projection(part), held) for part, held in first]
+            actions.append((_proximal(term), chosen))
+            actions += [(_projection(part), held) for part, held in last]
+        covered = {i for _, chosen in terms for i in chosen}
+        actions += [(_projection(part), held) for part, held in constraints if not set(held) & covered]
+        return Prox(actions)
+
+    def check_start(self, x: Variable, y: Variable) -> None:
+        """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""
+        if x.device != y.device:
+            raise ValueError(f"x is on {x.device} and y on {y.device}; move both to one device, such as y.to(x.device).")
+        if {id(leaf) for leaf in x.leaves} & {id(leaf) for leaf in y.leaves}:
+            raise ValueError("x and y share parameters; each tensor must belong to one level.")
+        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+            variable.check_finite()
+            if domain is not None and not domain.contains(variable.value):
+                upper = variable.argument.upper()
+                raise ValueError(
+                    f"{variable.argument}0 is not in {upper} = {domain!r}; start from"
+                    f" {variable.argument}_set.project({variable.argument}0)."
+                )
+        for term, chosen in self.g.terms(y):
+            with torch.no_grad():
+                value = term.value_leaves(x.value, [y.leaves[i] for i in chosen])
+            if not bool(torch.isfinite(value)):
+                raise ValueError(
+                    f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
+                    " (y0 >= 0 for NonNegativeL1) and with finite weights."
+                )
+
+
+def _projection(part: ConvexSet) -> Map:
+    return lambda x, leaves, step: part.project_leaves(leaves)
+
+
+def _proximal(term: NonSmooth) -> Map:
+    def prox(x: Any, leaves: Leaves, step: float) -> Leaves:
+        term.check_step(step)
+        return term.prox_leaves(x, leaves, step)
+
+    return prox
+
+
+def _constraints(domain: ConvexSet | None, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+    if domain is None:
+        return []
+    return [(part, chosen) for part, chosen in domain.parts(variable) if not isinstance(part, Reals)]
+
+
+def _no_closed_form(part: ConvexSet, term: NonSmooth) -> str:
+    return (
+        f"y_set and nonsmooth: the proximal map of {type(term).__name__} plus the indicator of {type(part).__name__} has no"
+        " closed form here. Exact ones exist for intervals (Box, NonNegative, LinfBall) with L1, ElasticNet, SCAD, MCP or"
+        " NonNegativeL1, and for NonNegative with GroupL2 or SparseGroup; or let the set and the term act on different leaves."
+    )
+
+
+def _check_type(name: str, value: Any, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name}: expected {example}, got {type(value).__name__}.")

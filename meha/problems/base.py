@@ -1,0 +1,71 @@
+"""KnownProblem: a problem with its answer, its start and its presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from meha.methods import MEHA
+from meha.methods.automatic import choose
+from meha.problem import Problem
+from meha.variables import Variable
+
+__all__ = ["Distance", "KnownProblem", "relative"]
+
+
+class Distance(NamedTuple):
+    """How far a point is from the solution (set), relative to the size of the solution, in x and in y."""
+
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KnownProblem(Problem):
+    """A :class:`~meha.Problem` whose answer is known. It goes into ``solve`` like any other.
+
+    Attributes:
+        name: for tables and figures.
+        x0, y0: the start of the paper's experiment, or our reading of it.
+        x_star, y_star: the solution; one of them where there is a set.
+        upper_star: F at the solution.
+        distance: ``distance(x, y)``, to the solution or the solution set; NaN where there is nothing to compare with.
+        metrics: further measures by name, each a function of (x, y).
+
+    >>> from meha.problems import strong_convex
+    >>> problem = strong_convex(n=2)
+    >>> problem.distance(problem.x_star, problem.y_star)
+    Distance(x=0.0, y=0.0)
+    >>> problem.preset("paper").gamma
+    10.0
+    """
+
+    name: str
+    x0: Any
+    y0: Any
+    x_star: Any = None
+    y_star: Any = None
+    upper_star: float | None = None
+    distance: Callable[[Any, Any], Distance]
+    presets: Mapping[str, MEHA]
+    metrics: Mapping[str, Callable[[Any, Any], float]] = field(default_factory=dict)
+
+    def preset(self, name: str) -> MEHA:
+        """MEHA with all its numbers.
+
+        ``"paper"``: the table values of the paper. ``"recipe"``: numbers with which Algorithm 1 is known to work here.
+        ``"theory"``: what ``MEHA()`` chooses from the exact constants of this problem, inside the theorem's range.
+        """
+        if name == "theory":
+            return choose(MEHA(), self, Variable(self.x0, "x"), Variable(self.y0, "y"))[0]
+        if name not in self.presets:
+            raise ValueError(f"preset: {self.name} has {', '.join([*self.presets, 'theory'])}, got {name!r}.")
+        return self.presets[name]
+
+
+def relative(value: Tensor, target: Tensor) -> float:
+    """||value - target|| / ||target||."""
+    return float((value - target).norm() / target.norm())

@@ -1,0 +1,94 @@
+"""Schedules: step sizes and penalties as functions of the step number k = 0, 1, 2, ...
+
+A schedule is a positive number (the same at every step) or any function from the step number to one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Cosine", "InversePower", "Power", "Schedule", "check_positive", "check_schedule", "evaluate"]
+
+Schedule = float | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class InversePower:
+    """s_k = initial * (k + 1)^(-power): "inverse power annealing". The paper gives no exponent; 1/40 is our reading.
+
+    >>> InversePower(0.1, power=0.5)(3)
+    0.05
+    """
+
+    initial: float
+    power: float = 1 / 40
+
+    def __post_init__(self) -> None:
+        check_positive("InversePower: initial", self.initial)
+        if not self.power >= 0:
+            raise ValueError(f"InversePower: power must not be negative, got {self.power}.")
+
+    def __call__(self, k: int) -> float:
+        return self.initial * (k + 1) ** -self.power
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from ``initial`` at step 0 to ``final`` at step ``steps``, and ``final`` after it.
+
+    >>> Cosine(1.0, steps=10, final=0.5)(5)
+    0.75
+    """
+
+    initial: float
+    steps: int
+    final: float
+
+    def __post_init__(self) -> None:
+        check_positive("Cosine: initial", self.initial)
+        check_positive("Cosine: final", self.final)
+        if self.steps < 1:
+            raise ValueError(f"Cosine: steps must be at least 1, got {self.steps}.")
+
+    def __call__(self, k: int) -> float:
+        progress = min(k / self.steps, 1.0)
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class Power:
+    """c_k = initial * (k + 1)^p, the penalty of the paper's theorem for 0 <= p < 1/2.
+
+    >>> Power(2.0, p=0.5)(3)
+    4.0
+    """
+
+    initial: float
+    p: float = 0.0
+
+    def __call__(self, k: int) -> float:
+        return self.initial * (k + 1) ** self.p
+
+
+def evaluate(name: str, schedule: Schedule, k: int) -> float:
+    """The value at step k, checked."""
+    if not callable(schedule):
+        return schedule
+    value = float(schedule(k))
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name}: the schedule gave {value} at step {k}; it must be positive and finite.")
+    return value
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise unless ``value`` is a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: must be a positive number, got {value!r}.")
+
+
+def check_schedule(name: str, schedule: Schedule) -> None:
+    """Raise unless ``schedule`` is a positive number or a function of the step number."""
+    if not callable(schedule):
+        check_positive(name, schedule)

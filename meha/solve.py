@@ -1,0 +1,243 @@
+"""solve(): the loop around a run, with stopping, history, callbacks and a progress bar."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from meha.methods import MEHA, Method, Run, StepInfo
+from meha.problem import Problem
+from meha.solution import History, Solution, Status
+from meha.stopping import RelativeChange, Rule
+from meha.variables import Leaves, copy_, norm, subtract
+
+__all__ = ["Callback", "solve"]
+
+Callback = Callable[[Run, StepInfo], bool | Mapping[str, float] | None]
+
+
+def solve(
+    problem: Problem,
+    x0: Any,
+    y0: Any,
+    method: Method | None = None,
+    *,
+    max_steps: int = 10_000,
+    tol: float | None = 1e-8,
+    stop: Rule | Sequence[Rule] = (),
+    batches: Iterable[Any] | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    record: int = 1,
+    progress: bool = False,
+    divergence: float = 1e8,
+) -> Solution:
+    """Solve a bilevel problem from (x0, y0).
+
+    Args:
+        problem: what to solve.
+        x0, y0: the start. Tensors are not changed; modules are trained in place.
+        method: :class:`MEHA` with parameters chosen for the problem by default.
+        max_steps: stop after so many steps.
+        tol: stop when the relative change of (x, y) in a step falls to it; None for never.
+        stop: further rules (:mod:`meha.stopping`); the first that holds ends the run as converged.
+        batches: an iterable of batches for the objectives, begun anew when it ends (if it can be).
+        callbacks: called as ``callback(run, info)`` after each step. It may return True to stop the run, or numbers by name to
+            add to the history.
+        record: keep the numbers of every ``record``-th step, and of the last.
+        progress: show a bar (needs rich).
+        divergence: the run counts as diverged when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||, or earlier, when it
+            keeps accelerating away from the start while F grows.
+
+    Returns:
+        The last finite iterate with its status. Failures of the run are a status, not an exception.
+
+    >>> import torch
+    >>> problem = Problem(
+    ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
+    ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
+    ... )
+    >>> solution = solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1), max_steps=2000)
+    >>> print(solution.status, round(float(solution.x), 1))
+    max steps 2.3
+    """
+    if max_steps < 1 or record < 1:
+        raise ValueError(f"max_steps and record: must be at least 1, got {max_steps} and {record}.")
+    run = (method if method is not None else MEHA()).start(problem, x0, y0)
+    rules = ([] if tol is None else [RelativeChange(tol)]) + _listed(stop)
+    loop = _Loop(run, rules, _listed(callbacks), record, divergence)
+    with _progress_bar(max_steps) if progress else nullcontext() as show:
+        for batch in _cycle(batches, max_steps):
+            over = loop.advance(batch)
+            if show is not None:
+                show(run, loop.history)
+            if over:
+                break
+        else:
+            short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
+            loop.finish(Status.MAX_STEPS, short or "No stopping rule was met; allow more steps, or relax tol.")
+    return loop.solution()
+
+
+class _Loop:
+    """One run with its clock, its history and the test whether it is over."""
+
+    def __init__(self, run: Run, rules: list[Rule], callbacks: list[Callback], record: int, divergence: float) -> None:
+        self.run, self.rules, self.callbacks, self.record = run, rules, callbacks, record
+        self.history, self.seconds = History(), 0.0
+        self.status, self.message = Status.MAX_STEPS, ""
+        self.leaves = [leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves]
+        self.previous = [leaf.clone() for leaf in self.leaves]
+        self.runaway = _Runaway(self.leaves, divergence)
+
+    def advance(self, batch: Any) -> bool:
+        """One step and all that belongs to it; whether the run is over."""
+        run = self.run
+        begin = time.perf_counter()
+        copy_(self.previous, self.leaves)
+        info = run.step(batch)
+        size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
+        numbers: dict[str, Tensor | float] = {**info, "change": float(moved / size) if size > 0 else 0.0}
+        self.seconds += time.perf_counter() - begin
+
+        info = StepInfo(info.step, numbers)
+        row = {"step": info.step, "seconds": self.seconds, **info}
+        row |= {f"gradients_{name}": getattr(run.counts, name) for name in ("upper", "lower")}
+        over = self._failed(info, float(size), float(moved)) or self._called(info, row) or self._converged(info)
+        if over or info.step % self.record == 0:
+            self.history.append(row)
+        self._row = row
+        return over
+
+    def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
+        """End the run if its iterate is not finite or runs away."""
+        if not math.isfinite(size):
+            copy_(self.leaves, self.previous)
+            return self.finish(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity; the iterate before it is returned.")
+        reason = self.runaway(self.leaves, info, size, moved)
+        return self.finish(Status.DIVERGED, reason) if reason else False
+
+    def _called(self, info: StepInfo, row: dict[str, float]) -> bool:
+        for callback in self.callbacks:
+            answer = callback(self.run, info)
+            if isinstance(answer, Mapping):
+                row |= answer
+            elif answer:
+                return self.finish(Status.STOPPED, f"{_name(callback)} asked to stop at step {info.step}.")
+        return False
+
+    def _converged(self, info: StepInfo) -> bool:
+        for rule in self.rules:
+            reason = rule(self.run, info)
+            if reason:
+                return self.finish(Status.CONVERGED, reason if isinstance(reason, str) else f"{_name(rule)} holds")
+        return False
+
+    def finish(self, status: Status, message: str) -> bool:
+        self.status, self.message = status, message
+        return True
+
+    def solution(self) -> Solution:
+        run, message = self.run, self.message
+        if self.status in (Status.DIVERGED, Status.NON_FINITE):
+            x, y = run.state.x.copy(), run.state.y.copy()
+            copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
+            message += " " + run.method.advice(run.problem, x, y, run.batch)
+        if run.k % self.record and self.status is Status.MAX_STEPS:
+            self.history.append(self._row)
+        return Solution(
+            problem=run.problem,
+            method=run.method,
+            x=run.state.x.snapshot(),
+            y=run.state.y.snapshot(),
+            status=self.status,
+            message=message,
+            steps=run.k,
+            seconds=self.seconds,
+            counts=run.counts,
+            history=self.history,
+            batch=run.batch,
+        )
+
+
+class _Runaway:
+    """Tells a diverging run from one that travels far.
+
+    At steps 64, 128, 256, ... it looks at the second half of the run so far. A run that approaches something slows down; one
+    that drifts keeps its pace and at most doubles its distance from the start. Three windows in a row with longer steps and
+    1.5 times the distance, the last two with a larger F, are taken for divergence, if the distance is large at all.
+    """
+
+    def __init__(self, leaves: Leaves, limit: float) -> None:
+        self.start = [leaf.clone() for leaf in leaves]
+        self.scale = 1 + float(norm(self.start))
+        self.limit = limit * self.scale
+        self.windows: list[tuple[float, float, float]] = []
+        self.moved = self.upper = 0.0
+
+    def __call__(self, leaves: Leaves, info: StepInfo, size: float, moved: float) -> str:
+        if size > self.limit:
+            return f"||(x, y)|| reached {size:.1e} at step {info.step}."
+        self.moved += moved
+        self.upper += info.get("upper", 0.0)
+        if info.step < 32 or info.step & (info.step - 1):
+            return ""
+        length, distance = info.step // 2, float(norm(subtract(leaves, self.start)))
+        if info.step > 32:
+            self.windows.append((distance, self.moved / length, self.upper / length))
+        self.moved = self.upper = 0.0
+        if len(self.windows) < 4 or distance < 10 * self.scale:
+            return ""
+        recent = self.windows[-4:]
+        away = all(b[0] > 1.5 * a[0] and b[1] > 1.05 * a[1] for a, b in itertools.pairwise(recent))
+        worse = recent[1][2] < recent[2][2] < recent[3][2]
+        if not (away and worse):
+            return ""
+        return f"The steps grow and lead away from the start: distance {distance:.3g} after {info.step} steps, F growing."
+
+
+def _listed(value: Any) -> list[Any]:
+    return [value] if callable(value) else list(value)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _cycle(batches: Iterable[Any] | None, max_steps: int) -> Iterator[Any]:
+    """At most ``max_steps`` batches, begun anew when they end; None each time when there are none."""
+    if batches is None:
+        yield from itertools.repeat(None, max_steps)
+        return
+    left = max_steps
+    while left:
+        before = left
+        for batch in batches:
+            yield batch
+            left -= 1
+            if not left:
+                return
+        if left == before:
+            return
+
+
+@contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[Run, History], None]]:
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        raise ImportError('progress=True needs rich; install it with: pip install "meha[progress]"') from error
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=total)
+
+        def show(run: Run, history: History) -> None:
+            numbers = " ".join(f"{name} {history[name][-1]:.3g}" for name in ("upper", "gap", "residual") if name in history)
+            bar.update(task, completed=run.k, description=numbers)
+
+        yield show

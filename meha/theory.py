@@ -1,0 +1,268 @@
+"""Theory: constants of smoothness and weak convexity, and what the paper's Theorem 3.1 admits for gamma and eta.
+
+The theorem asks for F to be L_F-smooth, f to be L_f-smooth, f and g to be weakly convex in y with moduli rho_f and rho_g, and
+
+    0 < gamma < 1 / (2 rho_f + 2 rho_g),
+    0 < eta <= (1/gamma - rho_f) / (L_f + 1/gamma)^2   and   eta < 1 / rho_g,
+    0 <= p < 1/2.
+
+In the bound on eta, the proof uses L_f only as the Lipschitz constant of grad_y f(x, .), so f_yy takes its place where it is
+known: it can be far smaller (for the sine problem 1 instead of n + 1). The bounds on alpha and beta are shown to exist but
+have no usable form, so nothing is checked about them. A run outside these ranges may work well (the paper's own settings are
+outside in several experiments); it has no guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meha.oracle import Function, Oracle
+from meha.problem import Problem
+from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
+
+__all__ = ["Constants", "Range", "TheoryWarning", "check", "estimate", "eta_range", "gamma_range", "warn"]
+
+
+class TheoryWarning(UserWarning):
+    """A run is outside the range for which the theorem promises convergence."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is known about a problem; curvatures are largest absolute eigenvalues (norms) of blocks of Hessians.
+
+    Args:
+        L_F: smoothness of F on X x Y.
+        L_f: smoothness of f on X x Y.
+        rho_f: f + rho_f/2 ||y||^2 is convex in y; 0 for f convex in y. L_f when nothing better is known.
+        rho_g: the same for g; 0 for convex terms (for x |y| it may be taken as small as one likes).
+        F_xx, F_yy, F_xy: curvatures of F; default L_F.
+        f_yy, f_xy: curvatures of f in y, and of its mixed derivative; default L_f.
+
+    >>> Constants(L_F=2.0, L_f=1.0).rho_f
+    1.0
+    """
+
+    L_F: float
+    L_f: float
+    rho_f: float = math.nan
+    rho_g: float = 0.0
+    F_xx: float = math.nan
+    F_yy: float = math.nan
+    F_xy: float = math.nan
+    f_yy: float = math.nan
+    f_xy: float = math.nan
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if math.isnan(value):
+                object.__setattr__(self, name, self.L_F if name.startswith("F") else self.L_f)
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"Constants: {name} must be a number of at least 0, got {value}.")
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval (0, upper) or (0, upper]."""
+
+    upper: float
+    closed: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return 0 < value < self.upper or (self.closed and value == self.upper)
+
+    def __str__(self) -> str:
+        return f"(0, {self.upper:.4g}{']' if self.closed else ')'}"
+
+
+def gamma_range(constants: Constants) -> Range:
+    """The gamma that the theorem admits: (0, 1 / (2 rho_f + 2 rho_g)).
+
+    >>> print(gamma_range(Constants(L_F=2.0, L_f=1.0, rho_f=1.0)))
+    (0, 0.5)
+    """
+    rho = constants.rho_f + constants.rho_g
+    return Range(math.inf if rho == 0 else 1 / (2 * rho))
+
+
+def eta_range(constants: Constants, gamma: float) -> Range:
+    """The eta that the theorem admits for this gamma: (0, (1/gamma - rho_f) / (f_yy + 1/gamma)^2], below 1 / rho_g.
+
+    >>> print(eta_range(Constants(L_F=2.0, L_f=1.0, rho_f=0.0), gamma=1.0))
+    (0, 0.25]
+    """
+    first = max((1 / gamma - constants.rho_f) / (constants.f_yy + 1 / gamma) ** 2, 0.0)
+    second = math.inf if constants.rho_g == 0 else 1 / constants.rho_g
+    return Range(first, closed=True) if first < second else Range(second)
+
+
+def check(constants: Constants, *, gamma: float, eta: float | None = None, p: float | None = None) -> list[str]:
+    """The theorem's inequalities that fail, each as a sentence that says by how much; empty when all hold.
+
+    >>> print(*check(Constants(L_F=2.0, L_f=1.0, rho_f=1.0), gamma=200.0))
+    gamma = 200 is not below 1/(2 rho_f + 2 rho_g) = 0.5 (rho_f = 1, rho_g = 0): 400 times too large.
+    """
+    found = []
+    admitted = gamma_range(constants)
+    if gamma not in admitted:
+        found.append(
+            f"gamma = {gamma:g} is not below 1/(2 rho_f + 2 rho_g) = {admitted.upper:.4g}"
+            f" (rho_f = {constants.rho_f:.4g}, rho_g = {constants.rho_g:.4g}): {gamma / admitted.upper:.3g} times too large."
+        )
+    if eta is not None:
+        admitted = eta_range(constants, gamma)
+        if admitted.upper == 0:
+            found.append(f"no eta is admitted, because 1/gamma = {1 / gamma:.4g} is not above rho_f = {constants.rho_f:.4g}.")
+        elif eta not in admitted:
+            bound = "(1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "1/rho_g"
+            found.append(
+                f"eta = {eta:g} is not below {bound} = {admitted.upper:.4g}"
+                f" (f_yy = {constants.f_yy:.4g}): {eta / admitted.upper:.3g} times too large."
+            )
+    if p is not None and not 0 <= p < 0.5:
+        found.append(f"p = {p:g} is not in [0, 1/2).")
+    return found
+
+
+def warn(constants: Constants, *, gamma: float, eta: float | None = None, p: float | None = None) -> None:
+    """Give one :class:`TheoryWarning` that lists the inequalities that fail, if any do."""
+    found = check(constants, gamma=gamma, eta=eta, p=p)
+    if found:
+        warnings.warn("outside the range of the convergence theorem: " + " ".join(found), TheoryWarning, stacklevel=4)
+
+
+def estimate(
+    problem: Problem, x: Any, y: Any, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
+) -> Constants:
+    """Constants from finite differences of gradients: power iterations at the start and at random points around it.
+
+    These are lower bounds, found near (x, y); curvature elsewhere may be larger. No second derivatives are taken. The
+    cost is about ``points * rounds * 18`` gradients.
+
+    Args:
+        points: how many points, the given one among them; the others differ from it by normal noise of size
+            max(1, root mean square of the leaf), brought back into X and Y.
+        rounds: power iterations per constant.
+
+    >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
+    >>> c = estimate(problem, torch.zeros(2), torch.zeros(2))
+    >>> round(c.f_yy, 4), round(c.f_xy, 4), round(c.F_yy, 4), round(c.rho_f, 4)
+    (6.0, 1.0, 2.0, 0.0)
+    """
+    a, b = Variable(x, "x").copy(), Variable(y, "y").copy()
+    probe = _Probe(Oracle(problem, a, b), a, b, batch, torch.Generator().manual_seed(seed), rounds)
+    centre = ([leaf.detach().clone() for leaf in a.leaves], [leaf.detach().clone() for leaf in b.leaves])
+    found = probe.measure()
+    for _ in range(points - 1):
+        probe.move(centre)
+        here = probe.measure()
+        found = {name: max(found[name], here[name]) for name in found}
+    return Constants(**found, rho_g=problem.g.rho)
+
+
+class _Probe:
+    """Curvatures at a point (x, y) by power iteration on differences of gradients."""
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Variable, batch: Any, generator: torch.Generator, rounds: int) -> None:
+        self.oracle, self.x, self.y, self.batch = oracle, x, y, batch
+        self.generator, self.rounds = generator, rounds
+
+    def noise(self, like: Leaves) -> Leaves:
+        draw = [torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64).to(leaf) for leaf in like]
+        return [leaf / norm(draw) for leaf in draw]
+
+    def move(self, centre: tuple[Leaves, Leaves]) -> None:
+        with torch.no_grad():
+            for variable, start in zip((self.x, self.y), centre, strict=True):
+                for leaf, origin in zip(variable.leaves, start, strict=True):
+                    size = max(1.0, float(origin.square().mean().sqrt()))
+                    draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+                    leaf.copy_(origin + size * draw.to(leaf))
+            self.oracle.project(self.x.value, self.x.leaves, 1.0)
+            for part, chosen in [] if self.oracle.problem.y_set is None else self.oracle.problem.y_set.parts(self.y):
+                leaves = [self.y.leaves[i] for i in chosen]
+                copy_(leaves, part.project_leaves(leaves))
+
+    def gradient(self, function: Function, wrt: Variable) -> Leaves:
+        return self.oracle.gradient(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
+
+    def product(self, function: Function, along: Variable, vector: Leaves, wrt: tuple[Variable, ...]) -> list[Leaves]:
+        """The second derivative of ``function`` in the direction ``vector`` of ``along``, by central differences."""
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
+        size = float(norm(vector))
+        if not 0 < size < math.inf:
+            return [[torch.zeros_like(leaf) for leaf in variable.leaves] for variable in wrt]
+        start = [leaf.detach().clone() for leaf in along.leaves]
+        h = eps ** (1 / 3) * max(1.0, float(norm(start))) / size
+        sides: list[list[Leaves]] = []
+        with torch.no_grad():
+            for side in (h, -h):
+                add_(along.leaves, vector, side)
+                sides.append([self.gradient(function, variable) for variable in wrt])
+                copy_(along.leaves, start)
+        found = []
+        for up, down in zip(*sides, strict=True):
+            difference = subtract(up, down)
+            if float(norm(difference)) <= 64 * eps * float(norm(up, down)):  # rounding: linear along the vector
+                difference = [torch.zeros_like(part) for part in difference]
+            found.append([part / (2 * h) for part in difference])
+        return found
+
+    def power(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> float:
+        """The largest absolute eigenvalue of a symmetric operator, by power iteration."""
+        vector, size = self.noise(like), 0.0
+        for _ in range(self.rounds):
+            image = apply(vector)
+            size = float(norm(image))
+            if size == 0 or not math.isfinite(size):
+                break
+            vector = [leaf / size for leaf in image]
+        return size if math.isfinite(size) else 0.0
+
+    def mixed(self, function: Function) -> float:
+        """The norm of the mixed derivative: y -> x -> y."""
+
+        def there_and_back(vector: Leaves) -> Leaves:
+            (over,) = self.product(function, self.y, vector, (self.x,))
+            (back,) = self.product(function, self.x, over, (self.y,))
+            return back
+
+        return math.sqrt(self.power(there_and_back, self.y.leaves))
+
+    def block(self, function: Function, variable: Variable, shift: float = 0.0) -> float:
+        """The norm of shift * I - H, with H the block of ``variable``."""
+
+        def apply(vector: Leaves) -> Leaves:
+            (image,) = self.product(function, variable, vector, (variable,))
+            return [shift * v - w for v, w in zip(vector, image, strict=True)]
+
+        return self.power(apply, variable.leaves)
+
+    def measure(self) -> dict[str, float]:
+        F, f = self.oracle.upper, self.oracle.lower
+        F_xx, F_yy, F_xy = self.block(F, self.x), self.block(F, self.y), self.mixed(F)
+        f_xx, f_yy, f_xy = self.block(f, self.x), self.block(f, self.y), self.mixed(f)
+        # The norm of f_yy I - H is f_yy - lambda_min, so this is -lambda_min; below the error of differences it counts as 0.
+        rho_f = self.block(f, self.y, shift=f_yy) - f_yy
+        return {
+            "L_F": _norm_of_blocks(F_xx, F_yy, F_xy),
+            "L_f": _norm_of_blocks(f_xx, f_yy, f_xy),
+            "rho_f": rho_f if rho_f > 1e-3 * f_yy else 0.0,
+            "F_xx": F_xx,
+            "F_yy": F_yy,
+            "F_xy": F_xy,
+            "f_yy": f_yy,
+            "f_xy": f_xy,
+        }
+
+
+def _norm_of_blocks(a: float, b: float, mixed: float) -> float:
+    """The norm of [[a, m], [m, b]]: a bound for that of the Hessian with blocks of these norms."""
+    return (a + b) / 2 + math.sqrt(((a - b) / 2) ** 2 + mixed**2)

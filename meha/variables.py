@@ -1,0 +1,277 @@
+"""Variables: a tensor, nested dicts and lists of tensors, or an nn.Module, seen as a list of leaves.
+
+A method works on leaves only; the user's objectives only ever see the object that the user handed in (or a copy of it
+with the same structure). :class:`Variable` holds the two together: its leaves are the very tensors inside its value, so
+that an update in place is at once visible to the objectives.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Leaves", "Variable", "add_", "copy_", "named_leaves", "norm", "select", "subtract"]
+
+Leaves = list[Tensor]
+
+KINDS = "a tensor, nested dicts or lists of tensors, or an nn.Module"
+
+
+def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
+    """The tensors of ``value`` that are optimised, by dotted name.
+
+    A bare tensor has the empty name; a module contributes its parameters that require gradients, under their own names.
+
+    >>> list(named_leaves({"w": torch.zeros(2), "layers": [torch.zeros(1), torch.zeros(3)]}))
+    ['w', 'layers.0', 'layers.1']
+    """
+    leaves: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, leaf in _walk(value, "", argument):
+        if id(leaf) not in seen:
+            seen.add(id(leaf))
+            leaves[name] = leaf
+    return leaves
+
+
+def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str) -> list[int]:
+    """Indices of the leaves that ``part`` names: all for None, otherwise those with that name or below it."""
+    if part is None:
+        return list(range(len(names)))
+    wanted = [part] if isinstance(part, str) else list(part)
+    chosen: list[int] = []
+    for want in wanted:
+        found = [i for i, name in enumerate(names) if name == want or name.startswith(want + ".")]
+        if not found:
+            known = ", ".join(repr(name) for name in names) or "none"
+            raise ValueError(f"{argument}: no leaf is named {want!r}; the leaves are {known}.")
+        chosen += [i for i in found if i not in chosen]
+    return chosen
+
+
+class Variable:
+    """A value of the user's, together with its leaves.
+
+    Args:
+        value: what the objectives get.
+        argument: the name by which error messages call it (``"x"``, ``"y"``).
+
+    Tensors are copied, so that a run never changes what the caller passed; modules are adopted and trained in place.
+
+    >>> v = Variable({"a": torch.ones(2), "b": torch.zeros(())}, "x")
+    >>> v.names, v.numel
+    (['a', 'b'], 3)
+    """
+
+    __slots__ = ("argument", "leaves", "names", "value")
+
+    def __init__(self, value: Any, argument: str) -> None:
+        self._take(_map(value, _own, {}), argument)
+
+    @classmethod
+    def of(cls, value: Any, argument: str) -> Variable:
+        """A variable that shares the tensors of ``value`` instead of copying them."""
+        variable = cls.__new__(cls)
+        variable._take(value, argument)
+        return variable
+
+    def _take(self, value: Any, argument: str) -> None:
+        named = named_leaves(value, argument)
+        if not named:
+            raise ValueError(
+                f"{argument}: {type(value).__name__} holds no tensor to optimise; pass {KINDS} with at least one tensor"
+                " (a parameter that requires gradients)."
+            )
+        self.value, self.argument = value, argument
+        self.names = list(named)
+        self.leaves: Leaves = list(named.values())
+        for name, leaf in named.items():
+            if not leaf.is_floating_point():
+                label = self.label(name)
+                raise TypeError(
+                    f"{label}: dtype {leaf.dtype} cannot be differentiated; pass floating point numbers, such as"
+                    f" {label}.double()."
+                )
+        devices = {str(leaf.device) for leaf in self.leaves}
+        if len(devices) > 1:
+            raise ValueError(
+                f"{argument}: its tensors are on different devices ({', '.join(sorted(devices))}); move them to one."
+            )
+
+    def label(self, name: str) -> str:
+        """How error messages call the leaf with this name, such as ``x['w.0']``."""
+        return f"{self.argument}[{name!r}]" if name else self.argument
+
+    def check_finite(self) -> None:
+        """Raise if a leaf holds NaN or infinity."""
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            bad = leaf.numel() - int(torch.isfinite(leaf).sum())
+            if bad:
+                raise ValueError(
+                    f"{self.label(name)}: {bad} of its {leaf.numel()} numbers are NaN or infinite; pass a finite start."
+                )
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the leaves hold together."""
+        return sum(leaf.numel() for leaf in self.leaves)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all leaves."""
+        return self.leaves[0].device
+
+    def copy(self) -> Variable:
+        """An independent variable with the same numbers.
+
+        A module is copied with buffers of its own; its parameters that do not require gradients are shared, because
+        nobody changes them.
+        """
+        return Variable.of(_map(self.value, _own, {}, copy_modules=True), self.argument)
+
+    def detached(self) -> Any:
+        """The value for the outside: modules as they are, tensors without gradient tracking, sharing memory."""
+        return _map(self.value, Tensor.detach, {})
+
+    def snapshot(self) -> Any:
+        """The value to keep: modules as they are, tensors copied."""
+        return _map(self.value, lambda tensor: tensor.detach().clone(), {})
+
+    def like(self, leaves: Sequence[Tensor]) -> Any:
+        """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
+        table = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
+        return _map(self.value, lambda tensor: table.get(id(tensor), tensor), {}, unfold_modules=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that a checkpoint must hold: the leaves, and the buffers of modules."""
+        return dict(zip(self.names, self.leaves, strict=True)) | dict(_buffers(self.value, ""))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all tensors by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all tensors in place with those of ``state``, after checking that names, shapes and dtypes agree."""
+        own = self.tensors()
+        if set(own) != set(state):
+            missing, foreign = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+            raise ValueError(f"{self.argument}: the state is of another variable; missing {missing}, unexpected {foreign}.")
+        for name, tensor in own.items():
+            saved = state[name]
+            if not isinstance(saved, Tensor) or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                found = f"{tuple(saved.shape)} {saved.dtype}" if isinstance(saved, Tensor) else type(saved).__name__
+                raise ValueError(
+                    f"{self.label(name)}: the state holds {found}, this run has {tuple(tensor.shape)} {tensor.dtype}."
+                )
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+
+def norm(*variables: Leaves) -> Tensor:
+    """The Euclidean norm of all leaves together, as a tensor (no synchronisation)."""
+    leaves = [leaf for group in variables for leaf in group]
+    if len(leaves) == 1:
+        return torch.linalg.vector_norm(leaves[0])
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+
+
+def add_(leaves: Leaves, direction: Leaves, scale: float) -> None:
+    """leaves <- leaves + scale * direction, in place."""
+    if len(leaves) == 1:
+        leaves[0].add_(direction[0], alpha=scale)
+    else:
+        torch._foreach_add_(leaves, direction, alpha=scale)
+
+
+def subtract(a: Leaves, b: Leaves) -> Leaves:
+    """a - b, as new leaves."""
+    return [a[0] - b[0]] if len(a) == 1 else list(torch._foreach_sub(a, b))
+
+
+def copy_(leaves: Leaves, source: Leaves) -> None:
+    """leaves <- source, in place."""
+    if len(leaves) == 1:
+        leaves[0].copy_(source[0])
+    else:
+        torch._foreach_copy_(leaves, source)
+
+
+def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix, value
+    elif isinstance(value, nn.Module):
+        for name, parameter in value.named_parameters():
+            if parameter.requires_grad:
+                yield _join(prefix, name), parameter
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in _items(value):
+            yield from _walk(item, _join(prefix, key), argument)
+    else:
+        where = f"{argument}[{prefix!r}]" if prefix else argument
+        raise TypeError(
+            f"{where}: got {type(value).__name__}, expected {KINDS}. "
+            "Wrap numbers and arrays with torch.as_tensor(..., dtype=torch.float64)."
+        )
+
+
+def _buffers(value: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, nn.Module):
+        for name, buffer in value.named_buffers():
+            yield _join(prefix, name), buffer
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in _items(value):
+            yield from _buffers(item, _join(prefix, key))
+
+
+def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in pairs:
+        yield str(key), item
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _own(tensor: Tensor) -> Tensor:
+    fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return fresh.requires_grad_() if fresh.is_floating_point() else fresh
+
+
+def _map(
+    value: Any,
+    function: Callable[[Tensor], Tensor],
+    memo: dict[int, Any],
+    *,
+    copy_modules: bool = False,
+    unfold_modules: bool = False,
+) -> Any:
+    """Apply ``function`` to every tensor outside modules, keeping structure and ties."""
+    if id(value) in memo:
+        return memo[id(value)]
+    options = {"copy_modules": copy_modules, "unfold_modules": unfold_modules}
+    result: Any
+    if isinstance(value, Tensor):
+        result = function(value)
+    elif isinstance(value, nn.Module):
+        if unfold_modules:
+            result = {name: function(p) for name, p in value.named_parameters() if p.requires_grad}
+        elif copy_modules:
+            result = copy.deepcopy(value, {id(p): p for p in value.parameters() if not p.requires_grad})
+        else:
+            result = value
+    elif isinstance(value, Mapping):
+        result = {key: _map(item, function, memo, **options) for key, item in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        result = type(value)(*(_map(item, function, memo, **options) for item in value))
+    elif isinstance(value, list | tuple):
+        result = type(value)(_map(item, function, memo, **options) for item in value)
+    else:
+        result = value
+    memo[id(value)] = result
+    return result
