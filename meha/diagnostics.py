@@ -123,7 +123,6 @@ def merit(
     c: float,
     constants: Constants,
     *,
-    L_g: float = 0.0,
     lower_bound: float = 0.0,
     tol: float = 1e-10,
     batch: Any = None,
@@ -134,15 +133,14 @@ def merit(
 
     Args:
         theta: the auxiliary variable of the run.
-        constants: for L_f.
-        L_g: the Lipschitz constant of grad_x g (1 for x |y|).
+        constants: for L_f and L_g.
         lower_bound: of F; any constant serves, since only differences of V matter while c is constant.
     """
     check_positive("c", c)
     point = _Point(problem, x, y, batch)
     best = point.solve(gamma, tol).theta
     value, phi = point.values(best, gamma)
-    weight = (constants.L_f + L_g) ** 2 + 1 / gamma**2
+    weight = (constants.L_f + constants.L_g) ** 2 + 1 / gamma**2
     with torch.no_grad():
         upper = float(point.oracle.upper(point.x, point.y, batch))
         apart = float(norm(subtract(Variable.of(theta, "theta").leaves, best.leaves)))

@@ -112,7 +112,7 @@ class Problem:
             raise ValueError("x and y share parameters; each tensor must belong to one level.")
         for variable, domain in ((x, self.x_set), (y, self.y_set)):
             variable.check_finite()
-            if domain is not None and not domain.contains(variable.value):
+            if domain is not None and not domain.holds(variable):
                 upper = variable.argument.upper()
                 raise ValueError(
                     f"{variable.argument}0 is not in {upper} = {domain!r}; start from"

@@ -52,10 +52,13 @@ class ConvexSet(ABC):
 
     def contains(self, value: Any, tol: float = 1e-6) -> bool:
         """Whether ``value`` is within ``tol * (1 + ||value||)`` of the set."""
-        point = Variable.of(value, "value")
+        return self.holds(Variable.of(value, "value"), tol)
+
+    def holds(self, variable: Variable, tol: float = 1e-6) -> bool:
+        """The same for a variable."""
         with torch.no_grad():
-            for part, chosen in self.parts(point):
-                leaves = [point.leaves[i] for i in chosen]
+            for part, chosen in self.parts(variable):
+                leaves = [variable.leaves[i] for i in chosen]
                 distance = norm(subtract(leaves, part.project_leaves(leaves)))
                 if not float(distance) <= tol * (1 + float(norm(leaves))):
                     return False

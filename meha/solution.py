@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class History(Mapping[str, list[float]]):
         return f"History({self._rows} rows of {', '.join(self._columns)})"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Solution:
     """The last finite iterate of a run, and how it was reached. ``print`` it, or ``plot`` it.
 
@@ -96,7 +96,7 @@ class Solution:
     seconds: float
     counts: Counts
     history: History
-    batch: Any = field(default=None, repr=False)
+    batch: Any = None
 
     @property
     def converged(self) -> bool:
@@ -133,6 +133,9 @@ class Solution:
         if self.gamma is None or self.c is None:
             return None
         return diagnostics.residual(self.problem, self.x, self.y, self.gamma, self.c, batch=self.batch)
+
+    def __repr__(self) -> str:
+        return f"Solution({self.status}, steps={self.steps}, seconds={self.seconds:.3g})"
 
     def __str__(self) -> str:
         lines = [

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
-
 from meha.methods import MEHA, Method, Run, StepInfo
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
@@ -102,7 +100,7 @@ class _Loop:
         copy_(self.previous, self.leaves)
         info = run.step(batch)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
-        numbers: dict[str, Tensor | float] = {**info, "change": float(moved / size) if size > 0 else 0.0}
+        numbers = {**info, "change": float(moved / size) if size > 0 else 0.0}
         self.seconds += time.perf_counter() - begin
 
         info = StepInfo(info.step, numbers)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from meha.oracle import Function, Oracle
+from meha.oracle import Function, Oracle, Term
 from meha.problem import Problem
 from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
@@ -42,6 +42,7 @@ class Constants:
         L_f: smoothness of f on X x Y.
         rho_f: f + rho_f/2 ||y||^2 is convex in y; 0 for f convex in y. L_f when nothing better is known.
         rho_g: the same for g; 0 for convex terms (for x |y| it may be taken as small as one likes).
+        L_g: the Lipschitz constant of grad_x g in y; 1 for x |y|.
         F_xx, F_yy, F_xy: curvatures of F; default L_F.
         f_yy, f_xy: curvatures of f in y, and of its mixed derivative; default L_f.
 
@@ -53,6 +54,7 @@ class Constants:
     L_f: float
     rho_f: float = math.nan
     rho_g: float = 0.0
+    L_g: float = 0.0
     F_xx: float = math.nan
     F_yy: float = math.nan
     F_xy: float = math.nan
@@ -260,7 +262,27 @@ class _Probe:
             "F_xy": F_xy,
             "f_yy": f_yy,
             "f_xy": f_xy,
+            "L_g": self.nonsmooth_coupling(),
         }
+
+    def nonsmooth_coupling(self) -> float:
+        """The largest change of grad_x g seen, relative to that of y."""
+        oracle, y = self.oracle, self.y
+        if oracle.phi is oracle.lower:
+            return 0.0
+
+        def gradient() -> Leaves:
+            terms: list[Term] = [(1.0, oracle.phi, self.x, y), (-1.0, oracle.lower, self.x, y)]
+            return oracle.gradient(self.x, terms, self.batch, strict=False)[1]
+
+        start, here = [leaf.detach().clone() for leaf in y.leaves], gradient()
+        h, largest = 1e-3 * max(1.0, float(norm(start))), 0.0
+        with torch.no_grad():
+            for _ in range(self.rounds):
+                add_(y.leaves, self.noise(start), h)
+                largest = max(largest, float(norm(subtract(gradient(), here))) / h)
+                copy_(y.leaves, start)
+        return largest
 
 
 def _norm_of_blocks(a: float, b: float, mixed: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Leaves", "Variable", "add_", "copy_", "named_leaves", "norm", "select", "subtract"]
+__all__ = ["Leaves", "Variable", "add_", "add_difference", "copy_", "named_leaves", "norm", "select", "subtract"]
 
 Leaves = list[Tensor]
 
@@ -191,6 +191,16 @@ def add_(leaves: Leaves, direction: Leaves, scale: float) -> None:
 def subtract(a: Leaves, b: Leaves) -> Leaves:
     """a - b, as new leaves."""
     return [a[0] - b[0]] if len(a) == 1 else list(torch._foreach_sub(a, b))
+
+
+def add_difference(gradient: Leaves, a: Leaves, b: Leaves, scale: float) -> Leaves:
+    """gradient + scale * (a - b), as new leaves (autograd may hand out views, so that ``gradient`` is not written to)."""
+    if len(a) == 1:
+        return [torch.add(gradient[0], a[0] - b[0], alpha=scale)]
+    found = subtract(a, b)
+    torch._foreach_mul_(found, scale)
+    torch._foreach_add_(found, gradient)
+    return found
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:

@@ -1,14 +1,14 @@
 """The rule that fills in what was left out of MEHA(...), from the problem's constants.
 
-With L_y = f_yy, the curvature of f in y, and s = 0.9:
+With L_y = f_yy, the curvature of f in y, L_xy = sqrt(f_xy^2 + L_g^2), the strength with which x acts on y, and s = 0.9:
 
     gamma = 2 / L_y                                 if f and g are convex in y (rho_f = rho_g = 0); otherwise
             0.45 / (L_y + rho_g)                    inside the theorem's range for any f, because rho_f <= L_y
     eta   = s / (L_y + 1/gamma)                     the curvature of theta's problem; at most what the theorem admits
-    c     = 0.5 min(F_yy / L_y, F_xx L_y / f_xy^2)  F counts at first: far from the solution it shows the way
+    c     = 0.5 min(F_yy / L_y, F_xx L_y / L_xy^2)  F counts at first: far from the solution it shows the way
     p     = 0.49                                    so that the bias, of order 1/c_k, goes away
     beta  = min(eta, s / (F_yy / c + L_y))          theta must be able to follow y
-    alpha = s / (F_xx / c + f_xy^2 / L_y)           with beta, divided by 1 + sqrt(alpha beta) F_xy / c
+    alpha = s / (F_xx / c + L_xy^2 / L_y)           with beta, divided by 1 + sqrt(alpha beta) F_xy / c
 
 A quotient whose parts are zero is left out of the minimum. When none remains, F is linear, and c = |F_y| / |G|, with G the
 prox-gradient mapping of the lower level at the start. The rule is scale-free: it does not change when x, y, F or f are
@@ -78,7 +78,7 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
     {'gamma': 0.45, 'c': 1.0, 'eta': 0.021, 'beta': 0.018, 'alpha': 0.259}
     """
     F_xx, F_yy, F_xy = constants.F_xx, constants.F_yy, constants.F_xy
-    L_y, L_xy = _lower_curvature(constants), constants.f_xy
+    L_y, L_xy = _lower_curvatures(constants)
     if gamma is None:
         gamma = 0.45 / (L_y + constants.rho_g) if constants.rho_f or constants.rho_g else 2 / L_y
     eta = min(SAFETY / (L_y + 1 / gamma), eta_range(constants, gamma).upper or math.inf)
@@ -90,7 +90,8 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
 
 def _balance(problem: Problem, x: Variable, y: Variable, constants: Constants) -> float:
     """c at the start."""
-    F_xx, F_yy, L_y, L_xy = constants.F_xx, constants.F_yy, _lower_curvature(constants), constants.f_xy
+    F_xx, F_yy = constants.F_xx, constants.F_yy
+    L_y, L_xy = _lower_curvatures(constants)
     quotients = [F_yy / L_y] if F_yy else []
     quotients += [F_xx * L_y / L_xy**2] if F_xx and L_xy else []
     if quotients:
@@ -105,5 +106,5 @@ def _balance(problem: Problem, x: Variable, y: Variable, constants: Constants) -
     return slope / mapping if slope and mapping else 1.0
 
 
-def _lower_curvature(constants: Constants) -> float:
-    return constants.f_yy or constants.L_f or 1.0
+def _lower_curvatures(constants: Constants) -> tuple[float, float]:
+    return constants.f_yy or constants.L_f or 1.0, math.hypot(constants.f_xy, constants.L_g)

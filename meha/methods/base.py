@@ -6,9 +6,10 @@ problem, its variables and a state. A method writes two functions, ``init`` and 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,15 @@ from meha.oracle import Counts, Oracle
 from meha.problem import Problem
 from meha.variables import Variable
 
-__all__ = ["Method", "Run", "State", "StepInfo"]
+__all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
+
+
+Numbers = Mapping[str, Tensor | float | Callable[[], float]]
+"""The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
 
 
 class StepInfo(Mapping[str, float]):
-    """The numbers of one step, by name. They stay on the device until they are read.
+    """The numbers of one step, by name. They stay on the device, or are not even computed, until they are read.
 
     >>> info = StepInfo(3, {"upper": torch.tensor(2.0), "c": 0.5})
     >>> info.step, info["upper"], dict(info)
@@ -32,12 +37,13 @@ class StepInfo(Mapping[str, float]):
 
     __slots__ = ("_numbers", "step")
 
-    def __init__(self, step: int, numbers: dict[str, Tensor | float]) -> None:
+    def __init__(self, step: int, numbers: Numbers) -> None:
         self.step = step
         self._numbers = numbers
 
     def __getitem__(self, name: str) -> float:
-        return float(self._numbers[name])
+        number = self._numbers[name]
+        return number() if callable(number) else float(number)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
@@ -63,7 +69,7 @@ class State:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             saves = isinstance(value, Variable | torch.optim.Optimizer)
-            found[field.name] = value.state_dict() if saves else value
+            found[field.name] = copy.deepcopy(value.state_dict()) if saves else value
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -82,7 +88,7 @@ class State:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Variable | torch.optim.Optimizer):
-                value.load_state_dict(state[field.name])
+                value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
             else:
                 setattr(self, field.name, state[field.name])
 
@@ -117,7 +123,7 @@ class Method(ABC):
         """The state before the first step."""
 
     @abstractmethod
-    def step(self, oracle: Oracle, state: Any, batch: Any) -> dict[str, Tensor | float]:
+    def step(self, oracle: Oracle, state: Any, batch: Any) -> Numbers:
         """Advance ``state`` by one step in place, and tell its numbers. Gradient tracking is off outside the oracle."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,12 +12,12 @@ from torch import Tensor
 
 from meha import theory
 from meha.methods.automatic import advise, choose
-from meha.methods.base import Method, State
+from meha.methods.base import Method, Numbers, State
 from meha.oracle import Oracle
 from meha.problem import Problem, Prox
 from meha.schedules import Power, Schedule, check_positive, check_schedule, evaluate
 from meha.sets import ConvexSet
-from meha.variables import Leaves, Variable, add_, norm, subtract
+from meha.variables import Leaves, Variable, add_, add_difference, norm, subtract
 
 __all__ = ["MEHA", "MEHAState", "OptimizerFactory"]
 
@@ -127,31 +128,31 @@ class MEHA(Method):
                 setattr(state, f"{role}_optimizer", optimizer)
         return state
 
-    def step(self, oracle: Oracle, state: MEHAState, batch: Any) -> dict[str, Tensor | float]:
+    def step(self, oracle: Oracle, state: MEHAState, batch: Any) -> Numbers:
         x, y, theta = state.x, state.y, state.theta
         F, f, phi = oracle.upper, oracle.lower, oracle.phi
         gamma, c = self.gamma, self.penalty(state.k)
         assert gamma is not None
 
         _, d = oracle.gradient(theta, [(1.0, f, x, theta)], batch)
-        d_theta = _combine(d, theta.leaves, y.leaves, 1 / gamma)
+        d_theta = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
         m_theta = self._move("eta", state, theta, d_theta, oracle.prox)
 
         terms = [(1 / c, F, x, y), (1.0, phi, x, y), (-1.0, phi, x, theta)]
         (*upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
         m_x = self._move("alpha", state, x, d_x, oracle.project)
 
-        (upper_next, _), d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
         apart = norm(subtract(theta.leaves, y.leaves))
-        d_y = _combine(d, theta.leaves, y.leaves, 1 / gamma)
+        (upper_next, _), d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
+        d_y = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
         m_y = self._move("beta", state, y, d_y, oracle.prox)
 
         return {
             "upper": upper[0] if upper else upper_next,
             "lower": lower,
-            "gap": lower - lower_theta - apart.square() / (2 * gamma),
-            "residual": c * torch.linalg.vector_norm(torch.stack([m_theta, m_x, m_y])),
-            "d_x": norm(d_x),
+            "gap": lambda: float(lower) - float(lower_theta) - float(apart) ** 2 / (2 * gamma),
+            "residual": lambda: c * math.hypot(m_theta, m_x, m_y),
+            "d_x": m_x if oracle.project.identity and state.x_optimizer is None else norm(d_x),
             "c": c,
         }
 
@@ -186,14 +187,6 @@ class MEHA(Method):
 
 
 _OPTIMIZERS = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "theta_optimizer"}
-
-
-def _combine(gradient: Leaves, a: Leaves, b: Leaves, scale: float) -> Leaves:
-    """gradient + scale * (a - b), without touching ``gradient`` (autograd may hand out views)."""
-    found = subtract(a, b)
-    torch._foreach_mul_(found, scale)
-    add_(found, gradient, 1.0)
-    return found
 
 
 def _build(factory: OptimizerFactory, variable: Variable, name: str) -> torch.optim.Optimizer:

@@ -82,7 +82,7 @@ def group_lasso(
         "x0": torch.full((groups,), 0.1, dtype=dtype, device=device),
         "y0": torch.zeros(m, dtype=dtype, device=device),
         "constants": Constants(
-            L_F=smoothness[1], L_f=smoothness[0], rho_f=0.0, F_xx=0.0, F_yy=smoothness[1], F_xy=0.0, f_xy=0.0
+            L_F=smoothness[1], L_f=smoothness[0], rho_f=0.0, L_g=1.0, F_xx=0.0, F_yy=smoothness[1], F_xy=0.0, f_xy=0.0
         ),
         "presets": {
             "paper": MEHA(alpha=0.01, beta=0.05, eta=0.05, gamma=100.0, c=20.0, p=0.48),

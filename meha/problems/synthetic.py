@@ -150,7 +150,7 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
         y_star=y_star,
         upper_star=-0.5,
         distance=distance,
-        constants=Constants(L_F=0.0, L_f=1.0, rho_f=0.0, f_xy=0.0),
+        constants=Constants(L_F=0.0, L_f=1.0, rho_f=0.0, L_g=1.0, f_xy=0.0),
         presets={
             "paper": MEHA(alpha=0.1, beta=1e-5, eta=0.1, gamma=10.0, c=2.0, p=0.49),
             "recipe": MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=10.0, c=2.0 * n, p=0.49),

@@ -1,0 +1,267 @@
+"""Envelope, gap, residual, merit and hypergradient against closed forms and finite differences."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import meha
+from meha.diagnostics import DiagnosticWarning, envelope, gap, hypergradient, merit, residual
+from meha.nonsmooth import L1, MCP, GroupL2
+from meha.sets import Box, L2Ball, NonNegative
+from meha.theory import Constants
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def quadratic(seed, n=3, m=4, **parts):
+    """F = |x|^2/2 + |y - 1|^2/2, f = y'Hy/2 + x'By, with H positive definite."""
+    root, B = normal(m, m, seed=seed), normal(n, m, seed=seed + 1)
+    H = root @ root.T / m + 0.3 * torch.eye(m, dtype=torch.float64)
+    problem = meha.Problem(
+        upper=lambda x, y: 0.5 * x.square().sum() + 0.5 * (y - 1).square().sum(),
+        lower=lambda x, y: 0.5 * y @ H @ y + x @ B @ y,
+        **parts,
+    )
+    return problem, H, B
+
+
+CASES = {
+    "strongly convex": lambda: quadratic(0)[0],
+    "weakly convex": lambda: meha.Problem(lambda x, y: y.sum() + x.sum(), lambda x, y: (x.sum() + y).sin().sum() + x[0] * y[0]),
+    "L1": lambda: quadratic(2, nonsmooth=L1(lambda x: x[0] ** 2))[0],
+    "groups": lambda: quadratic(3, nonsmooth=GroupL2([3, 1], weight=lambda x: x[:2] ** 2))[0],
+    "MCP": lambda: quadratic(4, nonsmooth=MCP(lambda x: x[0] ** 2 + 0.1, a=4.0))[0],
+    "box": lambda: quadratic(5, y_set=Box(-0.5, 0.7))[0],
+    "box and L1": lambda: quadratic(6, nonsmooth=L1(lambda x: x[1] ** 2), y_set=Box(-0.5, 0.7))[0],
+    "ball": lambda: quadratic(7, y_set=L2Ball(1.0))[0],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_envelope_gradient_against_finite_differences(case):
+    problem, gamma, h = CASES[case](), 0.4, 1e-5
+    x, y = normal(3, seed=11), 0.4 * normal(4, seed=12)
+    found = envelope(problem, x, y, gamma, tol=1e-13)
+    assert found.value <= found.phi
+    for i in range(3):
+        e = h * torch.eye(3, dtype=torch.float64)[i]
+        slope = envelope(problem, x + e, y, gamma, tol=1e-13).value - envelope(problem, x - e, y, gamma, tol=1e-13).value
+        assert float(found.gradient_x[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
+    for i in range(4):
+        e = h * torch.eye(4, dtype=torch.float64)[i]
+        slope = envelope(problem, x, y + e, gamma, tol=1e-13).value - envelope(problem, x, y - e, gamma, tol=1e-13).value
+        assert float(found.gradient_y[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 20.0])
+def test_envelope_closed_form_on_quadratics(gamma):
+    """theta* = (H + I/gamma)^-1 (y/gamma - B'x)."""
+    problem, H, B = quadratic(0)
+    x, y = normal(3, seed=1), normal(4, seed=2)
+    eye = torch.eye(4, dtype=torch.float64)
+    theta = torch.linalg.solve(H + eye / gamma, y / gamma - B.T @ x)
+    found = envelope(problem, x, y, gamma)
+    assert torch.allclose(found.theta, theta, atol=1e-8)
+    value = problem.lower(x, theta) + (theta - y).square().sum() / (2 * gamma)
+    assert found.value == pytest.approx(float(value), abs=1e-9)
+    assert torch.allclose(found.gradient_x, B @ theta, atol=1e-7)
+    assert torch.allclose(found.gradient_y, (y - theta) / gamma, atol=1e-6)
+    assert gap(problem, x, y, gamma) == pytest.approx(float(problem.lower(x, y) - value), abs=1e-9)
+
+
+def test_envelope_of_the_absolute_value_is_the_huber_function():
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0 * (x * y).sum(), nonsmooth=L1(2.0))
+    for value, gamma in ((0.3, 0.5), (3.0, 0.5), (-7.0, 2.0)):
+        y = torch.tensor([value], dtype=torch.float64)
+        t = abs(value)
+        huber = t**2 / (2 * gamma) if t <= 2 * gamma else 2 * t - 2 * gamma
+        assert envelope(problem, y, y, gamma).value == pytest.approx(huber, abs=1e-10)
+
+
+def test_gap_is_zero_exactly_at_lower_level_solutions():
+    problem, H, B = quadratic(0)
+    x = normal(3, seed=1)
+    best = torch.linalg.solve(H, -B.T @ x)
+    assert gap(problem, x, best, 1.0) == pytest.approx(0, abs=1e-12)
+    assert gap(problem, x, best + 0.01, 1.0) > 1e-6
+    lasso = meha.problems.lasso(4)
+    assert gap(lasso, lasso.x_star, lasso.y_star, 10.0) == pytest.approx(0, abs=1e-12)
+    assert gap(lasso, lasso.x_star, lasso.y_star + 0.1, 10.0) > 1e-3
+
+
+def penalised_solution(problem, H, B, gamma, c):
+    """The stationary point of F + c (f - v_gamma) for the quadratic problem, from its linear equations."""
+    n, m = B.shape
+    z = torch.zeros(n + m, dtype=torch.float64)
+
+    def psi(z):
+        x, y = z[:n], z[n:]
+        theta = torch.linalg.solve(H + torch.eye(m, dtype=torch.float64) / gamma, y / gamma - B.T @ x)
+        v = problem.lower(x, theta) + (theta - y).square().sum() / (2 * gamma)
+        return problem.upper(x, y) + c * (problem.lower(x, y) - v)
+
+    hessian = torch.autograd.functional.hessian(psi, z)
+    gradient = torch.autograd.functional.jacobian(psi, z)
+    z = -torch.linalg.solve(hessian, gradient)
+    return z[:n], z[n:], psi
+
+
+@pytest.mark.parametrize(("gamma", "c"), [(0.5, 1.0), (5.0, 20.0)])
+def test_residual_on_quadratics(gamma, c):
+    """Zero at the exact stationary point, the norm of the gradient elsewhere."""
+    problem, H, B = quadratic(0)
+    x, y, psi = penalised_solution(problem, H, B, gamma, c)
+    assert residual(problem, x, y, gamma, c) < 1e-7
+    for scale in (1e-3, 1.0):
+        z = torch.cat([x, y]) + scale * normal(7, seed=3)
+        size = float(torch.autograd.functional.jacobian(psi, z).norm())
+        assert residual(problem, z[:3], z[3:], gamma, c) == pytest.approx(size, rel=1e-5)
+        assert size > scale * 0.05
+
+
+def test_residual_with_constraints_and_a_nonsmooth_term():
+    """F = sum y, lasso toy with n = 2: y_2 = -1/2 - (1 + gamma)/(gamma c) is stationary at x = (1, 0); near it, it is not."""
+    problem = meha.problems.lasso(2)
+    gamma, c = 10.0, 40.0
+    # Second coordinate, x_2 = 0: phi - v = (y + 1/2)^2 gamma / (2 (1 + gamma)), so 1 + c gamma (y + 1/2)/(1 + gamma) = 0. Its
+    # theta is smaller in size than y, so the derivative in x_2, c (|y| - |theta|), is positive, and x_2 = 0 is held by X.
+    # First coordinate, x_1 = 1: y = theta = 0 with |0 - 1/2| < 1 - 1/c, so y is held at 0 by |y|, and x_1 does not matter.
+    x = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    y = torch.tensor([0.0, -0.5 - (1 + gamma) / (gamma * c)], dtype=torch.float64)
+    assert residual(problem, x, y, gamma, c) < 1e-8
+    assert residual(problem, x, y + torch.tensor([0.0, 0.01]), gamma, c) > 0.1
+    assert residual(problem, x, y + torch.tensor([0.01, 0.0]), gamma, c) > 0.1
+    assert residual(problem, x + torch.tensor([0.0, 0.01]), y, gamma, c) > 1e-3
+    free = meha.Problem(problem.upper, problem.lower, nonsmooth=L1(lambda x: x.abs()))
+    assert residual(free, x + torch.tensor([0.0, 1e-3]), y, gamma, c) > 0.5
+
+
+def test_hypergradient_closed_form():
+    problem, H, B = quadratic(0)
+    x = normal(3, seed=1)
+    best = -torch.linalg.solve(H, B.T @ x)
+    expected = x - B @ torch.linalg.solve(H, best - 1)
+    assert torch.allclose(hypergradient(problem, x, normal(4, seed=2)), expected, atol=1e-6)
+
+
+def test_hypergradient_against_finite_differences():
+    problem = meha.Problem(
+        upper=lambda x, y: (y["a"] - 1).square().sum() + y["b"].square().sum() * x["s"],
+        lower=lambda x, y: (
+            (y["a"] - x["v"]).square().sum() * x["s"].exp() + (y["b"] - 1).cosh().sum() + (y["a"].sum() - y["b"].sum()) ** 2
+        ),
+    )
+    y0 = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.float64)}
+    v, s, h = normal(2, seed=1), torch.tensor(0.3, dtype=torch.float64), 1e-5
+    found = hypergradient(problem, {"v": v, "s": s}, y0, tol=1e-13)
+
+    def phi(v, s):
+        x = {"v": v, "s": s}
+        best = envelope(problem, x, y0, 1e9, tol=1e-13).theta
+        return float(problem.upper(x, best))
+
+    assert float(found["s"]) == pytest.approx((phi(v, s + h) - phi(v, s - h)) / (2 * h), abs=1e-5)
+    e = torch.tensor([h, 0.0], dtype=torch.float64)
+    assert float(found["v"][0]) == pytest.approx((phi(v + e, s) - phi(v - e, s)) / (2 * h), abs=1e-5)
+
+
+def test_hypergradient_refuses_what_it_cannot_do():
+    toy = meha.problems.merely_convex(2)
+    with pytest.raises(ValueError, match="not positive definite"):
+        hypergradient(toy, toy.x0, toy.y_star)
+    lasso = meha.problems.lasso(2)
+    with pytest.raises(ValueError, match="smooth, unconstrained"):
+        hypergradient(lasso, lasso.x0, lasso.y0)
+
+
+@pytest.mark.parametrize("make", [meha.problems.strong_convex, meha.problems.sine])
+def test_merit_decreases_along_a_run_with_small_steps(make):
+    problem = make(2)
+    gamma = 0.3
+    run = meha.MEHA(alpha=1e-3, beta=1e-3, eta=0.1, gamma=gamma, c=1.0, p=0.0).start(problem, problem.x0, problem.y0)
+    values = []
+    for _ in range(60):
+        theta = run.state.theta.detached()
+        values.append(merit(problem, run.x, run.y, theta, gamma, 1.0, problem.constants))
+        run.step()
+    assert all(b < a for a, b in itertools.pairwise(values))
+
+
+def test_merit_formula():
+    problem, H, B = quadratic(0)
+    x, y, theta = normal(3, seed=1), normal(4, seed=2), normal(4, seed=3)
+    gamma, c = 0.7, 3.0
+    best = torch.linalg.solve(H + torch.eye(4, dtype=torch.float64) / gamma, y / gamma - B.T @ x)
+    expected = (problem.upper(x, y) + 2) / c + gap(problem, x, y, gamma)
+    expected += ((1.5 + 0.5) ** 2 + 1 / gamma**2) * (theta - best).square().sum()
+    found = merit(problem, x, y, theta, gamma, c, Constants(L_F=1.0, L_f=1.5, L_g=0.5), lower_bound=-2.0)
+    assert found == pytest.approx(float(expected), rel=1e-8)
+
+
+RATES = {
+    "sine": (lambda: meha.problems.sine(5), dict(gamma=0.45, c=0.5, eta=0.1, alpha=0.03, beta=0.1)),
+    "lasso": (lambda: meha.problems.lasso(10), dict(gamma=2.0, c=20.0, eta=0.2, alpha=0.2, beta=0.2)),
+}
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_rate_of_the_theorem(case):
+    """p = 0: the least residual so far falls at least like 1/sqrt(K); on these problems it falls faster."""
+    make, numbers = RATES[case]
+    problem = make()
+    assert not meha.theory.check(problem.constants, gamma=numbers["gamma"], eta=numbers["eta"], p=0.0)
+    run = meha.MEHA(**numbers, p=0.0).start(problem, problem.x0, problem.y0)
+    marks, least, best = (4, 16, 64, 256), {}, math.inf
+    for k in range(1, marks[-1] + 1):
+        run.step()
+        if k <= 64 or k % 8 == 0:
+            best = min(best, residual(problem, run.x, run.y, numbers["gamma"], numbers["c"]))
+        if k in marks:
+            least[k] = best
+    slope = np.polyfit(np.log(marks), np.log([max(least[k], 1e-12) for k in marks]), 1)[0]
+    assert slope < -0.5
+    constant = least[4] * math.sqrt(4)
+    assert all(least[k] <= constant / math.sqrt(k) for k in marks)
+
+
+def test_modules_and_arguments_are_left_alone():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).double()
+    inputs = normal(8, 2, seed=1)
+    problem = meha.Problem(
+        lambda x, y: y(inputs).square().sum(), lambda x, y: (y(inputs) - x).square().sum() + y[0].weight.square().sum()
+    )
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.ones(2, dtype=torch.float64)
+    found = envelope(problem, x, model, 0.01)
+    assert found.gradient_y.keys() == dict(model.named_parameters()).keys()
+    assert residual(problem, x, model, 0.01, 1.0) > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_unfinished_inner_solve_is_said():
+    problem, _, _ = quadratic(0)
+    with pytest.warns(DiagnosticWarning, match="after 2 steps"):
+        envelope(problem, normal(3), normal(4), 1e6, max_steps=2)
+
+
+@pytest.mark.parametrize("gamma", [0.0, -1.0, math.inf, math.nan])
+def test_gamma_must_be_positive(gamma):
+    problem, _, _ = quadratic(0)
+    with pytest.raises(ValueError, match="gamma"):
+        gap(problem, normal(3), normal(4), gamma)
+
+
+def test_nonnegative_lower_level():
+    """min over y >= 0 of (y + 1)^2/2 has theta* = max(0, (y/gamma - 1)/(1 + 1/gamma))."""
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y + x).square().sum(), y_set=NonNegative())
+    x, y = torch.ones(2, dtype=torch.float64), torch.tensor([0.5, 4.0], dtype=torch.float64)
+    assert envelope(problem, x, y, 2.0).theta.tolist() == pytest.approx([0.0, (2 - 1) / 1.5], abs=1e-8)

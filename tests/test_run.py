@@ -1,0 +1,118 @@
+"""Runs can be saved and continued bit for bit; states of other runs are refused."""
+
+import io
+from functools import partial
+
+import pytest
+import torch
+
+import meha
+from meha.nonsmooth import GroupL2
+from meha.sets import NonNegative
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def network_run(y_optimizer=ADAM):
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(16, 3, generator=generator), torch.randn(16, 2, generator=generator)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    problem = meha.Problem(
+        upper=lambda x, y: (y(inputs[:8]) - targets[:8]).square().mean() + 0.01 * x["scale"].square(),
+        lower=lambda x, y: (x["weights"].sigmoid()[:, None] * (y(inputs) - targets).square()).mean() * x["scale"].exp(),
+    )
+    method = meha.MEHA(alpha=0.1, eta=lambda k: 0.1 / (k + 1), y_optimizer=y_optimizer, gamma=10.0, c=1.0, p=0.2)
+    return method.start(problem, {"weights": torch.zeros(16), "scale": torch.tensor(0.0)}, model)
+
+
+def tensor_run():
+    problem = meha.problems.group_lasso(30, groups=6, design="orthogonal")
+    return problem.preset("theory").start(problem, problem.x0, problem.y0)
+
+
+def everything(run):
+    return {
+        f"{part}.{name}": tensor.detach().clone()
+        for part, variable in (("x", run.state.x), ("y", run.state.y), ("theta", run.state.theta))
+        for name, tensor in variable.tensors().items()
+    }
+
+
+@pytest.mark.parametrize("start", [network_run, tensor_run])
+def test_restored_bit_for_bit(start):
+    run = start()
+    for _ in range(5):
+        run.step()
+    buffer = io.BytesIO()
+    torch.save(run.state_dict(), buffer)
+    expected = [dict(run.step()) for _ in range(5)]
+    final, counts = everything(run), run.counts
+
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    for other in (start(), run):
+        if other is not run:
+            other.step()
+        other.load_state_dict(saved)
+        assert other.k == 5
+        assert [dict(other.step()) for _ in range(5)] == expected
+        found = everything(other)
+        assert found.keys() == final.keys()
+        assert all(torch.equal(found[name], final[name]) for name in final)
+        assert other.counts == counts
+
+
+def test_a_state_dict_does_not_follow_the_run():
+    run = tensor_run()
+    state = run.state_dict()
+    before = {name: tensor.clone() for name, tensor in state["state"]["y"].items()}
+    run.step()
+    assert all(torch.equal(state["state"]["y"][name], before[name]) for name in before)
+
+
+def test_foreign_states_are_refused_and_change_nothing():
+    run = tensor_run()
+    run.step()
+    good = run.state_dict()
+    before = everything(run)
+
+    def altered(**changes):
+        return {**good, "state": {**good["state"], **changes}}
+
+    cases = [
+        ({}, "lacks"),
+        ({**good, "method": "BOME"}, "was written by BOME"),
+        ({**good, "parameters": "gamma=1"}, "gamma=1"),
+        (altered(x={"": torch.zeros(7, dtype=torch.float64)}), r"x: the state holds \(7,\)"),
+        (altered(y={"": torch.zeros(30)}), "float32"),
+        (altered(theta={"other": torch.zeros(3)}), "another variable"),
+        (altered(theta={"": "text"}), "str"),
+        ({**good, "state": {"x": good["state"]["x"]}}, "another method"),
+    ]
+    for state, message in cases:
+        with pytest.raises(ValueError, match=message):
+            run.load_state_dict(state)
+        found = everything(run)
+        assert all(torch.equal(found[name], before[name]) for name in before)
+        assert run.k == 1
+    other = network_run(y_optimizer=partial(torch.optim.SGD, lr=0.01))
+    with pytest.raises(ValueError, match="this run is MEHA"):
+        other.load_state_dict(network_run().state_dict())
+
+
+def test_run_shows_its_variables():
+    problem = meha.Problem(
+        upper=lambda x, y: (y[0] - 1).square().sum() + x[0],
+        lower=lambda x, y: (y[0] - x[1]).square().sum(),
+        nonsmooth=GroupL2([2], weight=lambda x: x[0]),
+        x_set=NonNegative(),
+    )
+    x0, y0 = (torch.tensor(0.1), torch.tensor([0.5])), [torch.zeros(2)]
+    run = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, x0, y0)
+    run.step()
+    assert isinstance(run.x, tuple)
+    assert isinstance(run.y, list)
+    assert not run.x[0].requires_grad
+    assert torch.equal(x0[1], torch.tensor([0.5]))
+    assert not torch.equal(run.x[1], x0[1])

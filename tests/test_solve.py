@@ -1,0 +1,262 @@
+"""The loop: stopping, status, history, callbacks, batches, the last finite iterate."""
+
+import math
+
+import pytest
+import torch
+
+import meha
+from meha import Status
+from meha.stopping import Gap, RelativeChange, Residual
+
+QUICK = meha.MEHA(alpha=0.12, beta=0.1, eta=0.9, gamma=5.0, c=0.167, p=0.49)
+
+
+def toy():
+    return meha.problems.merely_convex(4)
+
+
+def solve(problem, method=QUICK, **options):
+    return meha.solve(problem, problem.x0, problem.y0, method, **options)
+
+
+def test_relative_change():
+    solution = solve(toy(), tol=1e-5, max_steps=5000)
+    assert solution.status is Status.CONVERGED
+    assert solution.converged
+    change = solution.history["change"]
+    assert change[-1] <= 1e-5 < min(change[:-1])
+    assert "relative change" in solution.message
+
+
+def test_gap_and_residual_rules():
+    problem = toy()
+    for rule, measured in (
+        (Gap(1e-4), lambda s: meha.diagnostics.gap(problem, s.x, s.y, 5.0)),
+        (Residual(1e-2), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 5.0, s.history["c"][-1])),
+        (Residual(1e-2, c=2.0, gamma=1.0, every=7), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 1.0, 2.0)),
+    ):
+        solution = solve(problem, tol=None, stop=rule, max_steps=3000)
+        assert solution.status is Status.CONVERGED
+        assert solution.steps % rule.every == 0
+        assert measured(solution) <= rule.tol
+        earlier = solve(problem, tol=None, max_steps=solution.steps - rule.every)
+        assert measured(earlier) > rule.tol
+        assert type(rule).__name__.lower() in solution.message
+        assert solution.counts.lower == 4 * solution.steps
+
+
+def test_a_users_rule_and_several_rules():
+    solution = solve(toy(), stop=[Gap(1e-12), lambda run, info: info["upper"] < 0.1], max_steps=3000)
+    assert solution.status is Status.CONVERGED
+    assert solution.history["upper"][-1] < 0.1 <= solution.history["upper"][-2]
+
+
+def test_max_steps():
+    solution = solve(toy(), max_steps=7)
+    assert solution.status is Status.MAX_STEPS
+    assert solution.steps == 7
+    assert str(solution.status) == "max steps"
+
+
+def test_paper_steps_on_the_merely_convex_toy_are_reported_as_diverged():
+    problem = meha.problems.merely_convex(10)
+    for steps in (800, 20_000):
+        solution = solve(problem, problem.preset("paper"), max_steps=steps)
+        assert solution.status is Status.DIVERGED
+        assert not solution.converged
+        assert "theta lags behind y" in solution.message
+        assert math.isfinite(float(solution.x.norm()))
+    assert solve(problem, problem.preset("recipe"), max_steps=800).status is not Status.DIVERGED
+
+
+def test_fast_divergence_returns_a_finite_iterate_and_advice():
+    problem = meha.problems.strong_convex(3)
+    method = meha.MEHA(alpha=10.0, beta=5.0, eta=3.0, gamma=10.0, c=1.0)
+    solution = solve(problem, method)
+    assert solution.status is Status.DIVERGED
+    assert bool(torch.isfinite(solution.x).all())
+    assert "eta = 3 is not below" in solution.message
+    assert "Try alpha=" in solution.message
+    suggested = dict(pair.split("=") for pair in solution.message.split("Try ")[1].split(", which")[0].split(", "))
+    better = meha.MEHA(**{name: float(value) for name, value in suggested.items()}, c=1.0)
+    again = solve(problem, better, max_steps=500, tol=None)
+    assert again.status is Status.MAX_STEPS
+    assert problem.distance(again.x, again.y).x < 0.2
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_non_finite_returns_the_last_finite_iterate(module):
+    """f = y^4 with steps far too long: the iterates double in exponent until they overflow."""
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.y = torch.nn.Parameter(torch.full((2,), 3.0))
+
+        def forward(self):
+            return self.y
+
+    def read(y):
+        return y() if module else y
+
+    y0 = Holder() if module else torch.full((2,), 3.0)
+    problem = meha.Problem(lambda x, y: (x + read(y)).square().sum(), lambda x, y: (read(y) - x).pow(4).sum())
+    method = meha.MEHA(alpha=0.1, beta=1.0, eta=1.0, gamma=1.0, c=1.0)
+    solution = meha.solve(problem, torch.zeros(2), y0, method, divergence=1e30)
+    assert solution.status is Status.NON_FINITE
+    assert str(solution.status) == "non-finite"
+    y = read(solution.y)
+    assert bool(torch.isfinite(y).all())
+    assert float(y.detach().norm()) > 3
+    assert "the iterate before it is returned" in solution.message
+
+
+def test_travelling_far_is_not_divergence():
+    """A solution at distance 1e4 with small steps, and a slow drift of constant speed along a linear F."""
+    far = meha.Problem(lambda x, y: (x - 1e4).square().sum() + y.square().sum(), lambda x, y: (y - x / 100).square().sum())
+    zero = torch.zeros(1, dtype=torch.float64)
+    method = meha.MEHA(alpha=0.01, beta=0.1, eta=0.1, gamma=1.0, c=1.0, p=0.0)
+    solution = meha.solve(far, zero, zero, method, max_steps=4000, tol=None)
+    assert solution.status is Status.MAX_STEPS
+    assert float(solution.x) == pytest.approx(1e4, rel=1e-2)
+    drift = meha.Problem(lambda x, y: -x.sum() + y.square().sum(), lambda x, y: (y - 1).square().sum())
+    assert meha.solve(drift, zero, zero, method, max_steps=4000, tol=None).status is Status.MAX_STEPS
+
+
+def test_history_is_thinned_and_has_the_last_step():
+    full = solve(toy(), max_steps=25)
+    thin = solve(toy(), max_steps=25, record=10)
+    assert full.history["step"] == list(range(1, 26))
+    assert thin.history["step"] == [10, 20, 25]
+    for name in ("upper", "lower", "gap", "residual", "d_x", "c", "change", "gradients_upper", "gradients_lower"):
+        assert thin.history[name] == [full.history[name][k - 1] for k in (10, 20, 25)], name
+    assert full.history["gradients_lower"][-1] == 100
+    assert all(a < b for a, b in zip(full.history["seconds"], full.history["seconds"][1:], strict=False))
+
+
+def test_callbacks():
+    problem, seen = toy(), []
+
+    def error(run, info):
+        seen.append(info.step)
+        return {"error": problem.distance(run.x, run.y).x}
+
+    def enough(run, info):
+        return info.step == 12
+
+    solution = solve(problem, callbacks=[error, enough], max_steps=100)
+    assert solution.status is Status.STOPPED
+    assert str(solution.status) == "stopped by callback"
+    assert "enough" in solution.message
+    assert seen == list(range(1, 13))
+    assert solution.history["error"][-1] == pytest.approx(problem.distance(solution.x, solution.y).x)
+    assert solve(problem, callbacks=error, max_steps=3).steps == 3
+
+
+def noisy():
+    return meha.Problem(
+        upper=lambda x, y, batch: (x - 1).square().sum() + (y - batch).square().sum(),
+        lower=lambda x, y, batch: (y - x - 0.1 * batch).square().sum(),
+    )
+
+
+def test_batches_are_begun_anew():
+    batches = [torch.tensor([0.1]), torch.tensor([-0.1]), torch.tensor([0.2])]
+    seen = []
+    problem = noisy()
+    solution = meha.solve(
+        problem,
+        torch.zeros(1),
+        torch.zeros(1),
+        meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0),
+        batches=batches,
+        max_steps=7,
+        tol=None,
+        callbacks=lambda run, info: seen.append(float(run.batch)),
+    )
+    assert solution.steps == 7
+    assert seen == pytest.approx([0.1, -0.1, 0.2, 0.1, -0.1, 0.2, 0.1])
+    assert math.isfinite(solution.upper)
+    assert solution.gap is not None
+    assert solution.gap >= 0
+
+
+@pytest.mark.parametrize(("batches", "steps"), [([], 0), ((torch.ones(1) for _ in range(3)), 3)])
+def test_batches_that_run_out(batches, steps):
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    solution = meha.solve(noisy(), torch.zeros(1), torch.zeros(1), method, batches=batches, max_steps=9, tol=None)
+    assert solution.status is Status.MAX_STEPS
+    assert solution.steps == steps
+    assert f"ran out after {steps} of 9" in solution.message
+
+
+def test_modules_are_trained_in_place_and_tensors_are_not():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+    inputs = torch.randn(8, 2)
+    problem = meha.Problem(
+        lambda x, y: (y(inputs) - 1).square().mean(), lambda x, y: y(inputs).square().mean() + x * y.weight.square().sum()
+    )
+    x0 = torch.tensor(0.5)
+    solution = meha.solve(problem, x0, model, max_steps=5)
+    assert solution.y is model
+    assert not torch.equal(model.weight, before)
+    assert float(x0) == 0.5
+
+
+def test_the_printed_solution():
+    solution = solve(toy(), max_steps=50)
+    text = str(solution)
+    assert text.startswith("MEHA: max steps after 50 steps")
+    for part in (f"F          {solution.upper:.6g}", "gap", "residual", "100 of F, 200 of f", "gamma=5", "p=0.49"):
+        assert part in text
+    assert solution.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
+    assert repr(solution).startswith("Solution(max steps, steps=50")
+
+
+def test_progress_bar(capsys):
+    solve(toy(), max_steps=5, progress=True)
+    assert "5/5" in capsys.readouterr().out
+
+
+def test_plot(tmp_path):
+    solution = solve(toy(), max_steps=50)
+    path = tmp_path / "curves.png"
+    figure = solution.plot(path=str(path))
+    assert path.stat().st_size > 5000
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["upper", "gap", "residual", "change"]
+    assert list(figure.axes[0].lines[0].get_ydata()) == solution.history["upper"]
+    with pytest.raises(ValueError, match="names"):
+        solution.plot(["nothing"])
+
+
+@pytest.mark.parametrize("options", [dict(max_steps=0), dict(record=0)])
+def test_wrong_options(options):
+    with pytest.raises(ValueError, match="max_steps and record"):
+        solve(toy(), **options)
+
+
+def test_rules_without_gamma_say_so():
+    class Still(meha.Method):
+        """Does nothing."""
+
+        def init(self, oracle, x, y):
+            return meha.methods.State(x=x, y=y)
+
+        def step(self, oracle, state, batch):
+            return {"upper": 1.0}
+
+    problem = toy()
+    with pytest.raises(ValueError, match=r"Gap: Still has no gamma; give one, as in Gap\(0.1, gamma=1.0\)"):
+        solve(problem, Still(), stop=Gap(0.1, every=1), tol=None, max_steps=2)
+    with pytest.raises(ValueError, match="Residual: Still has no penalty c"):
+        solve(problem, Still(), stop=Residual(0.1, every=1, gamma=1.0), tol=None, max_steps=2)
+    solution = solve(problem, Still(), tol=0.0)
+    assert solution.steps == 1
+    assert solution.gap is None
+    assert solution.residual is None
+    assert "Still: converged" in str(solution)
+    assert RelativeChange(0.5).tol == 0.5
