@@ -13,9 +13,11 @@ of y alone; terms on different parts are added with ``+``.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from numbers import Integral
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,11 +56,13 @@ class NonSmooth(ABC):
 
     def __init__(self, part: str | Sequence[str] | None = None) -> None:
         self.part = part
+        self.names: list[str] = []
 
     def value(self, x: Any, y: Any) -> Tensor:
         """g(x, y), differentiable in x."""
         point = Variable.of(y, "y")
-        return _total(term.value_leaves(x, [point.leaves[i] for i in chosen]) for term, chosen in self.terms(point))
+        parts = [term.value_leaves(x, [point.leaves[i] for i in chosen]) for term, chosen in self.terms(point)]
+        return _total(parts) if parts else point.leaves[0].new_zeros(())
 
     def prox(self, x: Any, y: Any, step: float) -> Any:
         """argmin_w step * g(x, w) + 0.5 ||w - y||^2, in the structure of y (a module is copied)."""
@@ -75,7 +79,9 @@ class NonSmooth(ABC):
         """The term as terms on separate groups of leaves of ``y``, checked against their shapes."""
         chosen = select(self.part, y.names, f"{type(self).__name__}: part")
         self.check([y.leaves[i] for i in chosen])
-        return [(self, chosen)]
+        bound = copy.copy(self)
+        bound.names = [y.names[i] for i in chosen]
+        return [(bound, chosen)]
 
     def check(self, leaves: Leaves) -> None:
         """Raise if the term does not fit these leaves."""
@@ -114,11 +120,8 @@ class Zero(NonSmooth):
     def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
         return []
 
-    def value(self, x: Any, y: Any) -> Tensor:
-        return torch.zeros(())
-
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return torch.zeros(())
+        return leaves[0].new_zeros(())
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         return leaves
@@ -443,7 +446,9 @@ def _weighted(term: NonSmooth, weight: Weight, x: Any, leaves: Leaves, *, scalar
     name = type(term).__name__
     found = weight(x) if callable(weight) else weight
     if isinstance(found, Mapping):
-        found = list(found.values())
+        if set(found) != set(term.names):
+            raise ValueError(f"{name}: the weights are named {sorted(found)}, the leaves {sorted(term.names)}; name each once.")
+        found = [found[leaf] for leaf in term.names]
     if isinstance(found, Tensor) and found.ndim == 1 and len(leaves) > 1 and found.numel() == len(leaves):
         found = list(found)
     many = found if isinstance(found, list | tuple) else [found] * len(leaves)
@@ -454,6 +459,8 @@ def _weighted(term: NonSmooth, weight: Weight, x: Any, leaves: Leaves, *, scalar
 
 def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
     found = weight(x) if callable(weight) else weight
+    if isinstance(found, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
+        found = torch.stack([torch.as_tensor(w, dtype=like.dtype, device=like.device) for w in found])
     found = torch.as_tensor(found, dtype=like.dtype, device=like.device)
     if found.ndim > 0 and tuple(found.shape) != (term.count,):
         raise ValueError(
@@ -494,7 +501,7 @@ def _not_negative(weight: Tensor, name: str) -> Tensor:
 
 
 def _by_size(groups: Groups) -> bool:
-    return all(isinstance(group, int) for group in groups)
+    return all(isinstance(group, Integral) for group in groups)
 
 
 def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
@@ -502,7 +509,7 @@ def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
     if len(groups) == 0:
         raise ValueError(f"{name}: groups is empty; give sizes or index lists.")
     if _by_size(groups):
-        sizes = torch.tensor(groups)
+        sizes = torch.tensor([int(size) for size in cast(Sequence[int], groups)])
         if bool((sizes <= 0).any()):
             raise ValueError(f"{name}: sizes of groups must be positive, got {int(sizes.min())}.")
         return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)

@@ -88,21 +88,21 @@ class Problem:
     def bind_prox(self, y: Variable) -> Prox:
         """The proximal map of g(x, .) + indicator of Y for the leaves of ``y``."""
         terms = self.g.terms(y)
-        constraints = _constraints(self.y_set, y)
-        actions: list[tuple[Map, list[int]]] = []
-        for term, chosen in terms:
-            meeting = [(part, held) for part, held in constraints if set(held) & set(chosen)]
-            first = [(part, held) for part, held in meeting if term.orthant and isinstance(part, NonNegative)]
-            last = [pair for pair in meeting if pair not in first]
-            for part, _ in last:
-                if not (part.coordinatewise and term.separable):
+        before: list[tuple[Map, list[int]]] = []
+        after: list[tuple[Map, list[int]]] = []
+        for part, held in _constraints(self.y_set, y):
+            meeting = [(term, chosen) for term, chosen in terms if set(held) & set(chosen)]
+            first = []
+            for term, chosen in meeting:
+                if term.orthant and isinstance(part, NonNegative):
+                    first += [i for i in held if i in chosen]
+                elif not (term.separable and part.coordinatewise):
                     raise ValueError(_no_closed_form(part, term))
-            actions += [(_projection(part), held) for part, held in first]
-            actions.append((_proximal(term), chosen))
-            actions += [(_projection(part), held) for part, held in last]
-        covered = {i for _, chosen in terms for i in chosen}
-        actions += [(_projection(part), held) for part, held in constraints if not set(held) & covered]
-        return Prox(actions)
+            # Only NonNegative is ever split, and it acts on each leaf by itself.
+            before += [(_projection(part), first)] if first else []
+            last = [i for i in held if i not in first]
+            after += [(_projection(part), last)] if last else []
+        return Prox([*before, *((_proximal(term), chosen) for term, chosen in terms), *after])
 
     def check_start(self, x: Variable, y: Variable) -> None:
         """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""

@@ -7,6 +7,7 @@ that ``L2Ball(1.0)`` bounds the norm of a whole dict; sets that act on each coor
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,10 +58,12 @@ class ConvexSet(ABC):
     def holds(self, variable: Variable, tol: float = 1e-6) -> bool:
         """The same for a variable."""
         with torch.no_grad():
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in variable.leaves):
+                return False
             for part, chosen in self.parts(variable):
                 leaves = [variable.leaves[i] for i in chosen]
-                distance = norm(subtract(leaves, part.project_leaves(leaves)))
-                if not float(distance) <= tol * (1 + float(norm(leaves))):
+                distance = float(norm(subtract(leaves, part.project_leaves(leaves))))
+                if not (math.isfinite(distance) and distance <= tol * (1 + float(norm(leaves)))):
                     return False
         return True
 
@@ -109,6 +112,8 @@ class Box(ConvexSet):
 
     def __post_init__(self) -> None:
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+        if low.ndim and high.ndim and low.shape != high.shape:
+            raise ValueError(f"Box: low and high have shapes {tuple(low.shape)} and {tuple(high.shape)}; give them one shape.")
         if not bool((low <= high).all()):
             raise ValueError(f"Box: low must not exceed high in any coordinate, got low={self.low}, high={self.high}.")
 
@@ -183,7 +188,8 @@ class L2Ball(_Ball):
     """
 
     def _project_centered(self, z: Tensor) -> Tensor:
-        return z * (self.radius / torch.linalg.vector_norm(z).clamp(min=self.radius))
+        unit = z / z.abs().max()  # its norm cannot overflow
+        return torch.where(torch.linalg.vector_norm(z) <= self.radius, z, unit * (self.radius / torch.linalg.vector_norm(unit)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,10 +343,11 @@ def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:
 
 def _project_simplex(z: Tensor, total: float) -> Tensor:
     """max(z - t, 0) with the level t at which the entries sum to ``total``."""
+    z = z - z.max()  # changes nothing but rounding
     ordered = z.sort(descending=True).values
     rank = torch.arange(1, z.numel() + 1, dtype=z.dtype, device=z.device)
     levels = (ordered.cumsum(0) - total) / rank
-    positive = (ordered > levels).sum().reshape(1)
+    positive = (ordered > levels).sum().clamp(min=1).reshape(1)  # at least one, unless z is NaN
     return (z - levels.gather(0, positive - 1)).clamp(min=0)
 
 

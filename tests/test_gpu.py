@@ -1,0 +1,126 @@
+"""The same numbers on a GPU as on the CPU, without a host synchronisation in a step."""
+
+import pytest
+import torch
+
+import meha
+from meha import nonsmooth, sets
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROBLEMS = {
+    "strong convex": meha.problems.strong_convex,
+    "merely convex": meha.problems.merely_convex,
+    "sine": meha.problems.sine,
+    "lasso": meha.problems.lasso,
+    "group lasso": lambda n, device=None: meha.problems.group_lasso(6 * n, groups=n, design="orthogonal", device=device),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("preset", ["recipe", "theory"])
+def test_equals_the_cpu(name, preset):
+    runs = []
+    for device in ("cpu", "cuda"):
+        problem = PROBLEMS[name](10, device=device)
+        run = problem.preset(preset).start(problem, problem.x0, problem.y0)
+        for _ in range(100):
+            info = run.step()
+        runs.append((run, info))
+    (cpu, a), (gpu, b) = runs
+    assert gpu.x.is_cuda
+    assert gpu.y.is_cuda
+    assert torch.allclose(cpu.x, gpu.x.cpu(), atol=1e-9)
+    assert torch.allclose(cpu.y, gpu.y.cpu(), atol=1e-9)
+    assert dict(b) == pytest.approx(dict(a), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_synchronisation_in_a_step(name):
+    problem = PROBLEMS[name](10, device="cuda")
+    run = problem.preset("recipe").start(problem, problem.x0, problem.y0)
+    run.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        info = run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert info["c"] > 0
+
+
+def test_solve_and_diagnostics():
+    problem = meha.problems.sine(10, device="cuda")
+    hidden = meha.Problem(problem.upper, problem.lower)
+    solution = meha.solve(hidden, problem.x0, problem.y0, max_steps=300)
+    assert solution.x.is_cuda
+    assert solution.gap >= 0
+    assert solution.residual < 1
+    assert problem.distance(solution.x, solution.y).x < 0.1
+    strong = meha.problems.strong_convex(3, device="cuda")
+    assert meha.diagnostics.hypergradient(strong, strong.x_star, strong.y0).abs().max() < 1e-6
+
+
+def test_terms_and_sets_on_the_device():
+    y = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    terms = [
+        nonsmooth.L1(0.1),
+        nonsmooth.ElasticNet(0.1, 0.2),
+        nonsmooth.SCAD(0.3),
+        nonsmooth.MCP(0.3),
+        nonsmooth.NonNegativeL1(0.1),
+        nonsmooth.GroupL2([[0, 5, 7], [1, 2]], 0.4),
+        nonsmooth.SparseGroup([4] * 3, 0.1, 0.2),
+    ]
+    for term in terms:
+        assert torch.allclose(term.prox(None, y.cuda(), 0.5).cpu(), term.prox(None, y, 0.5), atol=1e-12), term
+    domains = [
+        sets.NonNegative(),
+        sets.Box(torch.full((12,), -0.1), 0.4),
+        sets.L2Ball(0.5, torch.ones(12)),
+        sets.L1Ball(0.5),
+        sets.LinfBall(0.3),
+        sets.Simplex(),
+        sets.HalfSpace(torch.arange(12.0), -1.0),
+        sets.AffineSet(torch.ones(1, 12), torch.ones(1)),
+    ]
+    for domain in domains:
+        assert torch.allclose(domain.project(y.cuda()).cpu(), domain.project(y), atol=1e-6), domain
+
+
+def test_networks_keep_their_device_and_memory_is_flat():
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(256, 64, device="cuda"), torch.randint(10, (256,), device="cuda")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 512), torch.nn.BatchNorm1d(512), torch.nn.ReLU(), torch.nn.Linear(512, 10)
+    ).cuda()
+    loss = torch.nn.functional.cross_entropy
+    problem = meha.Problem(
+        upper=lambda x, y: loss(y(inputs[:128]), labels[:128]),
+        lower=lambda x, y: (x.sigmoid() * loss(y(inputs), labels, reduction="none")).mean(),
+    )
+    run = meha.MEHA(alpha=10.0, beta=0.1, eta=0.1, gamma=10.0, c=1.0).start(problem, torch.zeros(256, device="cuda"), model)
+    run.step()
+    peaks = []
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(20):
+            run.step()
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_mixed_devices_are_refused():
+    problem = meha.problems.sine(2)
+    with pytest.raises(ValueError, match="x is on cuda:0 and y on cpu"):
+        meha.MEHA().start(problem, problem.x0.cuda(), problem.y0)
+
+
+def test_negative_weights_end_as_non_finite():
+    problem = meha.Problem(
+        lambda x, y: x.sum() * 10 + (y - 3).square().sum(),
+        lambda x, y: (y - x).square().sum(),
+        nonsmooth=nonsmooth.L1(lambda x: x),
+    )
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    solution = meha.solve(problem, torch.ones(2, device="cuda"), torch.ones(2, device="cuda"), method)
+    assert solution.status is meha.Status.NON_FINITE
