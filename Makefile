@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/python examples/five_problems.py
 
 test: .venv/ready lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 lint: .venv/ready
 	$(BIN)/ruff check .

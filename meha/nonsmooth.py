@@ -138,6 +138,8 @@ class Sum(NonSmooth):
 
     def __init__(self, *members: NonSmooth) -> None:
         super().__init__()
+        if not members:
+            raise ValueError("Sum: needs at least one term.")
         self.members: list[NonSmooth] = []
         for member in members:
             self.members += member.members if isinstance(member, Sum) else [member]
@@ -459,9 +461,13 @@ def _weighted(term: NonSmooth, weight: Weight, x: Any, leaves: Leaves, *, scalar
 
 def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
     found = weight(x) if callable(weight) else weight
+    if isinstance(found, Mapping):
+        raise TypeError(f"{type(term).__name__}: a weight per group is a number or a vector, got {type(found).__name__}.")
     if isinstance(found, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
-        found = torch.stack([torch.as_tensor(w, dtype=like.dtype, device=like.device) for w in found])
-    found = torch.as_tensor(found, dtype=like.dtype, device=like.device)
+        found = torch.stack([_on(w, like) for w in found])
+    found = _on(cast(Tensor | float, found), like)
+    if found.numel() == 1:
+        found = found.reshape(())
     if found.ndim > 0 and tuple(found.shape) != (term.count,):
         raise ValueError(
             f"{type(term).__name__}: weight has shape {tuple(found.shape)} for {term.count} groups;"
@@ -473,7 +479,7 @@ def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
 def _check_weight(weight: Any, leaf: Tensor, name: str, scalar: bool) -> Tensor:
     if not isinstance(weight, Tensor | float | int):
         raise TypeError(f"{name}: a weight must be a number or a tensor, got {type(weight).__name__}.")
-    found = torch.as_tensor(weight, dtype=leaf.dtype, device=leaf.device)
+    found = _on(weight, leaf)
     if found.numel() == 1:
         found = found.reshape(())
     fits = found.ndim == 0
@@ -486,6 +492,11 @@ def _check_weight(weight: Any, leaf: Tensor, name: str, scalar: bool) -> Tensor:
         kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
         raise ValueError(f"{name}: weight has shape {tuple(found.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
     return _not_negative(found, name)
+
+
+def _on(value: Tensor | float, like: Tensor) -> Tensor:
+    """``value`` as a tensor of the dtype and on the device of ``like``; a number does not cross from the host."""
+    return value.to(like) if isinstance(value, Tensor) else like.new_full((), float(value))
 
 
 def _not_negative(weight: Tensor, name: str) -> Tensor:
@@ -501,7 +512,7 @@ def _not_negative(weight: Tensor, name: str) -> Tensor:
 
 
 def _by_size(groups: Groups) -> bool:
-    return all(isinstance(group, Integral) for group in groups)
+    return all(isinstance(group, Integral) or (isinstance(group, Tensor) and group.ndim == 0) for group in groups)
 
 
 def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
@@ -513,7 +524,10 @@ def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
         if bool((sizes <= 0).any()):
             raise ValueError(f"{name}: sizes of groups must be positive, got {int(sizes.min())}.")
         return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)
-    indices = [torch.as_tensor(group, dtype=torch.long).reshape(-1).cpu() for group in groups]
+    listed = [torch.as_tensor(group).reshape(-1).cpu() for group in groups]
+    if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):
+        raise TypeError(f"{name}: groups must hold coordinates (integers); turn a mask into them with mask.nonzero().")
+    indices = [index.long() for index in listed]
     if any(len(index) == 0 for index in indices):
         raise ValueError(f"{name}: group {[len(i) for i in indices].index(0)} is empty; leave it out.")
     joined = torch.cat(indices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +62,7 @@ class Problem:
 
     upper: Objective
     lower: Objective
+    _: KW_ONLY
     nonsmooth: NonSmooth | None = None
     x_set: ConvexSet | None = None
     y_set: ConvexSet | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 __all__ = ["Cosine", "InversePower", "Power", "Schedule", "check_positive", "check_schedule", "evaluate"]
 
@@ -82,9 +83,9 @@ def evaluate(name: str, schedule: Schedule, k: int) -> float:
     return value
 
 
-def check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise ValueError(f"{name}: must be a positive number, got {value!r}.")
 
 

@@ -111,10 +111,16 @@ class Box(ConvexSet):
     coordinatewise = True
 
     def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            if not isinstance(getattr(self, name), Tensor | float | int):
+                object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
-        if low.ndim and high.ndim and low.shape != high.shape:
-            raise ValueError(f"Box: low and high have shapes {tuple(low.shape)} and {tuple(high.shape)}; give them one shape.")
-        if not bool((low <= high).all()):
+        try:
+            ordered = bool((low <= high).all())
+        except RuntimeError:
+            shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
+            raise ValueError(f"Box: low and high have shapes {shapes}, which do not fit each other.") from None
+        if not ordered:
             raise ValueError(f"Box: low must not exceed high in any coordinate, got low={self.low}, high={self.high}.")
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
@@ -242,8 +248,8 @@ class Simplex(_FlatSet):
 class HalfSpace(_FlatSet):
     """{z : <normal, z> <= offset}.
 
-    >>> HalfSpace(torch.tensor([1.0, 1.0]), 0.0).project(torch.tensor([1.0, 1.0]))
-    tensor([0., 0.])
+    >>> HalfSpace(torch.tensor([2.0, 0.0]), 1.0).project(torch.tensor([3.0, 1.0]))
+    tensor([0.5000, 1.0000])
     """
 
     normal: Tensor
@@ -257,9 +263,9 @@ class HalfSpace(_FlatSet):
         _check_vector(self.normal, variable, chosen, "HalfSpace: normal", scalar=False)
 
     def project_vector(self, z: Tensor) -> Tensor:
-        normal = self.normal.reshape(-1).to(z)
-        excess = (normal @ z - self.offset).clamp(min=0)
-        return z - excess / (normal @ normal) * normal
+        size = torch.linalg.vector_norm(self.normal.double())
+        unit, offset = (self.normal / size).reshape(-1).to(z), float(self.offset / size)
+        return z - (unit @ z - offset).clamp(min=0) * unit
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,14 +284,15 @@ class AffineSet(_FlatSet):
     rhs: Tensor
 
     def __post_init__(self) -> None:
-        if self.matrix.ndim != 2 or self.rhs.shape != self.matrix.shape[:1]:
+        if self.matrix.ndim != 2 or not len(self.matrix) or self.rhs.shape != self.matrix.shape[:1]:
             raise ValueError(
-                "AffineSet: matrix must have two dimensions and rhs one entry per row, got shapes"
+                "AffineSet: matrix must have two dimensions and at least one row, and rhs one entry per row, got shapes"
                 f" {tuple(self.matrix.shape)} and {tuple(self.rhs.shape)}."
             )
-        inverse = torch.linalg.pinv(self.matrix)
-        error = torch.linalg.vector_norm(self.matrix @ (inverse @ self.rhs) - self.rhs)
-        if not bool(error <= 1e-4 * (1 + torch.linalg.vector_norm(self.rhs))):
+        matrix, rhs = self.matrix.double(), self.rhs.double()
+        inverse = torch.linalg.pinv(matrix)
+        error = torch.linalg.vector_norm(matrix @ (inverse @ rhs) - rhs)
+        if not bool(error <= 1e-4 * (1 + torch.linalg.vector_norm(rhs))):
             raise ValueError(f"AffineSet: the equations contradict each other (residual {float(error):.1e}).")
         object.__setattr__(self, "_inverse", inverse)
 
@@ -312,6 +319,8 @@ class Product(ConvexSet):
         for name, member in sets.items():
             if not isinstance(member, ConvexSet):
                 raise TypeError(f"Product: {name!r} maps to {type(member).__name__}, expected a set of meha.sets.")
+            if isinstance(member, Product):
+                raise TypeError(f"Product: {name!r} maps to another Product; name its leaves here, as in '{name}.leaf'.")
         self.sets = dict(sets)
         self.coordinatewise = all(member.coordinatewise for member in self.sets.values())
 

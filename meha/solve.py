@@ -92,6 +92,7 @@ class _Loop:
         self.leaves = [leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves]
         self.previous = [leaf.clone() for leaf in self.leaves]
         self.runaway = _Runaway(self.leaves, divergence)
+        self.last: tuple[StepInfo, dict[str, float]]
 
     def advance(self, batch: Any) -> bool:
         """One step and all that belongs to it; whether the run is over."""
@@ -100,17 +101,20 @@ class _Loop:
         copy_(self.previous, self.leaves)
         info = run.step(batch)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
-        numbers = {**info, "change": float(moved / size) if size > 0 else 0.0}
+        info = info.plus(change=float(moved / size) if size > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
 
-        info = StepInfo(info.step, numbers)
-        row = {"step": info.step, "seconds": self.seconds, **info}
-        row |= {f"gradients_{name}": getattr(run.counts, name) for name in ("upper", "lower")}
-        over = self._failed(info, float(size), float(moved)) or self._called(info, row) or self._converged(info)
+        extra: dict[str, float] = {}
+        over = self._failed(info, float(size), float(moved)) or self._called(info, extra) or self._converged(info)
+        self.last = info, extra
         if over or info.step % self.record == 0:
-            self.history.append(row)
-        self._row = row
+            self._record()
         return over
+
+    def _record(self) -> None:
+        info, extra = self.last
+        counts = {f"gradients_{name}": getattr(self.run.counts, name) for name in ("upper", "lower")}
+        self.history.append({"step": info.step, "seconds": self.seconds, **info, **counts, **extra})
 
     def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
         """End the run if its iterate is not finite or runs away."""
@@ -120,11 +124,11 @@ class _Loop:
         reason = self.runaway(self.leaves, info, size, moved)
         return self.finish(Status.DIVERGED, reason) if reason else False
 
-    def _called(self, info: StepInfo, row: dict[str, float]) -> bool:
+    def _called(self, info: StepInfo, extra: dict[str, float]) -> bool:
         for callback in self.callbacks:
             answer = callback(self.run, info)
             if isinstance(answer, Mapping):
-                row |= answer
+                extra |= answer
             elif answer:
                 return self.finish(Status.STOPPED, f"{_name(callback)} asked to stop at step {info.step}.")
         return False
@@ -147,7 +151,7 @@ class _Loop:
             copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
             message += " " + run.method.advice(run.problem, x, y, run.batch)
         if run.k % self.record and self.status is Status.MAX_STEPS:
-            self.history.append(self._row)
+            self._record()
         return Solution(
             problem=run.problem,
             method=run.method,

@@ -32,9 +32,12 @@ def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
     leaves: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, leaf in _walk(value, "", argument):
-        if id(leaf) not in seen:
-            seen.add(id(leaf))
-            leaves[name] = leaf
+        if id(leaf) in seen:
+            continue
+        if name in leaves:
+            raise ValueError(f"{argument}: two of its tensors are named {name!r}; rename a key (dots separate levels).")
+        seen.add(id(leaf))
+        leaves[name] = leaf
     return leaves
 
 
@@ -43,6 +46,8 @@ def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str
     if part is None:
         return list(range(len(names)))
     wanted = [part] if isinstance(part, str) else list(part)
+    if not wanted:
+        raise ValueError(f"{argument}: names no leaf; leave it out to take all.")
     chosen: list[int] = []
     for want in wanted:
         found = [i for i, name in enumerate(names) if name == want or name.startswith(want + ".")]

@@ -157,6 +157,7 @@ def test_shared_parameters_are_refused():
     ("factory", "kind", "message"),
     [
         (lambda leaves: "sgd", TypeError, "x_optimizer: the factory returned str"),
+        (torch.optim.LBFGS, TypeError, "x_optimizer: LBFGS evaluates the objective itself"),
         (
             lambda leaves: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1),
             ValueError,

@@ -820,3 +820,31 @@ REFUSED = [
 def test_no_closed_form_is_refused(y_set, term, y, pair):
     with pytest.raises(ValueError, match=rf"y_set and nonsmooth: .*{pair}.*closed form"):
         bind(term, y_set, Variable(y, "y"))
+
+
+# Forms of groups and weights
+
+
+def test_sizes_may_be_a_tensor():
+    y = torch.tensor([3.0, 4.0, 1.0])
+    assert float(GroupL2(torch.tensor([2, 1])).value(None, y)) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("groups", [[[True, False]], [torch.tensor([0.5, 1.0])]])
+def test_masks_and_fractions_are_no_coordinates(groups):
+    with pytest.raises(TypeError, match="GroupL2: groups must hold coordinates"):
+        GroupL2(groups)
+
+
+def test_a_group_weight_of_one_entry_is_a_number():
+    y = torch.tensor([3.0, 4.0, 1.0])
+    assert float(GroupL2([2, 1], torch.tensor([2.0])).value(None, y)) == pytest.approx(12.0)
+    with pytest.raises(TypeError, match="GroupL2: a weight per group is a number or a vector, got dict"):
+        GroupL2([2, 1], {"a": 1.0}).value(None, y)
+
+
+def test_an_empty_sum_and_an_empty_part_are_refused():
+    with pytest.raises(ValueError, match="Sum: needs at least one term"):
+        Sum()
+    with pytest.raises(ValueError, match="L1: part: names no leaf"):
+        L1(part=[]).value(None, torch.ones(2))

@@ -163,7 +163,7 @@ def test_orthogonal_group_lasso_is_solved():
 def test_default_parameters_come_near_every_solution(make):
     """MEHA() on problems that hide their constants."""
     problem = make(10)
-    hidden = meha.Problem(problem.upper, problem.lower, problem.nonsmooth, problem.x_set)
+    hidden = meha.Problem(problem.upper, problem.lower, nonsmooth=problem.nonsmooth, x_set=problem.x_set)
     solution = meha.solve(hidden, problem.x0, problem.y0, max_steps=1500, tol=None)
     assert max(problem.distance(solution.x, solution.y)) < 0.06
 

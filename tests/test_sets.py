@@ -296,6 +296,14 @@ def test_contains_is_false_for_nan(case):
         assert not case.set.contains(fill(case.shapes, z)), f"coordinate {i}"
 
 
+@each_case
+def test_projection_keeps_nan(case):
+    """A run that went wrong must neither be hidden nor break off inside a projection."""
+    z = draw(1, case, 1)[0]
+    z[0] = nan
+    assert np.isnan(project(case, z)).any()
+
+
 @each_bounded
 @pytest.mark.parametrize("far", [1e3, 1e9, inf])
 def test_contains_is_false_far_away(case, far):
@@ -406,6 +414,12 @@ def test_branch_name_is_not_a_prefix_of_letters():
     assert float(found["ab"]) == 5.0
 
 
+def test_which_sets_are_products_of_intervals():
+    found = {case.name for case in CASES if case.set.coordinatewise}
+    assert found == {"reals", "nonnegative", "box-scalar", "box-half-line", "box-tensor", "box-row", "linf", "linf-center"}
+    assert Product({"a": Box(0.0, 1.0), "b": NonNegative()}).coordinatewise
+
+
 V3 = torch.zeros(3, dtype=torch.float64)
 V2 = torch.zeros(2, dtype=torch.float64)
 ERRORS = [
@@ -456,3 +470,26 @@ ERRORS = [
 def test_error_names_the_argument(call, kind, match):
     with pytest.raises(kind, match=match):
         call()
+
+
+def test_box_bounds_may_be_lists_and_broadcast():
+    box = Box([0.0, 0.1, 0.2], torch.ones(2, 3))
+    assert box.project(torch.full((2, 3), -1.0))[1].tolist() == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_single_precision_matrices_serve_double_precision_variables():
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 7.0]])
+    z = AffineSet(matrix, torch.ones(2)).project(torch.ones(3, dtype=torch.float64))
+    assert float((matrix.double() @ z - 1).abs().max()) < 1e-13
+
+
+def test_a_tiny_normal_does_not_underflow():
+    half = HalfSpace(torch.full((2,), 1e-30, dtype=torch.float64), 0.0)
+    assert half.project(torch.tensor([1.0, 1.0])).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+
+
+def test_a_product_in_a_product_and_an_empty_system_are_refused():
+    with pytest.raises(TypeError, match="Product: 'a' maps to another Product"):
+        Product({"a": Product({"b": NonNegative()})})
+    with pytest.raises(ValueError, match="AffineSet: matrix must have two dimensions and at least one row"):
+        AffineSet(torch.ones(0, 2), torch.ones(0))

@@ -79,11 +79,10 @@ def test_estimate_on_a_quadratic():
     H = H + H.T
     B = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     problem = meha.Problem(
-        upper=lambda x, y: x.square().sum() * 1.5 + (x.sum() * y.sum()),
+        upper=lambda x, y: 1.5 * x.square().sum() + x.sum() * y["u"].sum(),
         lower=lambda x, y: 0.5 * y["u"] @ H @ y["u"] + x @ B @ y["u"],
         nonsmooth=MCP(0.1, a=4.0),
     )
-    problem = meha.Problem(lambda x, y: 1.5 * x.square().sum() + x.sum() * y["u"].sum(), problem.lower, problem.nonsmooth)
     x, y = torch.zeros(3, dtype=torch.float64), {"u": torch.zeros(5, dtype=torch.float64)}
     found = estimate(problem, x, y, rounds=200)
     eigenvalues = torch.linalg.eigvalsh(H)
@@ -150,3 +149,14 @@ def test_the_rule_keeps_what_is_given():
 def test_wrong_constants_are_refused():
     with pytest.raises(ValueError, match="rho_f"):
         Constants(L_F=1.0, L_f=1.0, rho_f=-1.0)
+
+
+def test_what_the_choice_costs_is_counted():
+    problem = meha.problems.sine(3)
+    run = meha.MEHA().start(meha.Problem(problem.upper, problem.lower), problem.x0, problem.y0)
+    spent = run.counts.upper
+    assert run.counts.lower == 10 * 3 * 8
+    assert 4 * 3 * 8 < spent <= 8 * 3 * 8
+    run.step()
+    assert (run.counts.upper, run.counts.lower) == (spent + 2, 244)
+    assert problem.preset("theory").start(problem, problem.x0, problem.y0).counts.lower == 0

@@ -78,3 +78,8 @@ def test_norm_is_that_of_all_leaves():
     assert float(norm([a])) == 3
     assert float(norm([a, b])) == 5
     assert float(norm([a], [b])) == 5
+
+
+def test_names_that_collide_are_refused():
+    with pytest.raises(ValueError, match=r"x: two of its tensors are named 'a.b'"):
+        Variable({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "x")

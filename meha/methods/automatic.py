@@ -26,7 +26,7 @@ import torch
 from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.schedules import evaluate
-from meha.theory import Constants, check, estimate, eta_range
+from meha.theory import Constants, check, estimate, estimate_at, eta_range
 from meha.variables import Variable, norm, subtract
 
 if TYPE_CHECKING:
@@ -38,20 +38,20 @@ SAFETY = 0.9
 GROWTH = 0.49
 
 
-def choose(method: MEHA, problem: Problem, x: Variable, y: Variable) -> tuple[MEHA, Constants | None]:
-    """``method`` complete, and the constants that it was checked against (None when nothing is known of the problem)."""
+def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable) -> tuple[MEHA, Constants | None]:
+    """``method`` complete, and the constants of the problem (None when they are not known, and not needed)."""
     missing = [name for name in ("gamma", "c") if getattr(method, name) is None]
     for step, optimizer in (("eta", "theta_optimizer"), ("alpha", "x_optimizer"), ("beta", "y_optimizer")):
         if getattr(method, step) is None and getattr(method, optimizer) is None:
             missing.append(step)
     if method.p is None and not callable(method.c):
         method = dataclasses.replace(method, p=GROWTH)
-    constants = problem.constants
+    constants = oracle.problem.constants
     if constants is None and missing:
-        constants = estimate(problem, x.value, y.value)
+        constants = estimate_at(oracle, x, y)
     if constants is None or not missing:
         return method, constants
-    c = _balance(problem, x, y, constants) if method.c is None else evaluate("c", method.c, 0)
+    c = _balance(oracle, x, y, constants) if method.c is None else evaluate("c", method.c, 0)
     found = parameters(constants, c, gamma=method.gamma)
     return dataclasses.replace(method, **cast(dict[str, Any], {name: found[name] for name in missing})), constants
 
@@ -88,7 +88,7 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
     return {"gamma": gamma, "c": c, "eta": eta, "beta": beta / coupling, "alpha": alpha / coupling}
 
 
-def _balance(problem: Problem, x: Variable, y: Variable, constants: Constants) -> float:
+def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants) -> float:
     """c at the start."""
     F_xx, F_yy = constants.F_xx, constants.F_yy
     L_y, L_xy = _lower_curvatures(constants)
@@ -96,13 +96,12 @@ def _balance(problem: Problem, x: Variable, y: Variable, constants: Constants) -
     quotients += [F_xx * L_y / L_xy**2] if F_xx and L_xy else []
     if quotients:
         return 0.5 * min(quotients)
-    oracle, start = Oracle(problem, x, y), y.copy()
-    _, F_y = oracle.gradient(start, [(1.0, oracle.upper, x, start)])
-    _, f_y = oracle.gradient(start, [(1.0, oracle.lower, x, start)])
+    _, F_y = oracle.gradient(y, [(1.0, oracle.upper, x, y)])
+    _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)])
     with torch.no_grad():
-        moved = [leaf - d / L_y for leaf, d in zip(start.leaves, f_y, strict=True)]
+        moved = [leaf - d / L_y for leaf, d in zip(y.leaves, f_y, strict=True)]
         oracle.prox(x.value, moved, 1 / L_y)
-        slope, mapping = float(norm(F_y)), float(norm(subtract(start.leaves, moved))) * L_y
+        slope, mapping = float(norm(F_y)), float(norm(subtract(y.leaves, moved))) * L_y
     return slope / mapping if slope and mapping else 1.0
 
 

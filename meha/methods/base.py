@@ -51,6 +51,10 @@ class StepInfo(Mapping[str, float]):
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def plus(self, **numbers: float) -> StepInfo:
+        """The same with further numbers; what was not read yet stays so."""
+        return StepInfo(self.step, {**self._numbers, **numbers})
+
     def __repr__(self) -> str:
         return f"StepInfo(step={self.step}, " + ", ".join(f"{k}={v:.4g}" for k, v in self.items()) + ")"
 
@@ -110,7 +114,7 @@ class Method(ABC):
         """
         return Run(self, problem, x, y)
 
-    def resolve(self, problem: Problem, x: Variable, y: Variable) -> Method:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> Method:
         """The method with every number that was left out chosen for this problem."""
         return self
 
@@ -150,8 +154,8 @@ class Run:
         problem.check_start(first, second)
         self.problem = problem
         self.batch: Any = None
-        self.method = method.resolve(problem, first, second)
         self.oracle = Oracle(problem, first, second)
+        self.method = method.resolve(self.oracle, first, second)
         with torch.no_grad():
             self.state = self.method.init(self.oracle, first, second)
 

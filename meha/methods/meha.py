@@ -55,7 +55,8 @@ class MEHA(Method):
             that mixes coordinates is only correct after plain steps, so there only SGD is accepted, and its lr is the step
             of the prox.
 
-    What is left out is chosen from estimated constants of the problem (:mod:`meha.methods.automatic`).
+    What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
+    the problem, they are estimated first, and these gradients count.
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
     (f+g)(x, y) - (f+g)(x, theta) - ||theta - y||^2 / (2 gamma) with the new theta, a lower bound of the gap
@@ -100,9 +101,9 @@ class MEHA(Method):
             if not 0 <= self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
 
-    def resolve(self, problem: Problem, x: Variable, y: Variable) -> MEHA:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> MEHA:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
-        method, constants = choose(self, problem, x, y)
+        method, constants = choose(self, oracle, x, y)
         if constants is not None:
             assert method.gamma is not None
             eta = None if method.eta is None else evaluate("eta", method.eta, 0)
@@ -191,6 +192,10 @@ _OPTIMIZERS = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "theta_opti
 
 def _build(factory: OptimizerFactory, variable: Variable, name: str) -> torch.optim.Optimizer:
     optimizer = factory(variable.leaves)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            f"{name}: LBFGS evaluates the objective itself, which a single-loop method does not allow; use another."
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{name}: the factory returned {type(optimizer).__name__}, expected a torch.optim.Optimizer.")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}

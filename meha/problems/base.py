@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meha.methods import MEHA
 from meha.methods.automatic import choose
+from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.variables import Variable
 
@@ -60,7 +61,8 @@ class KnownProblem(Problem):
         ``"theory"``: what ``MEHA()`` chooses from the exact constants of this problem, inside the theorem's range.
         """
         if name == "theory":
-            return choose(MEHA(), self, Variable(self.x0, "x"), Variable(self.y0, "y"))[0]
+            x, y = Variable(self.x0, "x"), Variable(self.y0, "y")
+            return choose(MEHA(), Oracle(self, x, y), x, y)[0]
         if name not in self.presets:
             raise ValueError(f"preset: {self.name} has {', '.join([*self.presets, 'theory'])}, got {name!r}.")
         return self.presets[name]
