@@ -14,6 +14,7 @@ from meha import diagnostics
 from meha.methods.base import Method, describe
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
+from meha.theory import Constants
 from meha.variables import Variable
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Solution:
         counts: gradients of F and of f, Hessian-vector products.
         history: numbers of the recorded steps.
         method: the hyper-parameters, with those that were left out filled in.
+        constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
     """
 
     problem: Problem
@@ -96,6 +98,7 @@ class Solution:
     seconds: float
     counts: Counts
     history: History
+    constants: Constants | None = None
     batch: Any = None
 
     @property
@@ -152,6 +155,9 @@ class Solution:
         work = f"{self.counts.upper} of F, {self.counts.lower} of f"
         lines.append(f"  gradients  {work}" + (f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""))
         lines.append(f"  method     {describe(self.method)}")
+        if self.constants is not None and self.gamma is not None:
+            failing = self.method.check_theory(self.constants)
+            lines.append(f"  theory     {' '.join(failing) or 'gamma, eta and p are in the range of the convergence theorem'}")
         return "\n".join(lines)
 
     def plot(self, names: Sequence[str] = ("upper", "gap", "residual", "change"), path: str | None = None) -> Figure:

@@ -163,6 +163,7 @@ class _Loop:
             seconds=self.seconds,
             counts=run.counts,
             history=self.history,
+            constants=run.constants,
             batch=run.batch,
         )
 

@@ -214,6 +214,11 @@ def test_the_printed_solution():
         assert part in text
     assert solution.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
     assert repr(solution).startswith("Solution(max steps, steps=50")
+    assert "theory     eta = 0.9 is not below" in text
+    default = str(solve(toy(), meha.MEHA(), max_steps=5))
+    assert "theory     gamma, eta and p are in the range" in default
+    unknown = meha.Problem(toy().upper, toy().lower)
+    assert "theory" not in str(meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5))
 
 
 def test_progress_bar(capsys):

@@ -160,3 +160,18 @@ def test_what_the_choice_costs_is_counted():
     run.step()
     assert (run.counts.upper, run.counts.lower) == (spent + 2, 244)
     assert problem.preset("theory").start(problem, problem.x0, problem.y0).counts.lower == 0
+
+
+def test_points_outside_the_domain_are_left_out():
+    """An objective that raises away from the start does not stop the estimate; one that raises at the start does."""
+
+    def lower(x, y):
+        if bool((y.abs() > 0.5).any()):
+            raise ValueError("out of domain")
+        return (y - x).square().sum()
+
+    problem = meha.Problem(lambda x, y: (x + y).square().sum(), lower)
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert estimate(problem, zero, zero, points=5).f_yy == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="out of domain"):
+        estimate(problem, zero, zero + 1)

@@ -26,7 +26,7 @@ import torch
 from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.schedules import evaluate
-from meha.theory import Constants, check, estimate, estimate_at, eta_range
+from meha.theory import Constants, estimate, estimate_at, eta_range
 from meha.variables import Variable, norm, subtract
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any)
     constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
     steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
     given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
-    assert method.gamma is not None
-    found = check(constants, gamma=method.gamma, eta=given.get("eta"))
+    found = method.check_theory(constants)
     if given.get("beta", 0.0) > given.get("eta", math.inf):
         found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
     fitting = parameters(constants, method.penalty(0), method.gamma if not found else None)

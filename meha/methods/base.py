@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
+from meha.theory import Constants
 from meha.variables import Variable
 
 __all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
@@ -114,9 +115,13 @@ class Method(ABC):
         """
         return Run(self, problem, x, y)
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> Method:
-        """The method with every number that was left out chosen for this problem."""
-        return self
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[Method, Constants | None]:
+        """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
+        return self, oracle.problem.constants
+
+    def check_theory(self, constants: Constants) -> list[str]:
+        """Which conditions of the method's convergence theory fail for these constants, as sentences."""
+        return []
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         """What to try when a run from (x, y) failed."""
@@ -137,6 +142,7 @@ class Run:
     Attributes:
         method: the hyper-parameters, with those that were left out filled in.
         problem: the problem.
+        constants: those of the problem, stated or estimated; None when nothing is known.
         batch: the last batch, None before the first or without batches.
 
     >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
@@ -155,7 +161,7 @@ class Run:
         self.problem = problem
         self.batch: Any = None
         self.oracle = Oracle(problem, first, second)
-        self.method = method.resolve(self.oracle, first, second)
+        self.method, self.constants = method.resolve(self.oracle, first, second)
         with torch.no_grad():
             self.state = self.method.init(self.oracle, first, second)
 

@@ -101,14 +101,18 @@ class MEHA(Method):
             if not 0 <= self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> MEHA:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[MEHA, theory.Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
         method, constants = choose(self, oracle, x, y)
         if constants is not None:
-            assert method.gamma is not None
-            eta = None if method.eta is None else evaluate("eta", method.eta, 0)
-            theory.warn(constants, gamma=method.gamma, eta=eta)
-        return method
+            theory.warn(method.check_theory(constants))
+        return method, constants
+
+    def check_theory(self, constants: theory.Constants) -> list[str]:
+        """The inequalities of the convergence theorem that fail."""
+        assert self.gamma is not None
+        eta = None if self.eta is None else evaluate("eta", self.eta, 0)
+        return theory.check(constants, gamma=self.gamma, eta=eta, p=self.p)
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return advise(self, problem, x, y, batch)
