@@ -152,7 +152,9 @@ class Oracle:
                 raise ValueError(
                     "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
                 )
-            self.upper_uses_x = any(u for (_, f, _, _), u in zip(terms, used, strict=True) if f is self.upper)
+            for (_, function, _, _), uses in zip(terms, used, strict=True):
+                if function is self.upper:
+                    self.upper_uses_x = uses
 
     def hessian_vector(
         self, function: Function, x: Variable, y: Variable, vector: Leaves, wrt: tuple[Variable, ...], batch: Any = None

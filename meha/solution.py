@@ -172,16 +172,25 @@ class Solution:
         shown = [name for name in names if name in self.history]
         if not shown:
             raise ValueError(f"names: none of {list(names)} is in the history, which has {list(self.history)}.")
-        figure = Figure(figsize=(3.2 * len(shown), 2.8), layout="constrained")
+        figure = Figure(figsize=(3.4 * len(shown), 2.8), layout="constrained")
         for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
             values = self.history[name]
             axis.plot(self.history["step"], values)
             if all(not value <= 0 for value in values):
                 axis.set_yscale("log")
             axis.set_xlabel("step")
-            axis.set_title(name)
+            axis.set_title(_TITLES.get(name, name), fontsize="medium")
             axis.grid(alpha=0.3)
         figure.suptitle(f"{self.method.name}: {self.status}")
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+
+_TITLES = {
+    "upper": "F(x, y)",
+    "lower": "(f + g)(x, y)",
+    "gap": "gap (as the run estimates it)",
+    "residual": "residual (as the run estimates it)",
+    "change": "relative change of (x, y)",
+}

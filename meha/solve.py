@@ -89,8 +89,11 @@ class _Loop:
         self.run, self.rules, self.callbacks, self.record = run, rules, callbacks, record
         self.history, self.seconds = History(), 0.0
         self.status, self.message = Status.MAX_STEPS, ""
-        self.leaves = [leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves]
+        x, y = run.state.x, run.state.y
+        self.leaves = [leaf.detach() for leaf in x.leaves + y.leaves]
         self.previous = [leaf.clone() for leaf in self.leaves]
+        self.buffers = [buffer for variable in (x, y) for buffer in variable.buffers().values()]
+        self.previous_buffers = [buffer.clone() for buffer in self.buffers]
         self.runaway = _Runaway(self.leaves, divergence)
         self.last: tuple[StepInfo, dict[str, float]]
 
@@ -99,9 +102,11 @@ class _Loop:
         run = self.run
         begin = time.perf_counter()
         copy_(self.previous, self.leaves)
+        for kept, buffer in zip(self.previous_buffers, self.buffers, strict=True):
+            kept.copy_(buffer)
         info = run.step(batch)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
-        info = info.plus(change=float(moved / size) if size > 0 else 0.0)
+        info = info.plus(change=float(moved / size) if moved > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
 
         extra: dict[str, float] = {}
@@ -120,6 +125,8 @@ class _Loop:
         """End the run if its iterate is not finite or runs away."""
         if not math.isfinite(size):
             copy_(self.leaves, self.previous)
+            for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
+                buffer.copy_(kept)
             return self.finish(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity; the iterate before it is returned.")
         reason = self.runaway(self.leaves, info, size, moved)
         return self.finish(Status.DIVERGED, reason) if reason else False

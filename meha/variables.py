@@ -153,7 +153,11 @@ class Variable:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold: the leaves, and the buffers of modules."""
-        return dict(zip(self.names, self.leaves, strict=True)) | dict(_buffers(self.value, ""))
+        return dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers of modules, by name."""
+        return dict(_buffers(self.value, ""))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all tensors by name."""

@@ -10,8 +10,10 @@ import torch
 
 import meha
 from meha.nonsmooth import L1, GroupL2
+from meha.oracle import Oracle
 from meha.schedules import Cosine, InversePower
 from meha.sets import Box, L2Ball, NonNegative, Simplex
+from meha.variables import Variable
 
 PARAMETERS = {"alpha": 0.05, "beta": 0.04, "eta": 0.06, "gamma": 0.7, "c": 0.8, "p": 0.3}
 
@@ -177,6 +179,16 @@ def test_one_gradient_of_F_when_it_does_not_use_x():
     for _ in range(5):
         run.step()
     assert (run.counts.upper, run.counts.lower) == (5, 20)
+
+
+def test_gradients_of_the_lower_level_alone_do_not_hide_F():
+    """A method that first differentiates f + g in x must still get F's part later."""
+    upper, lower, gradients, x0, y0 = random_problem(0)
+    x, y = Variable(torch.tensor(x0), "x"), Variable(torch.tensor(y0), "y")
+    oracle = Oracle(meha.Problem(upper, lower), x, y)
+    oracle.gradient(x, [(1.0, oracle.phi, x, y)])
+    _, found = oracle.gradient(x, [(1.0, oracle.upper, x, y), (1.0, oracle.phi, x, y)])
+    assert np.allclose(found[0].numpy(), gradients["F_x"](x0, y0) + gradients["f_x"](x0, y0))
 
 
 class OnlyOnce(torch.autograd.Function):
