@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,18 @@ class Problem:
     def g(self) -> NonSmooth:
         """The non-smooth term; :class:`~meha.nonsmooth.Zero` when there is none."""
         return self.nonsmooth if self.nonsmooth is not None else Zero()
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether an objective cannot be called as ``objective(x, y)``."""
+        for objective in (self.upper, self.lower):
+            try:
+                inspect.signature(objective).bind(None, None)
+            except TypeError:
+                return True
+            except ValueError:  # a builtin without a signature
+                continue
+        return False
 
     def bind_projection(self, x: Variable) -> Prox:
         """The projection on X for the leaves of ``x``."""

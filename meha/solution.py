@@ -81,7 +81,7 @@ class Solution:
         status: how the run ended.
         message: the same in a sentence, with what to try when it went wrong.
         steps: steps taken.
-        seconds: time spent in steps (diagnostics, rules and callbacks are not counted).
+        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of diagnostics, rules, callbacks.
         counts: gradients of F and of f, Hessian-vector products.
         history: numbers of the recorded steps.
         method: the hyper-parameters, with those that were left out filled in.

@@ -66,9 +66,10 @@ def solve(
     """
     if max_steps < 1 or record < 1:
         raise ValueError(f"max_steps and record: must be at least 1, got {max_steps} and {record}.")
+    begin = time.perf_counter()
     run = (method if method is not None else MEHA()).start(problem, x0, y0)
     rules = ([] if tol is None else [RelativeChange(tol)]) + _listed(stop)
-    loop = _Loop(run, rules, _listed(callbacks), record, divergence)
+    loop = _Loop(run, rules, _listed(callbacks), record, divergence, seconds=time.perf_counter() - begin)
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         for batch in _cycle(batches, max_steps):
             over = loop.advance(batch)
@@ -85,9 +86,11 @@ def solve(
 class _Loop:
     """One run with its clock, its history and the test whether it is over."""
 
-    def __init__(self, run: Run, rules: list[Rule], callbacks: list[Callback], record: int, divergence: float) -> None:
+    def __init__(
+        self, run: Run, rules: list[Rule], callbacks: list[Callback], record: int, divergence: float, seconds: float
+    ) -> None:
         self.run, self.rules, self.callbacks, self.record = run, rules, callbacks, record
-        self.history, self.seconds = History(), 0.0
+        self.history, self.seconds = History(), seconds
         self.status, self.message = Status.MAX_STEPS, ""
         x, y = run.state.x, run.state.y
         self.leaves = [leaf.detach() for leaf in x.leaves + y.leaves]

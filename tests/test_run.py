@@ -39,7 +39,19 @@ def everything(run):
     }
 
 
-@pytest.mark.parametrize("start", [network_run, tensor_run])
+def batch_run():
+    """Numbers left out, and objectives that need a batch: they are chosen in the first step."""
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (y - batch).square().sum() + x.square().sum(),
+        lower=lambda x, y, batch: (y - x * batch).square().sum(),
+    )
+    run = meha.MEHA(gamma=0.1).start(problem, torch.zeros(2), torch.zeros(2))
+    take = run.step
+    run.step = lambda: take(torch.tensor([1.0, 2.0]) + run.k % 3)
+    return run
+
+
+@pytest.mark.parametrize("start", [network_run, tensor_run, batch_run])
 def test_restored_bit_for_bit(start):
     run = start()
     for _ in range(5):
@@ -83,7 +95,7 @@ def test_foreign_states_are_refused_and_change_nothing():
     cases = [
         ({}, "lacks"),
         ({**good, "method": "BOME"}, "was written by BOME"),
-        ({**good, "parameters": "gamma=1"}, "gamma=1"),
+        ({**good, "given": "gamma=1"}, "gamma=1"),
         (altered(x={"": torch.zeros(7, dtype=torch.float64)}), r"x: the state holds \(7,\)"),
         (altered(y={"": torch.zeros(30)}), "float32"),
         (altered(theta={"other": torch.zeros(3)}), "another variable"),
@@ -116,3 +128,22 @@ def test_run_shows_its_variables():
     assert not run.x[0].requires_grad
     assert torch.equal(x0[1], torch.tensor([0.5]))
     assert not torch.equal(run.x[1], x0[1])
+
+
+def test_numbers_are_chosen_with_the_first_batch():
+    run = batch_run()
+    assert run.method.eta is None
+    run.step()
+    assert run.method.gamma == 0.1
+    assert run.method.eta > 0
+    assert run.constants.f_yy == pytest.approx(2.0, rel=1e-2)
+
+
+def test_chosen_numbers_are_restored_wherever_the_other_run_starts():
+    problem = meha.problems.sine(2)
+    hidden = meha.Problem(lambda x, y: problem.upper(x, y), lambda x, y: (y - x).pow(4).sum())
+    runs = [meha.MEHA().start(hidden, problem.x0, y0) for y0 in (problem.y0, problem.y0 + 3)]
+    assert runs[0].method != runs[1].method
+    runs[1].load_state_dict(runs[0].state_dict())
+    assert runs[0].method == runs[1].method
+    assert dict(runs[0].step()) == dict(runs[1].step())

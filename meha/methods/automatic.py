@@ -38,7 +38,7 @@ SAFETY = 0.9
 GROWTH = 0.49
 
 
-def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable) -> tuple[MEHA, Constants | None]:
+def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
     """``method`` complete, and the constants of the problem (None when they are not known, and not needed)."""
     missing = [name for name in ("gamma", "c") if getattr(method, name) is None]
     for step, optimizer in (("eta", "theta_optimizer"), ("alpha", "x_optimizer"), ("beta", "y_optimizer")):
@@ -48,10 +48,10 @@ def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable) -> tuple[MEHA
         method = dataclasses.replace(method, p=GROWTH)
     constants = oracle.problem.constants
     if constants is None and missing:
-        constants = estimate_at(oracle, x, y)
+        constants = estimate_at(oracle, x, y, batch=batch)
     if constants is None or not missing:
         return method, constants
-    c = _balance(oracle, x, y, constants) if method.c is None else evaluate("c", method.c, 0)
+    c = _balance(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
     found = parameters(constants, c, gamma=method.gamma)
     return dataclasses.replace(method, **cast(dict[str, Any], {name: found[name] for name in missing})), constants
 
@@ -87,7 +87,7 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
     return {"gamma": gamma, "c": c, "eta": eta, "beta": beta / coupling, "alpha": alpha / coupling}
 
 
-def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants) -> float:
+def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants, batch: Any) -> float:
     """c at the start."""
     F_xx, F_yy = constants.F_xx, constants.F_yy
     L_y, L_xy = _lower_curvatures(constants)
@@ -95,8 +95,8 @@ def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants) -> 
     quotients += [F_xx * L_y / L_xy**2] if F_xx and L_xy else []
     if quotients:
         return 0.5 * min(quotients)
-    _, F_y = oracle.gradient(y, [(1.0, oracle.upper, x, y)])
-    _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)])
+    _, F_y = oracle.gradient(y, [(1.0, oracle.upper, x, y)], batch)
+    _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
     with torch.no_grad():
         moved = [leaf - d / L_y for leaf, d in zip(y.leaves, f_y, strict=True)]
         oracle.prox(x.value, moved, 1 / L_y)

@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class Method(ABC):
         """
         return Run(self, problem, x, y)
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[Method, Constants | None]:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
         return self, oracle.problem.constants
 
@@ -140,7 +140,8 @@ class Run:
     """A method at work on a problem.
 
     Attributes:
-        method: the hyper-parameters, with those that were left out filled in.
+        method: the hyper-parameters, with those that were left out filled in: at the start, or in the first step if the
+            objectives need a batch.
         problem: the problem.
         constants: those of the problem, stated or estimated; None when nothing is known.
         batch: the last batch, None before the first or without batches.
@@ -158,12 +159,19 @@ class Run:
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
         first, second = Variable(x, "x"), Variable(y, "y")
         problem.check_start(first, second)
-        self.problem = problem
+        self.problem, self.method, self._given = problem, method, method
+        self.constants: Constants | None = None
         self.batch: Any = None
         self.oracle = Oracle(problem, first, second)
-        self.method, self.constants = method.resolve(self.oracle, first, second)
         with torch.no_grad():
-            self.state = self.method.init(self.oracle, first, second)
+            self.state = method.init(self.oracle, first, second)
+        self._resolved = False
+        if not problem.needs_batch:
+            self._resolve(None)
+
+    def _resolve(self, batch: Any) -> None:
+        self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
+        self._resolved = True
 
     @property
     def x(self) -> Any:
@@ -188,6 +196,8 @@ class Run:
     def step(self, batch: Any = None) -> StepInfo:
         """One step, with the batch handed to the objectives when there is one."""
         state, self.batch = self.state, batch
+        if not self._resolved:
+            self._resolve(batch)
         with torch.no_grad():
             numbers = self.method.step(self.oracle, state, batch)
         state.k += 1
@@ -198,9 +208,11 @@ class Run:
 
         Load it with ``torch.load(path, weights_only=True)``.
         """
+        given, now = vars(self._given), vars(self.method)
         return {
             "method": self.method.name,
-            "parameters": describe(self.method),
+            "given": describe(self._given),
+            "chosen": {name: now[name] for name in now if given[name] is None and now[name] is not None},
             "counts": dataclasses.asdict(self.counts),
             "state": self.state.state_dict(),
         }
@@ -208,22 +220,25 @@ class Run:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the run that wrote ``state`` was, bit for bit.
 
-        The run must have been started on the same problem with the same method and variables of the same shapes.
+        The run must have been started on the same problem with the same method and variables of the same shapes. Numbers
+        that were left out of the method are those that the other run chose.
 
         Raises:
             ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
         """
-        missing = {"method", "parameters", "counts", "state"} - set(state)
+        missing = {"method", "given", "chosen", "counts", "state"} - set(state)
         if missing:
             raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
-        own = (self.method.name, describe(self.method))
-        if (state["method"], state["parameters"]) != own:
+        own = (self.method.name, describe(self._given))
+        if (state["method"], state["given"]) != own:
             raise ValueError(
-                f"state: was written by {state['method']}({state['parameters']}), this run is {own[0]}({own[1]});"
+                f"state: was written by {state['method']}({state['given']}), this run is {own[0]}({own[1]});"
                 " start the run with the same method."
             )
+        method = dataclasses.replace(self._given, **state["chosen"])
         self.state.load_state_dict(state["state"])
-        self.oracle.counts = Counts(**state["counts"])
+        self.method, self.oracle.counts = method, Counts(**state["counts"])
+        self._resolved = self._resolved or self.k > 0
 
 
 def describe(method: Method) -> str:

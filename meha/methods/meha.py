@@ -101,9 +101,9 @@ class MEHA(Method):
             if not 0 <= self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[MEHA, theory.Constants | None]:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, theory.Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
-        method, constants = choose(self, oracle, x, y)
+        method, constants = choose(self, oracle, x, y, batch)
         if constants is not None:
             theory.warn(method.check_theory(constants))
         return method, constants
@@ -172,13 +172,12 @@ class MEHA(Method):
         """variable <- prox(variable - step * direction), and the norm of the move divided by the step."""
         optimizer = getattr(state, _OPTIMIZERS[name])
         leaves = variable.leaves
-        if optimizer is None:
-            step = evaluate(name, getattr(self, name), state.k)
-            if prox.identity:
-                add_(leaves, direction, -step)
-                return norm(direction)
+        if optimizer is None and prox.identity:
+            add_(leaves, direction, -evaluate(name, getattr(self, name), state.k))
+            return norm(direction)
         old = [leaf.clone() for leaf in leaves]
         if optimizer is None:
+            step = evaluate(name, getattr(self, name), state.k)
             add_(leaves, direction, -step)
         else:
             step = float(optimizer.param_groups[0]["lr"])
