@@ -18,6 +18,9 @@ from meha.variables import Leaves, Variable, copy_, norm, subtract
 
 __all__ = ["LowerSolution", "solve_lower"]
 
+PATIENCE = 1000
+"""Iterations without a smaller residual after which the solver gives up."""
+
 
 @dataclass(frozen=True)
 class LowerSolution:
@@ -52,7 +55,8 @@ def solve_lower(
     not; the momentum restarts when it points uphill. A non-convex problem ends at a stationary point in the basin of y.
 
     Args:
-        tol: on the prox-gradient mapping, relative to the largest gradient met; floored at rounding level.
+        tol: on the prox-gradient mapping, relative to the largest gradient met. A step within rounding of theta also counts as
+            converged: more cannot be had.
     """
     theta = y.copy()
     point = theta.leaves
@@ -77,7 +81,7 @@ def solve_lower(
         d_ahead = gradient()
         scale = float(norm(d_ahead))
         step = min(limit, 1.0 if gamma is None else gamma)
-        momentum, residual, steps = 1.0, math.inf, 0
+        momentum, residual, least, steps, since, converged = 1.0, math.inf, math.inf, 0, 0, False
         while steps < max_steps:
             steps += 1
             while True:
@@ -94,7 +98,11 @@ def solve_lower(
                 break
             scale = max(scale, float(norm(d_new)))
             residual = float(norm(subtract(new, prox_step(new, d_new, step)))) / step
-            if residual <= tol * scale or not math.isfinite(residual):
+            converged = residual <= max(tol * scale, 16 * eps * float(norm(new)) / step)
+            if converged or not math.isfinite(residual):
+                break
+            least, since = (residual, 0) if residual < least else (least, since + 1)
+            if since > PATIENCE:
                 break
             if _inner(subtract(ahead, new), subtract(new, here)) > 0:
                 momentum = 1.0
@@ -110,7 +118,7 @@ def solve_lower(
             here = new
             step = min(step * 1.1, limit)
         copy_(point, new)
-    return LowerSolution(theta, residual, steps, residual <= tol * scale)
+    return LowerSolution(theta, residual, steps, converged)
 
 
 def _inner(a: Leaves, b: Leaves) -> float:

@@ -9,9 +9,12 @@ import torch
 
 import meha
 from meha.diagnostics import DiagnosticWarning, envelope, gap, hypergradient, merit, residual
+from meha.lower import solve_lower
 from meha.nonsmooth import L1, MCP, GroupL2
+from meha.oracle import Oracle
 from meha.sets import Box, L2Ball, NonNegative
 from meha.theory import Constants
+from meha.variables import Variable
 
 
 def generator(seed):
@@ -265,3 +268,30 @@ def test_nonnegative_lower_level():
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y + x).square().sum(), y_set=NonNegative())
     x, y = torch.ones(2, dtype=torch.float64), torch.tensor([0.5, 4.0], dtype=torch.float64)
     assert envelope(problem, x, y, 2.0).theta.tolist() == pytest.approx([0.0, (2 - 1) / 1.5], abs=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_starting_at_the_solution_ends_at_once(scale):
+    """Where only rounding is left of the gradient, the inner solver stops instead of chasing it."""
+    H = normal(6, 6, seed=5)
+    H = scale * (H @ H.T + torch.eye(6, dtype=torch.float64))
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * y @ H @ y - scale * x @ y)
+    x = normal(6, seed=6)
+    best = torch.linalg.solve(H, scale * x)
+    point = Variable(x, "x"), Variable(best, "y")
+    oracle = Oracle(problem, *point)
+    found = solve_lower(oracle, *point, gamma=1 / scale, tol=1e-10)
+    assert found.converged
+    assert found.steps < 50
+    assert torch.allclose(found.theta.detached(), best, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kappa", [1e2, 1e5])
+def test_inner_solver_on_ill_conditioned_problems(kappa):
+    spectrum = torch.logspace(0, -math.log10(kappa), 20, dtype=torch.float64)
+    target = normal(20, seed=1)
+    problem = meha.Problem(lambda x, y: y.sum() + x.sum(), lambda x, y: 0.5 * (spectrum * (y - target).square()).sum())
+    point = Variable(target, "x"), Variable(torch.zeros(20, dtype=torch.float64), "y")
+    found = solve_lower(Oracle(problem, *point), *point, tol=1e-9, max_steps=30_000)
+    assert found.converged
+    assert torch.allclose(found.theta.detached(), target, atol=1e-3)

@@ -11,8 +11,8 @@ With L_y = f_yy, the curvature of f in y, L_xy = sqrt(f_xy^2 + L_g^2), the stren
     alpha = s / (F_xx / c + L_xy^2 / L_y)           with beta, divided by 1 + sqrt(alpha beta) F_xy / c
 
 A quotient whose parts are zero is left out of the minimum. When none remains, F is linear, and c = |F_y| / |G|, with G the
-prox-gradient mapping of the lower level at the start. The rule is scale-free: it does not change when x, y, F or f are
-measured in other units.
+prox-gradient mapping of the lower level at the start. For given constants the rule is scale-free: the run stays the same
+when x, y, F or f are measured in other units.
 """
 
 from __future__ import annotations
