@@ -54,7 +54,7 @@ def envelope(
     """v_gamma(x, y), its minimiser theta* and its gradient (the paper's Lemma on the gradient of v_gamma).
 
     For gamma below 1 / (2 rho) the inner problem is strongly convex and theta* unique; beyond, theta* is a stationary
-    point in the basin of y, and the gradient is that of the branch through it.
+    point that is no worse than y, and the gradient is that of the branch through it.
 
     Args:
         tol: tolerance of the inner solve, relative to the size of its gradients.
@@ -71,7 +71,9 @@ def envelope(
     return Envelope(value, inner.theta.detached(), point.x.like(d_x), point.y.like(d_y), phi, inner.residual)
 
 
-def gap(problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, batch: Any = None) -> float:
+def gap(
+    problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
+) -> float:
     """(f + g)(x, y) - v_gamma(x, y): never negative, and zero exactly where y is stationary for the lower level at x.
 
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
@@ -79,11 +81,21 @@ def gap(problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, b
     0.0
     """
     point = _Point(problem, x, y, batch)
-    value, phi = point.values(point.solve(gamma, tol).theta, gamma)
+    value, phi = point.values(point.solve(gamma, tol, max_steps).theta, gamma)
     return phi - value
 
 
-def residual(problem: Problem, x: Any, y: Any, gamma: float, c: float, *, tol: float = 1e-10, batch: Any = None) -> float:
+def residual(
+    problem: Problem,
+    x: Any,
+    y: Any,
+    gamma: float,
+    c: float,
+    *,
+    tol: float = 1e-10,
+    max_steps: int = 10_000,
+    batch: Any = None,
+) -> float:
     """The residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
 
     The paper's R_k is the distance of 0 to grad F + c (grad f + subdifferential of g - grad v_gamma) + normal cones. A
@@ -91,8 +103,9 @@ def residual(problem: Problem, x: Any, y: Any, gamma: float, c: float, *, tol: f
 
         (z - prox_{s (c g + indicator)}(z - s grad(smooth part of psi))) / s,   z = (x, y),  s = gamma / c,
 
-    the gradient in x being that of all of psi (g is smooth in x). It is never larger than the distance, vanishes exactly at
-    stationary points, and equals the distance where g = 0, X and Y are whole spaces.
+    the gradient in x being that of all of psi (g is smooth in x). It vanishes exactly at stationary points, equals the
+    distance where g = 0 and X and Y are whole spaces, and is never larger than it for convex g. For a weakly convex g,
+    s = min(gamma, 1 / (2 rho)) / c.
 
     >>> problem = Problem(lambda x, y: (x - 1).square().sum(), lambda x, y: 0.5 * (y - x).square().sum())
     >>> residual(problem, torch.ones(1), torch.ones(1), gamma=1.0, c=2.0)
@@ -101,11 +114,11 @@ def residual(problem: Problem, x: Any, y: Any, gamma: float, c: float, *, tol: f
     check_positive("c", c)
     point = _Point(problem, x, y, batch)
     oracle, x_, y_ = point.oracle, point.x, point.y
-    theta = point.solve(gamma, tol).theta
+    theta = point.solve(gamma, tol, max_steps).theta
     v_x, v_y = point.envelope_gradient(theta, gamma)
     _, d_x = oracle.gradient(x_, [(1.0, oracle.upper, x_, y_), (c, oracle.phi, x_, y_)], batch, strict=False)
     _, d_y = oracle.gradient(y_, [(1.0, oracle.upper, x_, y_), (c, oracle.lower, x_, y_)], batch, strict=False)
-    step = gamma / c
+    step = (min(gamma, 0.5 / problem.g.rho) if problem.g.rho else gamma) / c
     with torch.no_grad():
         new_x = [z - step * (d - c * v) for z, d, v in zip(x_.leaves, d_x, v_x, strict=True)]
         new_y = [z - step * (d - c * v) for z, d, v in zip(y_.leaves, d_y, v_y, strict=True)]
@@ -125,6 +138,7 @@ def merit(
     *,
     lower_bound: float = 0.0,
     tol: float = 1e-10,
+    max_steps: int = 10_000,
     batch: Any = None,
 ) -> float:
     """V = (F - lower_bound) / c + (f + g - v_gamma) + ((L_f + L_g)^2 + 1/gamma^2) ||theta - theta*||^2.
@@ -138,13 +152,16 @@ def merit(
     """
     check_positive("c", c)
     point = _Point(problem, x, y, batch)
-    best = point.solve(gamma, tol).theta
+    auxiliary = Variable.of(theta, "theta")
+    if [leaf.shape for leaf in auxiliary.leaves] != [leaf.shape for leaf in point.y.leaves]:
+        raise ValueError("theta: its tensors differ in number or shape from those of y; pass run.state.theta.detached().")
+    best = point.solve(gamma, tol, max_steps).theta
     value, phi = point.values(best, gamma)
     weight = (constants.L_f + constants.L_g) ** 2 + 1 / gamma**2
     with torch.no_grad():
         upper = float(point.oracle.upper(point.x, point.y, batch))
-        apart = float(norm(subtract(Variable.of(theta, "theta").leaves, best.leaves)))
-    return (upper - lower_bound) / c + phi - value + weight * apart**2
+        apart = float(norm(subtract(auxiliary.leaves, best.leaves)))
+    return (upper - lower_bound) / c + phi - value + weight * apart * apart
 
 
 def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None) -> Any:
@@ -154,7 +171,8 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
     diagnostic with second derivatives; MEHA takes none.
 
     Raises:
-        ValueError: there is a non-smooth term or a constraint on y, or the Hessian of f in y is not positive definite.
+        ValueError: there is a non-smooth term or a constraint on y, or conjugate gradients meet a direction in which the
+            Hessian of f in y is not positive.
 
     >>> problem = Problem(lambda x, y: y.square().sum(), lambda x, y: 0.5 * (y - 3 * x).square().sum())
     >>> hypergradient(problem, torch.ones(1), torch.zeros(1))
@@ -198,7 +216,8 @@ class _Point:
         with torch.no_grad():
             phi = float(self.oracle.phi(self.x, self.y, self.batch))
             at_theta = float(self.oracle.phi(self.x, theta, self.batch))
-            value = at_theta + float(norm(subtract(theta.leaves, self.y.leaves))) ** 2 / (2 * gamma)
+            distance = float(norm(subtract(theta.leaves, self.y.leaves)))
+            value = at_theta + distance * distance / (2 * gamma)
         return min(value, phi), phi
 
     def envelope_gradient(self, theta: Variable, gamma: float) -> tuple[Leaves, Leaves]:
@@ -225,10 +244,10 @@ def _conjugate_gradients(apply: Any, rhs: Leaves, tol: float) -> Leaves:
     v = [torch.zeros_like(leaf) for leaf in rhs]
     r, p = [leaf.clone() for leaf in rhs], [leaf.clone() for leaf in rhs]
     size = float(norm(rhs))
-    rr = size**2
+    rr = size * size
     for _ in range(10 * sum(leaf.numel() for leaf in rhs)):
         if math.sqrt(rr) <= max(tol, 4 * eps) * size:
-            break
+            return v
         image = apply(p)
         curvature = float(sum((a * b).sum() for a, b in zip(p, image, strict=True)))
         if curvature <= 1e-12 * float(norm(p)) * float(norm(image)):
@@ -239,7 +258,13 @@ def _conjugate_gradients(apply: Any, rhs: Leaves, tol: float) -> Leaves:
         length = rr / curvature
         v = [a + length * b for a, b in zip(v, p, strict=True)]
         r = [a - length * b for a, b in zip(r, image, strict=True)]
-        rr_next = float(norm(r)) ** 2
+        rr_next = float(norm(r).square())
         p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
         rr = rr_next
+    warnings.warn(
+        f"conjugate gradients reached a relative residual of {math.sqrt(rr) / size:.1e} only; the hypergradient is approximate,"
+        " because the Hessian of lower in y is ill-conditioned.",
+        DiagnosticWarning,
+        stacklevel=3,
+    )
     return v

@@ -51,23 +51,31 @@ def solve_lower(
 ) -> LowerSolution:
     """Minimise (f + g)(x, theta), plus ||theta - y||^2 / (2 gamma) unless gamma is None, over theta in Y from theta = y.
 
-    The step is found by backtracking on gradient differences, which works down to rounding where differences of values do
-    not; the momentum restarts when it points uphill. A non-convex problem ends at a stationary point in the basin of y.
+    The objective never rises (beyond rounding), so that a non-convex problem ends at a stationary point that is no worse than
+    y. Steps are found by backtracking on gradient differences, which works down to rounding where differences of values do not;
+    the momentum restarts when it points uphill or the objective would rise.
 
     Args:
-        tol: on the prox-gradient mapping, relative to the largest gradient met. A step within rounding of theta also counts as
-            converged: more cannot be had.
+        tol: on the prox-gradient mapping, relative to the curvature met in the last step times the size of theta or of its
+            distance from y. A step within rounding of theta also counts as converged: more cannot be had.
     """
+    if max_steps < 1:
+        raise ValueError(f"max_steps: must be at least 1, got {max_steps}.")
     theta = y.copy()
     point = theta.leaves
     eps = max(torch.finfo(leaf.dtype).eps for leaf in point)
-    tol = max(tol, 8 * eps)
 
-    def gradient() -> Leaves:
-        _, found = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
+    def evaluate(at: Leaves) -> tuple[float, Leaves]:
+        """Value of the whole objective, and gradient of its smooth part."""
+        copy_(point, at)
+        (value,), found = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
+        total = float(value) + float(oracle.g(x, theta))
         if gamma is not None:
-            found = [g + (t - c) / gamma for g, t, c in zip(found, point, y.leaves, strict=True)]
-        return found
+            away = subtract(point, y.leaves)
+            distance = float(norm(away))
+            total += distance * distance / (2 * gamma)
+            found = [g + a / gamma for g, a in zip(found, away, strict=True)]
+        return total, found
 
     def prox_step(start: Leaves, direction: Leaves, step: float) -> Leaves:
         new = [s - step * d for s, d in zip(start, direction, strict=True)]
@@ -76,48 +84,50 @@ def solve_lower(
 
     with torch.no_grad():
         limit = 0.5 / oracle.problem.g.rho if oracle.problem.g.rho else math.inf
-        ahead = [leaf.clone() for leaf in point]
-        here = [leaf.clone() for leaf in point]
-        d_ahead = gradient()
-        scale = float(norm(d_ahead))
+        here = [leaf.clone() for leaf in y.leaves]
+        value, d_here = evaluate(here)
+        ahead, d_ahead = here, d_here
         step = min(limit, 1.0 if gamma is None else gamma)
-        momentum, residual, least, steps, since, converged = 1.0, math.inf, math.inf, 0, 0, False
-        while steps < max_steps:
+        bound = 1e12 * (1 + float(norm(here)))
+        momentum, residual, least, since, steps = 1.0, math.inf, math.inf, 0, 0
+        converged = was_small = False
+        while steps < max_steps and step > 1e-30:
             steps += 1
-            while True:
-                new = prox_step(ahead, d_ahead, step)
-                move = subtract(new, ahead)
-                length = float(norm(move))
-                copy_(point, new)
-                d_new = gradient()
-                turn = _inner(subtract(d_new, d_ahead), move)
-                if not math.isfinite(turn) or turn > length**2 / step * (1 + 1e-9) + eps * scale * length:
+            new = prox_step(ahead, d_ahead, step)
+            move = subtract(new, ahead)
+            length = float(norm(move))
+            value_new, d_new = evaluate(new)
+            turn = _inner(subtract(d_new, d_ahead), move)
+            noise = eps * float(norm(d_ahead)) * length
+            if turn > length * length / step * (1 + 1e-9) + noise:
+                step /= 2
+                continue
+            if not (math.isfinite(turn) and value_new <= value + 32 * eps * max(abs(value), abs(value_new))):  # rises, or NaN
+                if ahead is here:
                     step /= 2
-                    if step > 1e-30:
-                        continue
-                break
-            scale = max(scale, float(norm(d_new)))
+                ahead, d_ahead, momentum = here, d_here, 1.0
+                continue
+
             residual = float(norm(subtract(new, prox_step(new, d_new, step)))) / step
-            converged = residual <= max(tol * scale, 16 * eps * float(norm(new)) / step)
-            if converged or not math.isfinite(residual):
-                break
+            size = max(float(norm(new)), float(norm(subtract(new, y.leaves))))
+            curvature = max(turn, 0.0) / (length * length) if length * length > 0 else 0.0
+            small = residual <= max(tol * curvature * size, 16 * eps * size / step)
+            converged = small and (was_small or residual == 0)  # twice: one step may have met a wall of curvature
+            was_small = small
             least, since = (residual, 0) if residual < least else (least, since + 1)
-            if since > PATIENCE:
+            uphill = _inner(subtract(ahead, new), subtract(new, here)) > 0
+            old, here, d_here, value = here, new, d_new, value_new
+            if converged or since > PATIENCE or size > bound:
                 break
-            if _inner(subtract(ahead, new), subtract(new, here)) > 0:
-                momentum = 1.0
-            following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
-            factor = (momentum - 1) / following
-            momentum = following
+            following = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
+            factor = 0.0 if uphill else (momentum - 1) / following
+            momentum = 1.0 if uphill else following
+            ahead, d_ahead = here, d_here
             if factor:
-                ahead = [n + factor * (n - h) for n, h in zip(new, here, strict=True)]
-                copy_(point, ahead)
-                d_ahead = gradient()
-            else:
-                ahead, d_ahead = new, d_new
-            here = new
-            step = min(step * 1.1, limit)
-        copy_(point, new)
+                ahead = [n + factor * (n - o) for n, o in zip(here, old, strict=True)]
+                d_ahead = evaluate(ahead)[1]
+            step = min(1.2 * step, limit)
+        copy_(point, here)
     return LowerSolution(theta, residual, steps, converged)
 
 

@@ -77,15 +77,16 @@ class Oracle:
         self.lower = Function("f", _caller(problem.lower), "lower")
         self._g = problem.g.terms(y)
         self.phi = Function("f + g", self._phi, "lower") if self._g else self.lower
-        self.upper_uses_x = True
+        self.upper_uses_x = True  # until a first look says otherwise; matters for the counts alone
         self._joint = x.numel + y.numel <= JOINT_LIMIT
         self._checked: set[tuple[str, ...]] = set()
 
+    def g(self, x: Variable, y: Variable) -> Tensor | float:
+        """g(x, y); 0 when there is none."""
+        return sum(term.value_leaves(x.value, [y.leaves[i] for i in chosen]) for term, chosen in self._g)
+
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
-        value = self.lower(x, y, batch)
-        for term, chosen in self._g:
-            value = value + term.value_leaves(x.value, [y.leaves[i] for i in chosen])
-        return value
+        return self.lower(x, y, batch) + self.g(x, y)
 
     def gradient(
         self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
@@ -96,11 +97,10 @@ class Oracle:
         a pass per term, so that the intermediate results of one term only are held at a time.
 
         Args:
-            strict: refuse functions that do not depend on their variable, instead of counting them as constant. The first
-                gradient of each kind finds out; if F turns out not to use x, it is left out of gradients in x from then on.
+            strict: refuse functions that do not depend on their variable, instead of taking them for constants. The first
+                gradient of each kind finds out. A function found not to depend on x is evaluated all the same, since that may
+                change, but its gradients in x are not counted.
         """
-        if wrt.argument == "x" and not self.upper_uses_x:
-            terms = [term for term in terms if term[1] is not self.upper]
         values: list[Tensor] = []
         total: Tensor | None = None
         gradient: Leaves | None = None
@@ -110,15 +110,15 @@ class Oracle:
         with torch.enable_grad():
             for weight, function, x, y in terms:
                 value = function(x, y, batch)
-                values.append(value.detach())
+                values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())
                 if unchecked:
                     used.append(_depends(value, wrt.leaves))
-                if not value.requires_grad or (unchecked and not used[-1]):
+                if not value.requires_grad:
                     continue
-                if function is self.upper:
-                    self.counts.upper += 1
-                else:
+                if function is not self.upper:
                     self.counts.lower += 1
+                elif wrt.argument != "x" or self.upper_uses_x:
+                    self.counts.upper += 1
                 if self._joint:
                     value = value if weight == 1.0 else weight * value
                     total = value if total is None else total + value
@@ -153,8 +153,9 @@ class Oracle:
                     "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
                 )
             for (_, function, _, _), uses in zip(terms, used, strict=True):
-                if function is self.upper:
-                    self.upper_uses_x = uses
+                if function is self.upper and self.upper_uses_x and not uses:
+                    self.upper_uses_x = False
+                    self.counts.upper -= 1
 
     def hessian_vector(
         self, function: Function, x: Variable, y: Variable, vector: Leaves, wrt: tuple[Variable, ...], batch: Any = None

@@ -126,7 +126,7 @@ class _Loop:
 
     def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
         """End the run if its iterate is not finite or runs away."""
-        if not math.isfinite(size):
+        if not math.isfinite(size + info.get("upper", 0.0)):
             copy_(self.leaves, self.previous)
             for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
                 buffer.copy_(kept)
@@ -183,7 +183,8 @@ class _Runaway:
 
     At steps 64, 128, 256, ... it looks at the second half of the run so far. A run that approaches something slows down; one
     that drifts keeps its pace and at most doubles its distance from the start. Three windows in a row with longer steps and
-    1.5 times the distance, the last two with a larger F, are taken for divergence, if the distance is large at all.
+    1.5 times the distance, the last two with a larger F, and a last step longer than their mean, are taken for divergence, if
+    the distance is large at all.
     """
 
     def __init__(self, leaves: Leaves, limit: float) -> None:
@@ -209,7 +210,7 @@ class _Runaway:
         recent = self.windows[-4:]
         away = all(b[0] > 1.5 * a[0] and b[1] > 1.05 * a[1] for a, b in itertools.pairwise(recent))
         worse = recent[1][2] < recent[2][2] < recent[3][2]
-        if not (away and worse):
+        if not (away and worse and moved > recent[3][1]):
             return ""
         return f"The steps grow and lead away from the start: distance {distance:.3g} after {info.step} steps, F growing."
 

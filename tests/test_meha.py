@@ -332,11 +332,10 @@ def test_theta_has_buffers_of_its_own():
     assert theta is not model
     assert theta[0].bias is model[0].bias
     assert theta[1].running_mean is not model[1].running_mean
-    # Per step: theta runs forward twice (its own step, and the x-direction), y three times (F once, because it ignores x).
-    assert int(theta[1].num_batches_tracked) == 2
-    seen = int(model[1].num_batches_tracked)
+    # Per step: theta runs forward twice (its own step, and the x-direction), y four times (F and f, for x and for y).
     run.step()
-    assert int(model[1].num_batches_tracked) == seen + 3
+    assert int(theta[1].num_batches_tracked) == 4
+    assert int(model[1].num_batches_tracked) == 8
     assert all(p.grad is None for p in model.parameters())
 
 

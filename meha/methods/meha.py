@@ -43,8 +43,7 @@ class MEHA(Method):
         y     <- prox_{beta g(x,.)}( y - beta (grad_y [ F(x, y) / c_k + f(x, y) ] - (y - theta) / gamma) )
 
     with prox including the projection on Y, theta = y at the start, and c_k = c (k+1)^p. It costs 4 gradients of f and 2 of F
-    (1 if F does not depend on x, which is read off the first step), and never a double backward pass. The smooth case is
-    the same code with g = 0.
+    (1 if F does not depend on x), and never a double backward pass. The smooth case is the same code with g = 0.
 
     Args:
         alpha, beta, eta: step sizes of x, y and theta: numbers, or functions of k (:mod:`meha.schedules`).
@@ -144,16 +143,16 @@ class MEHA(Method):
         m_theta = self._move("eta", state, theta, d_theta, oracle.prox)
 
         terms = [(1 / c, F, x, y), (1.0, phi, x, y), (-1.0, phi, x, theta)]
-        (*upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
+        (upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
         m_x = self._move("alpha", state, x, d_x, oracle.project)
 
         apart = norm(subtract(theta.leaves, y.leaves))
-        (upper_next, _), d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
+        _, d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
         d_y = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
         m_y = self._move("beta", state, y, d_y, oracle.prox)
 
         return {
-            "upper": upper[0] if upper else upper_next,
+            "upper": upper,
             "lower": lower,
             "gap": lambda: float(lower) - float(lower_theta) - float(apart) ** 2 / (2 * gamma),
             "residual": lambda: c * math.hypot(m_theta, m_x, m_y),
@@ -195,6 +194,8 @@ _OPTIMIZERS = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "theta_opti
 
 def _build(factory: OptimizerFactory, variable: Variable, name: str) -> torch.optim.Optimizer:
     optimizer = factory(variable.leaves)
+    if isinstance(optimizer, torch.optim.Optimizer) and any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError(f"{name}: maximize=True would climb; leave it out.")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError(
             f"{name}: LBFGS evaluates the objective itself, which a single-loop method does not allow; use another."
@@ -209,7 +210,14 @@ def _build(factory: OptimizerFactory, variable: Variable, name: str) -> torch.op
 
 def _check_metric(optimizer: torch.optim.Optimizer, domain: ConvexSet | None, nonsmooth: bool, name: str) -> None:
     """A prox belongs to the metric of the step: after Adam, soft thresholding is no proximal step of anything."""
-    if isinstance(optimizer, torch.optim.SGD) or not (nonsmooth or (domain is not None and not domain.coordinatewise)):
+    if not nonsmooth and (domain is None or domain.coordinatewise):
+        return
+    rates = {group["lr"] for group in optimizer.param_groups}
+    if len(rates) > 1:
+        raise ValueError(
+            f"{name}: has several learning rates {sorted(rates)}, but a prox or projection has one step; use one lr."
+        )
+    if isinstance(optimizer, torch.optim.SGD):
         return
     what = "a non-smooth term" if nonsmooth else f"the set {domain!r}"
     raise ValueError(
