@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from meha.checks import check_positive
 from meha.lower import LowerSolution, solve_lower
 from meha.oracle import Oracle
 from meha.problem import Problem
-from meha.schedules import check_positive
 from meha.theory import Constants
 from meha.variables import Leaves, Variable, norm, subtract
 

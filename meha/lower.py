@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha.checks import check_count
 from meha.oracle import Oracle
 from meha.variables import Leaves, Variable, copy_, norm, subtract
 
@@ -59,8 +60,7 @@ def solve_lower(
         tol: on the prox-gradient mapping, relative to the curvature met in the last step times the size of theta or of its
             distance from y. A step within rounding of theta also counts as converged: more cannot be had.
     """
-    if max_steps < 1:
-        raise ValueError(f"max_steps: must be at least 1, got {max_steps}.")
+    check_count("max_steps", max_steps)
     theta = y.copy()
     point = theta.leaves
     eps = max(torch.finfo(leaf.dtype).eps for leaf in point)
@@ -88,6 +88,11 @@ def solve_lower(
         value, d_here = evaluate(here)
         ahead, d_ahead = here, d_here
         step = min(limit, 1.0 if gamma is None else gamma)
+        slope = float(norm(d_here))
+        if slope > 0:  # a first step that fits the curvature at y, so as not to leave its surroundings at once
+            near = prox_step(here, d_here, min(step, 1e-4 * (float(norm(here)) or 1.0) / slope))
+            bend, length = float(norm(subtract(evaluate(near)[1], d_here))), float(norm(subtract(near, here)))
+            step = min(step, length / bend) if math.isfinite(bend) and bend > 0 and length > 0 else step
         bound = 1e12 * (1 + float(norm(here)))
         momentum, residual, least, since, steps = 1.0, math.inf, math.inf, 0, 0
         converged = was_small = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, cast
 
 import torch
@@ -42,6 +42,9 @@ Weight = float | Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[Any], An
 Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
+_UNSHOWN = ("names", "rho", "count")
+
+
 class NonSmooth(ABC):
     """A term g(x, y), possibly non-smooth in y, whose proximal map in y is known in closed form."""
 
@@ -55,8 +58,21 @@ class NonSmooth(ABC):
     """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
 
     def __init__(self, part: str | Sequence[str] | None = None) -> None:
+        if part is not None and not isinstance(part, str | list | tuple):
+            raise TypeError(f"{type(self).__name__}: part must be a name or a list of names, got {part!r}.")
         self.part = part
         self.names: list[str] = []
+
+    def declared(self, name: str, weight: Weight) -> Weight:
+        """The weight, refused at once if it is of no known form or a negative number."""
+        if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
+            raise TypeError(
+                f"{type(self).__name__}: {name} must be a number, a tensor, a list or dict of them, or a function of x,"
+                f" got {weight!r}."
+            )
+        if isinstance(weight, Tensor | Real) and bool(torch.as_tensor(weight < 0).any()):
+            raise ValueError(f"{type(self).__name__}: {name} must not be negative, got {weight!r}.")
+        return weight
 
     def value(self, x: Any, y: Any) -> Tensor:
         """g(x, y), differentiable in x."""
@@ -99,6 +115,10 @@ class NonSmooth(ABC):
     def __add__(self, other: NonSmooth) -> Sum:
         return Sum(self, other)
 
+    def __repr__(self) -> str:
+        fields = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and name not in _UNSHOWN)
+        return f"{type(self).__name__}({', '.join(fields)})"
+
     @abstractmethod
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         """g on the chosen leaves."""
@@ -140,6 +160,9 @@ class Sum(NonSmooth):
         super().__init__()
         if not members:
             raise ValueError("Sum: needs at least one term.")
+        for member in members:
+            if not isinstance(member, NonSmooth):
+                raise TypeError(f"Sum: expected terms of meha.nonsmooth, got {type(member).__name__}.")
         self.members: list[NonSmooth] = []
         for member in members:
             self.members += member.members if isinstance(member, Sum) else [member]
@@ -183,7 +206,7 @@ class L1(NonSmooth):
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
-        self.weight = weight
+        self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         return _total(w * leaf.abs() for w, leaf in _weighted(self, self.weight, x, leaves))
@@ -203,7 +226,7 @@ class NonNegativeL1(NonSmooth):
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
-        self.weight = weight
+        self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         linear = _total(w * leaf for w, leaf in _weighted(self, self.weight, x, leaves))
@@ -229,7 +252,7 @@ class ElasticNet(NonSmooth):
 
     def __init__(self, l1: Weight = 1.0, l2: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
-        self.l1, self.l2 = l1, l2
+        self.l1, self.l2 = self.declared("l1", l1), self.declared("l2", l2)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         first = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
@@ -260,9 +283,10 @@ class SCAD(NonSmooth):
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
+        self.weight = self.declared("weight", weight)
         if not a > 2:
             raise ValueError(f"SCAD: a must be more than 2, got {a}.")
-        self.weight, self.a = weight, a
+        self.a = a
         self.rho = 1 / (a - 1)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
@@ -300,9 +324,10 @@ class MCP(NonSmooth):
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
+        self.weight = self.declared("weight", weight)
         if not a > 0:
             raise ValueError(f"MCP: a must be positive, got {a}.")
-        self.weight, self.a = weight, a
+        self.a = a
         self.rho = 1 / a
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
@@ -328,7 +353,7 @@ class Nuclear(NonSmooth):
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
-        self.weight = weight
+        self.weight = self.declared("weight", weight)
 
     def check(self, leaves: Leaves) -> None:
         for leaf in leaves:
@@ -366,7 +391,7 @@ class GroupL2(NonSmooth):
 
     def __init__(self, groups: Groups, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
-        self.weight = weight
+        self.weight = self.declared("weight", weight)
         self.groups = groups
         self._named, self.count = _read_groups(groups, type(self).__name__)
         self._labels = self._named
@@ -423,7 +448,7 @@ class SparseGroup(GroupL2):
 
     def __init__(self, groups: Groups, l1: Weight = 1.0, group: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(groups, group, part)
-        self.l1 = l1
+        self.l1 = self.declared("l1", l1)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         sparse = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
@@ -477,9 +502,11 @@ def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
 
 
 def _check_weight(weight: Any, leaf: Tensor, name: str, scalar: bool) -> Tensor:
-    if not isinstance(weight, Tensor | float | int):
-        raise TypeError(f"{name}: a weight must be a number or a tensor, got {type(weight).__name__}.")
-    found = _on(weight, leaf)
+    if not isinstance(weight, Tensor | Real):
+        raise TypeError(
+            f"{name}: a weight must be a number or a tensor, got {type(weight).__name__}; wrap arrays with torch.as_tensor."
+        )
+    found = _on(cast(Tensor | float, weight), leaf)
     if found.numel() == 1:
         found = found.reshape(())
     fits = found.ndim == 0
@@ -511,19 +538,23 @@ def _not_negative(weight: Tensor, name: str) -> Tensor:
     return weight
 
 
-def _by_size(groups: Groups) -> bool:
+def _by_size(groups: Any) -> bool:
     return all(isinstance(group, Integral) or (isinstance(group, Tensor) and group.ndim == 0) for group in groups)
 
 
-def _read_groups(groups: Groups, name: str) -> tuple[Tensor, int]:
+def _read_groups(groups: Any, name: str) -> tuple[Tensor, int]:
     """The group of each coordinate up to the last one named (``len(groups)`` for none), and the number of groups."""
+    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):
+        raise TypeError(f"{name}: groups must be a list of sizes or of index lists, got {type(groups).__name__}.")
     if len(groups) == 0:
         raise ValueError(f"{name}: groups is empty; give sizes or index lists.")
     if _by_size(groups):
-        sizes = torch.tensor([int(size) for size in cast(Sequence[int], groups)])
+        sizes = torch.tensor([int(size) for size in groups])
         if bool((sizes <= 0).any()):
             raise ValueError(f"{name}: sizes of groups must be positive, got {int(sizes.min())}.")
         return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)
+    if any(isinstance(group, Integral) for group in groups):
+        raise TypeError(f"{name}: groups mixes sizes and index lists; give sizes only, or lists only.")
     listed = [torch.as_tensor(group).reshape(-1).cpu() for group in groups]
     if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):
         raise TypeError(f"{name}: groups must hold coordinates (integers); turn a mask into them with mask.nonzero().")

@@ -75,6 +75,8 @@ class Problem:
                 got = type(getattr(self, name)).__name__
                 raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {got}.")
         _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
+        if self.constants is not None and not hasattr(self.constants, "rho_f"):
+            raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")
         for name in ("x_set", "y_set"):
             _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
 

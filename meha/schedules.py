@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 
-__all__ = ["Cosine", "InversePower", "Power", "Schedule", "check_positive", "check_schedule", "evaluate"]
+from meha.checks import check_positive
+
+__all__ = ["Cosine", "InversePower", "Power", "Schedule", "check_schedule", "evaluate"]
 
 Schedule = float | Callable[[int], float]
 
@@ -81,12 +82,6 @@ def evaluate(name: str, schedule: Schedule, k: int) -> float:
     if not 0 < value < math.inf:
         raise ValueError(f"{name}: the schedule gave {value} at step {k}; it must be positive and finite.")
     return value
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless ``value`` is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}: must be a positive number, got {value!r}.")
 
 
 def check_schedule(name: str, schedule: Schedule) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha.checks import check_positive
 from meha.variables import Leaves, Variable, norm, select, subtract
 
 __all__ = [
@@ -111,9 +112,7 @@ class Box(ConvexSet):
     coordinatewise = True
 
     def __post_init__(self) -> None:
-        for name in ("low", "high"):
-            if not isinstance(getattr(self, name), Tensor | float | int):
-                object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))
+        _to_tensors(self, "low", "high")
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
         try:
             ordered = bool((low <= high).all())
@@ -167,8 +166,8 @@ class _Ball(_FlatSet):
     center: Bound = 0.0
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ValueError(f"{type(self).__name__}: radius must be positive, got {self.radius}.")
+        check_positive(f"{type(self).__name__}: radius", self.radius)
+        _to_tensors(self, "center")
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         _check_vector(self.center, variable, chosen, f"{type(self).__name__}: center")
@@ -237,8 +236,7 @@ class Simplex(_FlatSet):
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.total > 0:
-            raise ValueError(f"Simplex: total must be positive, got {self.total}.")
+        check_positive("Simplex: total", self.total)
 
     def project_vector(self, z: Tensor) -> Tensor:
         return _project_simplex(z, self.total)
@@ -256,8 +254,10 @@ class HalfSpace(_FlatSet):
     offset: float
 
     def __post_init__(self) -> None:
-        if not bool(torch.linalg.vector_norm(self.normal) > 0):
-            raise ValueError("HalfSpace: normal is zero; give a vector that is not.")
+        _to_tensors(self, "normal")
+        size = float(torch.linalg.vector_norm(self.normal.double()))
+        if not (0 < size < math.inf and math.isfinite(self.offset)):
+            raise ValueError(f"HalfSpace: normal must not be zero, and normal and offset finite, got offset={self.offset}.")
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         _check_vector(self.normal, variable, chosen, "HalfSpace: normal", scalar=False)
@@ -284,6 +284,7 @@ class AffineSet(_FlatSet):
     rhs: Tensor
 
     def __post_init__(self) -> None:
+        _to_tensors(self, "matrix", "rhs")
         if self.matrix.ndim != 2 or not len(self.matrix) or self.rhs.shape != self.matrix.shape[:1]:
             raise ValueError(
                 "AffineSet: matrix must have two dimensions and at least one row, and rhs one entry per row, got shapes"
@@ -316,6 +317,8 @@ class Product(ConvexSet):
     """
 
     def __init__(self, sets: Mapping[str, ConvexSet]) -> None:
+        if not isinstance(sets, Mapping) or not all(isinstance(name, str) for name in sets):
+            raise TypeError(f"Product: expected a dict from names of leaves to sets, got {sets!r}.")
         for name, member in sets.items():
             if not isinstance(member, ConvexSet):
                 raise TypeError(f"Product: {name!r} maps to {type(member).__name__}, expected a set of meha.sets.")
@@ -342,6 +345,19 @@ class Product(ConvexSet):
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         raise TypeError("Product: leaves have no names here; use project(value) or parts(variable).")
+
+
+def _to_tensors(part: ConvexSet, *names: str) -> None:
+    """Turn fields that are lists or arrays into tensors; numbers and tensors stay as they are."""
+    for name in names:
+        value = getattr(part, name)
+        if isinstance(value, Tensor | float | int):
+            continue
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{type(part).__name__}: {name} must be a number or a tensor, got {value!r}.") from None
+        object.__setattr__(part, name, tensor)
 
 
 def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:

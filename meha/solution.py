@@ -106,9 +106,15 @@ class Solution:
         """Whether a stopping rule was met."""
         return self.status is Status.CONVERGED
 
+    @property
+    def _unknown(self) -> bool:
+        return self.problem.needs_batch and self.batch is None
+
     @cached_property
-    def upper(self) -> float:
-        """F(x, y), on the last batch where there are batches."""
+    def upper(self) -> float | None:
+        """F(x, y), on the last batch where there are batches; None when there was none yet."""
+        if self._unknown:
+            return None
         x, y = Variable.of(self.x, "x").copy(), Variable.of(self.y, "y").copy()
         with torch.no_grad():
             return float(Oracle(self.problem, x, y).upper(x, y, self.batch))
@@ -126,14 +132,14 @@ class Solution:
     @cached_property
     def gap(self) -> float | None:
         """(f + g)(x, y) - v_gamma(x, y), computed when first asked for; None without a gamma."""
-        if self.gamma is None:
+        if self.gamma is None or self._unknown:
             return None
         return diagnostics.gap(self.problem, self.x, self.y, self.gamma, batch=self.batch)
 
     @cached_property
     def residual(self) -> float | None:
         """The residual of the penalised problem at the last c, computed when first asked for; None without gamma and c."""
-        if self.gamma is None or self.c is None:
+        if self.gamma is None or self.c is None or self._unknown:
             return None
         return diagnostics.residual(self.problem, self.x, self.y, self.gamma, self.c, batch=self.batch)
 
@@ -144,8 +150,9 @@ class Solution:
         lines = [
             f"{self.method.name}: {self.status} after {self.steps} steps, {self.seconds:.2f} s",
             f"  {self.message}",
-            f"  F          {self.upper:.6g}",
         ]
+        if self.upper is not None:
+            lines.append(f"  F          {self.upper:.6g}")
         if self.gap is not None:
             lines.append(
                 f"  gap        {self.gap:.3g}  (lower level: f + g above its Moreau envelope, gamma = {self.gamma:.3g})"
@@ -155,9 +162,10 @@ class Solution:
         work = f"{self.counts.upper} of F, {self.counts.lower} of f"
         lines.append(f"  gradients  {work}" + (f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""))
         lines.append(f"  method     {describe(self.method)}")
-        if self.constants is not None and self.gamma is not None:
-            failing = self.method.check_theory(self.constants)
-            lines.append(f"  theory     {' '.join(failing) or 'gamma, eta and p are in the range of the convergence theorem'}")
+        covered = "" if self.constants is None else self.method.theory(self.constants)
+        if covered:
+            origin = "" if self.problem.constants is not None else " (constants estimated near the start)"
+            lines.append(f"  theory     {covered}{origin}")
         return "\n".join(lines)
 
     def plot(self, names: Sequence[str] = ("upper", "gap", "residual", "change"), path: str | None = None) -> Figure:

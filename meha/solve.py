@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from meha.checks import check_count, check_positive, check_tolerance
 from meha.methods import MEHA, Method, Run, StepInfo
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
@@ -16,6 +19,9 @@ from meha.stopping import RelativeChange, Rule
 from meha.variables import Leaves, copy_, norm, subtract
 
 __all__ = ["Callback", "solve"]
+
+RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower")
+"""Columns of the history besides the numbers of the steps."""
 
 Callback = Callable[[Run, StepInfo], bool | Mapping[str, float] | None]
 
@@ -64,12 +70,21 @@ def solve(
     >>> print(solution.status, round(float(solution.x), 1))
     max steps 2.3
     """
-    if max_steps < 1 or record < 1:
-        raise ValueError(f"max_steps and record: must be at least 1, got {max_steps} and {record}.")
+    check_count("max_steps", max_steps)
+    check_count("record", record)
+    check_positive("divergence", divergence)
+    if tol is not None:
+        check_tolerance("tol", tol)
+    if batches is not None and not isinstance(batches, Iterable):
+        raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
+    if method is not None and not isinstance(method, Method):
+        raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
+    rules = ([] if tol is None else [RelativeChange(tol)]) + _functions("stop", stop)
+    called = _functions("callbacks", callbacks)
+
     begin = time.perf_counter()
     run = (method if method is not None else MEHA()).start(problem, x0, y0)
-    rules = ([] if tol is None else [RelativeChange(tol)]) + _listed(stop)
-    loop = _Loop(run, rules, _listed(callbacks), record, divergence, seconds=time.perf_counter() - begin)
+    loop = _Loop(run, rules, called, record, divergence, seconds=time.perf_counter() - begin)
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         for batch in _cycle(batches, max_steps):
             over = loop.advance(batch)
@@ -107,7 +122,10 @@ class _Loop:
         copy_(self.previous, self.leaves)
         for kept, buffer in zip(self.previous_buffers, self.buffers, strict=True):
             kept.copy_(buffer)
-        info = run.step(batch)
+        try:
+            info = run.step(batch)
+        except (LinAlgError, ArithmeticError) as error:
+            return self._undo(f"Step {run.k + 1} broke down ({error}); the iterate before it is returned.")
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
         info = info.plus(change=float(moved / size) if moved > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
@@ -127,21 +145,38 @@ class _Loop:
     def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
         """End the run if its iterate is not finite or runs away."""
         if not math.isfinite(size + info.get("upper", 0.0)):
-            copy_(self.leaves, self.previous)
-            for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
-                buffer.copy_(kept)
-            return self.finish(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity; the iterate before it is returned.")
+            return self._undo(f"Step {info.step} gave NaN or infinity; the iterate before it is returned.")
         reason = self.runaway(self.leaves, info, size, moved)
         return self.finish(Status.DIVERGED, reason) if reason else False
 
+    def _undo(self, message: str) -> bool:
+        """Go back to the iterate before the last step, and end the run."""
+        copy_(self.leaves, self.previous)
+        for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
+            buffer.copy_(kept)
+        return self.finish(Status.NON_FINITE, message)
+
     def _called(self, info: StepInfo, extra: dict[str, float]) -> bool:
         for callback in self.callbacks:
-            answer = callback(self.run, info)
+            answer, name = callback(self.run, info), _name(callback)
             if isinstance(answer, Mapping):
-                extra |= answer
+                for key, value in answer.items():
+                    extra[key] = self._number(name, key, value, {*info, *RESERVED})
+            elif answer is not None and type(answer).__name__ not in ("bool", "bool_"):
+                kind = type(answer).__name__
+                raise TypeError(f"callbacks: {name} returned {kind}; return True to stop, numbers by name to record, or None.")
             elif answer:
-                return self.finish(Status.STOPPED, f"{_name(callback)} asked to stop at step {info.step}.")
+                return self.finish(Status.STOPPED, f"{name} asked to stop at step {info.step}.")
         return False
+
+    @staticmethod
+    def _number(callback: str, key: str, value: Any, taken: set[str]) -> float:
+        if key in taken:
+            raise ValueError(f"callbacks: {callback} returned {key!r}, which the history has already; use another name.")
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"callbacks: {callback} returned {value!r} for {key!r}; the history takes numbers.") from None
 
     def _converged(self, info: StepInfo) -> bool:
         for rule in self.rules:
@@ -215,8 +250,11 @@ class _Runaway:
         return f"The steps grow and lead away from the start: distance {distance:.3g} after {info.step} steps, F growing."
 
 
-def _listed(value: Any) -> list[Any]:
-    return [value] if callable(value) else list(value)
+def _functions(argument: str, value: Any) -> list[Any]:
+    listed = [value] if callable(value) else value
+    if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
+        raise TypeError(f"{argument}: expected a function of (run, info) or a list of them, got {value!r}.")
+    return list(listed)
 
 
 def _name(function: Any) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meha import diagnostics
+from meha.checks import check_count, check_tolerance
 from meha.methods.base import Run, StepInfo
 
 __all__ = ["Gap", "RelativeChange", "Residual", "Rule"]
@@ -26,9 +27,15 @@ class RelativeChange:
 
     tol: float = 1e-6
 
+    def __post_init__(self) -> None:
+        check_tolerance(f"{type(self).__name__}: tol", self.tol)
+
     def __call__(self, run: Run, info: StepInfo) -> bool | str:
         change = info["change"]
-        return f"relative change {change:.2g} <= {self.tol:.2g}" if change <= self.tol else False
+        if change > self.tol:
+            return False
+        still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""
+        return f"relative change {change:.2g} <= {self.tol:.2g}{still}"
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class _Exact:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"{type(self).__name__}: every must be at least 1, got {self.every}.")
+        check_tolerance(f"{type(self).__name__}: tol", self.tol)
+        check_count(f"{type(self).__name__}: every", self.every)
 
     def __call__(self, run: Run, info: StepInfo) -> bool | str:
         if info.step % self.every:

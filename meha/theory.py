@@ -14,14 +14,17 @@ outside in several experiments); it has no guarantee.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 
+from meha.checks import check_count
 from meha.oracle import Function, Oracle, Term
 from meha.problem import Problem
 from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
@@ -63,6 +66,8 @@ class Constants:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"Constants: {name} must be a number, got {value!r}.")
             if math.isnan(value):
                 object.__setattr__(self, name, self.L_F if name.startswith("F") else self.L_f)
         for name, value in vars(self).items():
@@ -125,7 +130,7 @@ def check(constants: Constants, *, gamma: float, eta: float | None = None, p: fl
         elif eta not in admitted:
             bound = "(1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "1/rho_g"
             found.append(
-                f"eta = {eta:g} is not below {bound} = {admitted.upper:.4g}"
+                f"eta = {eta:g} is {'above' if admitted.closed else 'not below'} {bound} = {admitted.upper:.4g}"
                 f" (f_yy = {constants.f_yy:.4g}): {eta / admitted.upper:.3g} times too large."
             )
     if p is not None and not 0 <= p < 0.5:
@@ -136,24 +141,27 @@ def check(constants: Constants, *, gamma: float, eta: float | None = None, p: fl
 def warn(failing: list[str]) -> None:
     """Give one :class:`TheoryWarning` that lists the failing inequalities, if there are any."""
     if failing:
-        warnings.warn("outside the range of the convergence theorem: " + " ".join(failing), TheoryWarning, stacklevel=5)
+        level, frame = 1, inspect.currentframe()
+        while frame is not None and frame.f_globals.get("__name__", "").startswith("meha."):
+            level, frame = level + 1, frame.f_back
+        warnings.warn("outside the range of the convergence theorem: " + " ".join(failing), TheoryWarning, stacklevel=level)
 
 
 def estimate(
     problem: Problem, x: Any, y: Any, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
 ) -> Constants:
-    """Constants from finite differences of gradients: power iterations at the start and at random points around it.
+    """Constants from finite differences of gradients: Lanczos' method at the start and at random points around it.
 
-    These are lower bounds, found near (x, y); curvature elsewhere may be larger. No second derivatives are taken. The
-    cost is at most ``8 * points * rounds`` gradients of F, and ``10 * points * rounds`` of f (``12`` with a non-smooth term).
+    These are lower bounds, found near (x, y); curvature elsewhere may be larger. No second derivatives are taken. The cost is
+    about ``8 * points * rounds`` gradients of F and of f each (``10`` of f with a non-smooth term); less where they are simple.
 
     Args:
         points: how many points, the given one among them; the others differ from it by normal noise of size
             max(1, root mean square of the leaf), brought back into X and Y. One at which an objective raises is left out.
-        rounds: power iterations per constant.
+        rounds: products with a Hessian per constant.
 
     >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
-    >>> c = estimate(problem, torch.zeros(2), torch.zeros(2))
+    >>> c = estimate(problem, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
     >>> round(c.f_yy, 4), round(c.f_xy, 4), round(c.F_yy, 4), round(c.rho_f, 4)
     (6.0, 1.0, 2.0, 0.0)
     """
@@ -165,6 +173,8 @@ def estimate_at(
     oracle: Oracle, x: Variable, y: Variable, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
 ) -> Constants:
     """:func:`estimate` for variables, counted by the oracle."""
+    check_count("points", points)
+    check_count("rounds", rounds)
     probe = _Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
     centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
     found = probe.measure()
@@ -179,7 +189,7 @@ def estimate_at(
 
 
 class _Probe:
-    """Curvatures at a point (x, y) by power iteration on differences of gradients."""
+    """Curvatures at a point (x, y), from differences of gradients."""
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, batch: Any, generator: torch.Generator, rounds: int) -> None:
         self.oracle, self.x, self.y, self.batch = oracle, x, y, batch
@@ -204,68 +214,79 @@ class _Probe:
     def gradient(self, function: Function, wrt: Variable) -> Leaves:
         return self.oracle.gradient(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
 
-    def product(self, function: Function, along: Variable, vector: Leaves, wrt: tuple[Variable, ...]) -> list[Leaves]:
-        """The second derivative of ``function`` in the direction ``vector`` of ``along``, by central differences."""
-        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
+    def product(self, function: Function, along: Variable, vector: Leaves, wrt: Variable) -> Leaves:
+        """The second derivative of ``function`` along ``vector``, by central differences of its gradient in ``wrt``.
+
+        A difference within rounding may come from a linear function or from a large gradient; a longer step tells which.
+        """
+        zero = [torch.zeros_like(leaf) for leaf in wrt.leaves]
         size = float(norm(vector))
         if not 0 < size < math.inf:
-            return [[torch.zeros_like(leaf) for leaf in variable.leaves] for variable in wrt]
+            return zero
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
         start = [leaf.detach().clone() for leaf in along.leaves]
         h = eps ** (1 / 3) * max(1.0, float(norm(start))) / size
-        sides: list[list[Leaves]] = []
-        with torch.no_grad():
-            for side in (h, -h):
-                add_(along.leaves, vector, side)
-                sides.append([self.gradient(function, variable) for variable in wrt])
+        for _ in range(3):
+            with torch.no_grad():
+                add_(along.leaves, vector, h)
+                up = self.gradient(function, wrt)
                 copy_(along.leaves, start)
-        found = []
-        for up, down in zip(*sides, strict=True):
-            difference = subtract(up, down)
-            if float(norm(difference)) <= 64 * eps * float(norm(up, down)):  # rounding: linear along the vector
-                difference = [torch.zeros_like(part) for part in difference]
-            found.append([part / (2 * h) for part in difference])
-        return found
+                add_(along.leaves, vector, -h)
+                down = self.gradient(function, wrt)
+                copy_(along.leaves, start)
+                difference = subtract(up, down)
+                if float(norm(difference)) > 1e3 * eps * float(norm(up, down)):
+                    return [part / (2 * h) for part in difference]
+            h *= 30
+        return zero
 
-    def power(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> float:
-        """The largest absolute eigenvalue of a symmetric operator, by power iteration."""
-        vector, size = self.noise(like), 0.0
+    def spectrum(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of a symmetric operator, as Lanczos' method sees them after ``rounds`` products."""
+        vector, before, beta = self.noise(like), [torch.zeros_like(leaf) for leaf in like], 0.0
+        diagonal: list[float] = []
+        coupling: list[float] = []
         for _ in range(self.rounds):
             image = apply(vector)
-            size = float(norm(image))
-            if size == 0 or not math.isfinite(size):
+            alpha = float(sum((a * b).sum() for a, b in zip(vector, image, strict=True)))
+            rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]
+            size = float(norm(rest))
+            if not math.isfinite(alpha + size):
                 break
-            vector = [leaf / size for leaf in image]
-        return size if math.isfinite(size) else 0.0
+            diagonal.append(alpha)
+            if size <= 1e-6 * max(abs(alpha), *coupling, 0.0):
+                break
+            coupling.append(size)
+            before, vector, beta = vector, [leaf / size for leaf in rest], size
+        if not diagonal:
+            return 0.0, 0.0
+        side = torch.tensor(coupling[: len(diagonal) - 1], dtype=torch.float64)
+        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(side, 1) + torch.diag(side, -1)
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        return float(eigenvalues[0]), float(eigenvalues[-1])
 
     def mixed(self, function: Function) -> float:
         """The norm of the mixed derivative: y -> x -> y."""
 
         def there_and_back(vector: Leaves) -> Leaves:
-            (over,) = self.product(function, self.y, vector, (self.x,))
-            (back,) = self.product(function, self.x, over, (self.y,))
-            return back
+            return self.product(function, self.x, self.product(function, self.y, vector, self.x), self.y)
 
-        return math.sqrt(self.power(there_and_back, self.y.leaves))
+        return math.sqrt(max(self.spectrum(there_and_back, self.y.leaves)[1], 0.0))
 
-    def block(self, function: Function, variable: Variable, shift: float = 0.0) -> float:
-        """The norm of shift * I - H, with H the block of ``variable``."""
-
-        def apply(vector: Leaves) -> Leaves:
-            (image,) = self.product(function, variable, vector, (variable,))
-            return [shift * v - w for v, w in zip(vector, image, strict=True)]
-
-        return self.power(apply, variable.leaves)
+    def block(self, function: Function, variable: Variable) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of the block of ``variable`` in the Hessian of ``function``."""
+        return self.spectrum(lambda vector: self.product(function, variable, vector, variable), variable.leaves)
 
     def measure(self) -> dict[str, float]:
         F, f = self.oracle.upper, self.oracle.lower
-        F_xx, F_yy, F_xy = self.block(F, self.x), self.block(F, self.y), self.mixed(F)
-        f_xx, f_yy, f_xy = self.block(f, self.x), self.block(f, self.y), self.mixed(f)
-        # The norm of f_yy I - H is f_yy - lambda_min, so this is -lambda_min; below the error of differences it counts as 0.
-        rho_f = self.block(f, self.y, shift=f_yy) - f_yy
+        F_xx, F_yy, f_xx = (
+            max(-low, high) for low, high in (self.block(F, self.x), self.block(F, self.y), self.block(f, self.x))
+        )
+        low, high = self.block(f, self.y)
+        f_yy, F_xy, f_xy = max(-low, high), self.mixed(F), self.mixed(f)
         return {
             "L_F": _norm_of_blocks(F_xx, F_yy, F_xy),
             "L_f": _norm_of_blocks(f_xx, f_yy, f_xy),
-            "rho_f": rho_f if rho_f > 1e-3 * f_yy else 0.0,
+            "rho_f": -low if low < -1e-3 * f_yy else 0.0,  # less is within the error of differences
             "F_xx": F_xx,
             "F_yy": F_yy,
             "F_xy": F_xy,

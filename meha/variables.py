@@ -72,10 +72,11 @@ class Variable:
     (['a', 'b'], 3)
     """
 
-    __slots__ = ("argument", "leaves", "names", "value")
+    __slots__ = ("argument", "leaves", "names", "owner", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
-        self._take(_map(value, _own, {}), argument)
+        parameters = {id(p): p for module in _modules(value) for p in module.parameters()}
+        self._take(_map(value, _own, parameters), argument)
 
     @classmethod
     def of(cls, value: Any, argument: str) -> Variable:
@@ -85,6 +86,7 @@ class Variable:
         return variable
 
     def _take(self, value: Any, argument: str) -> None:
+        self.owner = True
         named = named_leaves(value, argument)
         if not named:
             raise ValueError(
@@ -94,6 +96,8 @@ class Variable:
         self.value, self.argument = value, argument
         self.names = list(named)
         self.leaves: Leaves = list(named.values())
+        if not self.numel:
+            raise ValueError(f"{argument}: its tensors hold no numbers; pass at least one that is not empty.")
         for name, leaf in named.items():
             if not leaf.is_floating_point():
                 label = self.label(name)
@@ -134,9 +138,16 @@ class Variable:
         """An independent variable with the same numbers.
 
         A module is copied with buffers of its own; its parameters that do not require gradients are shared, because
-        nobody changes them.
+        nobody changes them. Ties between tensors and modules are kept.
         """
-        return Variable.of(_map(self.value, _own, {}, copy_modules=True), self.argument)
+        modules = list(_modules(self.value))
+        parameters = [p for module in modules for p in module.parameters()]
+        memo: dict[int, Any] = {id(p): p for p in parameters if not p.requires_grad}
+        copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
+        copies |= {id(p): memo[id(p)] for p in parameters}
+        other = Variable.of(_map(self.value, _own, copies), self.argument)
+        other.owner = False
+        return other
 
     def detached(self) -> Any:
         """The value for the outside: modules as they are, tensors without gradient tracking, sharing memory."""
@@ -148,16 +159,26 @@ class Variable:
 
     def like(self, leaves: Sequence[Tensor]) -> Any:
         """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
-        table = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
-        return _map(self.value, lambda tensor: table.get(id(tensor), tensor), {}, unfold_modules=True)
+        table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
+        for module in _modules(self.value):
+            table[id(module)] = {name: table[id(p)] for name, p in module.named_parameters() if p.requires_grad}
+        return _map(self.value, lambda tensor: tensor, table)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint must hold: the leaves, and the buffers of modules."""
-        return dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
+        """Every tensor that a checkpoint must hold: the leaves, and the buffers and frozen parameters of modules.
+
+        A copy shares the frozen parameters with its original, which holds them.
+        """
+        found = dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
+        if self.owner:
+            for prefix, module in _named_modules(self.value, ""):
+                found |= {_join(prefix, name): p for name, p in module.named_parameters() if not p.requires_grad}
+        return found
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of modules, by name."""
-        return dict(_buffers(self.value, ""))
+        modules = _named_modules(self.value, "")
+        return {_join(prefix, name): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all tensors by name."""
@@ -238,13 +259,16 @@ def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]
         )
 
 
-def _buffers(value: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(value, nn.Module):
-        for name, buffer in value.named_buffers():
-            yield _join(prefix, name), buffer
+        yield prefix, value
     elif isinstance(value, Mapping | list | tuple):
         for key, item in _items(value):
-            yield from _buffers(item, _join(prefix, key))
+            yield from _named_modules(item, _join(prefix, key))
+
+
+def _modules(value: Any) -> Iterator[nn.Module]:
+    return (module for _, module in _named_modules(value, ""))
 
 
 def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -262,35 +286,18 @@ def _own(tensor: Tensor) -> Tensor:
     return fresh.requires_grad_() if fresh.is_floating_point() else fresh
 
 
-def _map(
-    value: Any,
-    function: Callable[[Tensor], Tensor],
-    memo: dict[int, Any],
-    *,
-    copy_modules: bool = False,
-    unfold_modules: bool = False,
-) -> Any:
-    """Apply ``function`` to every tensor outside modules, keeping structure and ties."""
+def _map(value: Any, function: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+    """The structure with ``function`` applied to every tensor outside modules, unless ``memo`` says what an object becomes."""
     if id(value) in memo:
         return memo[id(value)]
-    options = {"copy_modules": copy_modules, "unfold_modules": unfold_modules}
-    result: Any
+    result: Any = value
     if isinstance(value, Tensor):
         result = function(value)
-    elif isinstance(value, nn.Module):
-        if unfold_modules:
-            result = {name: function(p) for name, p in value.named_parameters() if p.requires_grad}
-        elif copy_modules:
-            result = copy.deepcopy(value, {id(p): p for p in value.parameters() if not p.requires_grad})
-        else:
-            result = value
     elif isinstance(value, Mapping):
-        result = {key: _map(item, function, memo, **options) for key, item in value.items()}
+        result = {key: _map(item, function, memo) for key, item in value.items()}
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        result = type(value)(*(_map(item, function, memo, **options) for item in value))
+        result = type(value)(*(_map(item, function, memo) for item in value))
     elif isinstance(value, list | tuple):
-        result = type(value)(_map(item, function, memo, **options) for item in value)
-    else:
-        result = value
+        result = type(value)(_map(item, function, memo) for item in value)
     memo[id(value)] = result
     return result

@@ -1,5 +1,6 @@
 """Bad input ends in an error that names the argument and says what to do."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,7 +79,7 @@ def test_good_input_works():
         (dict(nonsmooth=GroupL2([1, 1], weight=torch.ones(3))), ValueError, r"GroupL2: weight has shape \(3,\) for 2 groups"),
         (dict(nonsmooth=L1(torch.ones(3))), ValueError, r"L1: weight has shape \(3,\)"),
         (dict(nonsmooth=L1(lambda x: -x)), ValueError, "L1: a weight is negative"),
-        (dict(nonsmooth=L1(lambda x: "heavy")), TypeError, "L1: a weight must be a number or a tensor, got str"),
+        (dict(nonsmooth=L1(lambda x: "heavy")), TypeError, "L1: a weight must be a number or a tensor, got str; wrap"),
         (dict(nonsmooth=L1(part="coef")), ValueError, "L1: part: no leaf is named 'coef'"),
         (dict(nonsmooth=L1(1.0), y_set=L2Ball(9.0)), ValueError, "y_set and nonsmooth: .*closed form"),
         (dict(nonsmooth=meha.nonsmooth.NonNegativeL1(1.0), y=-TWO), ValueError, "nonsmooth: NonNegativeL1 is inf at the start"),
@@ -176,3 +177,49 @@ def test_negative_weights_on_the_way_are_an_error():
     problem = meha.Problem(lambda x, y: x.sum() * 10 + (y - 3).square().sum(), lower, nonsmooth=L1(lambda x: x))
     with pytest.raises(ValueError, match=r"L1: a weight is negative .*x_set=meha.sets.NonNegative"):
         meha.solve(problem, ONE, TWO, meha.MEHA(**GIVEN))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: L1(-1.0), ValueError, "L1: weight must not be negative, got -1.0"),
+        (lambda: L1("a"), TypeError, "L1: weight must be a number, a tensor, a list or dict of them, or a function of x"),
+        (lambda: L1(0.1, part=0), TypeError, "L1: part must be a name or a list of names, got 0"),
+        (lambda: L1(0.1) + 1, TypeError, "Sum: expected terms of meha.nonsmooth, got int"),
+        (lambda: GroupL2(3), TypeError, "GroupL2: groups must be a list of sizes or of index lists, got int"),
+        (lambda: GroupL2([2, [3]]), TypeError, "GroupL2: groups mixes sizes and index lists"),
+        (lambda: meha.nonsmooth.ElasticNet(0.1, -0.1), ValueError, "ElasticNet: l2 must not be negative"),
+        (lambda: Box(None, 1.0), TypeError, "Box: low must be a number or a tensor, got None"),
+        (lambda: L2Ball("big"), ValueError, "L2Ball: radius: must be a positive number"),
+        (lambda: meha.sets.HalfSpace([0.0, 0.0], 1.0), ValueError, "HalfSpace: normal must not be zero"),
+        (lambda: meha.sets.HalfSpace([1.0, 0.0], float("nan")), ValueError, "HalfSpace: .* offset=nan"),
+        (lambda: meha.sets.Simplex(float("inf")), ValueError, "Simplex: total: must be a positive number"),
+        (lambda: meha.sets.Product([Box(0.0, 1.0)]), TypeError, "Product: expected a dict from names of leaves to sets"),
+        (lambda: meha.sets.Product({0: Box(0.0, 1.0)}), TypeError, "Product: expected a dict"),
+        (lambda: meha.Problem(upper, lower, constants={"L_F": 1.0}), TypeError, r"constants: expected meha.theory.Constants"),
+        (lambda: meha.theory.Constants(L_F="a", L_f=1.0), TypeError, "Constants: L_F must be a number, got 'a'"),
+        (lambda: meha.theory.estimate(meha.Problem(upper, lower), ONE, TWO, rounds=0), ValueError, "rounds: must be a whole"),
+        (lambda: meha.diagnostics.envelope(meha.Problem(upper, lower), ONE, TWO, 1.0, max_steps=0), ValueError, "max_steps"),
+    ],
+)
+def test_terms_sets_and_the_rest(make, kind, message):
+    with pytest.raises(kind, match=message):
+        make()
+
+
+def test_inference_mode_is_named():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        attempt()
+
+
+def test_lists_and_numpy_numbers_are_welcome():
+    assert meha.sets.L2Ball(1.0, center=[1.0, 0.0]).project(torch.tensor([3.0, 0.0])).tolist() == [2.0, 0.0]
+    assert meha.sets.HalfSpace([1.0, 0.0], 1.0).project(TWO * 2).tolist() == [1.0, 2.0]
+    assert meha.sets.AffineSet([[1.0, 0.0]], [1.0]).project(TWO * 2).tolist() == [1.0, 2.0]
+    assert L1(np.float32(0.5)).prox(None, TWO, 1.0).tolist() == [0.5, 0.5]
+    assert meha.MEHA(gamma=np.float32(0.5)).gamma == 0.5
+
+
+def test_terms_show_themselves():
+    assert repr(L1(0.5, part="w")) == "L1(part='w', weight=0.5)"
+    assert repr(GroupL2([2, 3], 0.5)) == "GroupL2(part=None, weight=0.5, groups=[2, 3])"

@@ -295,3 +295,61 @@ def test_inner_solver_on_ill_conditioned_problems(kappa):
     found = solve_lower(Oracle(problem, *point), *point, tol=1e-9, max_steps=30_000)
     assert found.converged
     assert torch.allclose(found.theta.detached(), target, atol=1e-3)
+
+
+@pytest.mark.parametrize("gamma", [5.0, 200.0, 1e4])
+def test_gap_outside_the_theorem_is_not_zero_at_points_that_are_not_stationary(gamma):
+    """However far the first step would jump in the landscape of the sine."""
+    problem = meha.Problem(lambda x, y: y.sum() + x.sum(), lambda x, y: torch.sin(y).sum())
+    for start in np.arange(0.13, 6.3, 0.31):
+        y = torch.tensor([start], dtype=torch.float64)
+        assert gap(problem, y, y, gamma) > 0.1 * math.cos(start) ** 2
+
+
+@pytest.mark.parametrize("start", [0.0, 20.0, 50.0])
+def test_hypergradient_from_behind_a_wall_of_curvature(start):
+    problem = meha.Problem(lambda x, y: y.square().sum(), lambda x, y: (y.exp() - x * y + 0.05 * y.square()).sum())
+    x, y = (torch.full((1,), value, dtype=torch.float64) for value in (2.0, start))
+    assert float(hypergradient(problem, x, y)) == pytest.approx(0.64863, abs=1e-4)
+
+
+def test_objectives_with_a_domain():
+    """y - log y is NaN for y < 0; the inner solver stays where it is defined."""
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: (y - x * y.log()).sum())
+    x, y = torch.ones(1, dtype=torch.float64), torch.full((1,), 20.0, dtype=torch.float64)
+    theta = 0.5 * (20 - 100 + math.sqrt(80**2 + 400))
+    value = theta - math.log(theta) + (theta - 20) ** 2 / 200
+    assert gap(problem, x, y, 100.0) == pytest.approx(20 - math.log(20) - value, rel=1e-8)
+
+
+def test_lower_levels_without_a_minimum_are_said():
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: y.sum() - (y**4).sum() + x.sum())
+    one = torch.ones(1, dtype=torch.float64)
+    with pytest.warns(DiagnosticWarning, match="f bounded below"):
+        assert gap(problem, one, one, 1.0) > 1e10
+
+
+def test_residual_of_a_weakly_convex_term_with_a_large_gamma():
+    problem = meha.Problem(
+        lambda x, y: (y - 1).square().sum() + x.square().sum(),
+        lambda x, y: 0.5 * (y - x).square().sum(),
+        nonsmooth=MCP(0.1, a=3.0),
+    )
+    zero = torch.zeros(2, dtype=torch.float64)
+    assert math.isfinite(residual(problem, zero, zero, 5.0, 1.0))
+
+
+def test_an_unfinished_linear_system_is_said():
+    spectrum = torch.logspace(0, -12, 12, dtype=torch.float64)
+    root, _ = torch.linalg.qr(normal(12, 12, seed=3))
+    H = root @ torch.diag(spectrum) @ root.T
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x) @ H @ (y - x))
+    x = normal(12, seed=4)
+    with pytest.warns(DiagnosticWarning, match="conjugate gradients reached"):
+        hypergradient(problem, x, x, tol=1e-14)
+
+
+def test_merit_needs_a_theta_like_y():
+    problem, _, _ = quadratic(0)
+    with pytest.raises(ValueError, match="theta: its tensors differ"):
+        merit(problem, normal(3), normal(4), normal(1), 1.0, 1.0, Constants(L_F=1.0, L_f=1.0))

@@ -398,3 +398,43 @@ def test_dtypes_are_kept(dtype):
         solution = meha.solve(problem, problem.x0, problem.y0, problem.preset("recipe"), max_steps=300, tol=None)
         assert solution.x.dtype == solution.y.dtype == dtype
         assert problem.distance(solution.x, solution.y).y < 0.05
+
+
+def test_F_may_begin_to_use_x_later():
+    """What F depends on may change with the batch; no part of its gradient is lost."""
+
+    def upper(x, y, batch):
+        value = (y - 4).square().sum()
+        return value + 100 * (x - 2).square().sum() if batch else value
+
+    problem = meha.Problem(upper, lambda x, y, batch: 0.5 * (y - x).square().sum())
+    ends = []
+    for batches in ([0, 1], [1, 0]):
+        method = meha.MEHA(alpha=0.01, beta=0.05, eta=0.1, gamma=1.0, c=1.0)
+        zero = torch.zeros(1, dtype=torch.float64)
+        ends.append(float(meha.solve(problem, zero, zero, method, batches=batches, max_steps=3000, tol=None).x))
+    assert ends[0] == pytest.approx(ends[1], abs=0.05)
+
+
+def test_numbers_of_a_step_do_not_follow_the_variables():
+    problem = meha.Problem(lambda x, y: y[0], lambda x, y: 0.5 * (y - x).square().sum())
+    run = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(1), torch.ones(1))
+    info = run.step()
+    run.step()
+    assert info["upper"] == 1
+
+
+def test_an_optimizer_with_several_rates_or_uphill_is_refused():
+    problem = meha.Problem(
+        lambda x, y: sum(v.sum() for v in y) + x.square().sum(),
+        lambda x, y: sum((v - x).square().sum() for v in y),
+        nonsmooth=L1(1.0),
+    )
+
+    def two(leaves):
+        return torch.optim.SGD([{"params": leaves[:1], "lr": 0.5}, {"params": leaves[1:], "lr": 0.1}])
+
+    for factory, message in ((two, "several learning rates"), (partial(torch.optim.SGD, lr=0.1, maximize=True), "would climb")):
+        method = meha.MEHA(alpha=0.01, y_optimizer=factory, eta=0.1, gamma=1.0, c=1.0)
+        with pytest.raises(ValueError, match=f"y_optimizer: .*{message}"):
+            method.start(problem, torch.zeros(1), [torch.ones(1), torch.ones(2)])

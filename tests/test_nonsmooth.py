@@ -620,7 +620,7 @@ ERRORS = [
     ("weights-one-leaf", lambda: L1([1.0, 2.0]).value(None, V3), ValueError, r"L1: got 2 weights for 1"),
     ("weight-shape", lambda: SCAD(torch.ones(2)).value(None, V3), ValueError, r"SCAD: weight .*\(2,\).*\(3,\)"),
     ("weight-too-large", lambda: L1(torch.ones(2, 3)).value(None, V3), ValueError, r"L1: weight .*\(2, 3\).*\(3,\)"),
-    ("weight-kind", lambda: MCP("big").value(None, V3), TypeError, r"MCP: .*weight .*str"),
+    ("weight-kind", lambda: MCP("big").value(None, V3), TypeError, r"MCP: weight .*'big'"),
     ("nuclear-weight", lambda: Nuclear(V3).value(None, torch.ones(2, 3)), ValueError, r"Nuclear: weight .*\(3,\).*one number"),
     ("nuclear-vector", lambda: Nuclear().value(None, V3), ValueError, r"Nuclear: .*matrices.*\(3,\)"),
     ("nuclear-leaf", lambda: Nuclear().prox(None, BOTH, 1.0), ValueError, r"Nuclear: .*matrices.*\(3,\).*part"),
@@ -648,9 +648,10 @@ def test_error_names_the_argument(call, kind, match):
 
 
 @family()
-@pytest.mark.parametrize("weight", [-0.25, lambda x: -0.25 * x], ids=["number", "of-x"])
-def test_negative_weights_are_refused(name, weight):
-    g, x = FAMILIES[name](weight), torch.tensor(1.0)
+def test_negative_weights_are_refused(name):
+    with pytest.raises(ValueError, match=r"negative"):
+        FAMILIES[name](-0.25)
+    g, x = FAMILIES[name](lambda x: -0.25 * x), torch.tensor(1.0)
     with pytest.raises(ValueError, match=r"negative \(-0\.25\)"):
         g.value(x, matrix())
     with pytest.raises(ValueError, match=r"negative \(-0\.25\)"):
@@ -658,21 +659,21 @@ def test_negative_weights_are_refused(name, weight):
 
 
 @pytest.mark.parametrize(
-    "term",
+    ("term", "name"),
     [
-        L1(torch.tensor([1.0, -0.5, 1.0])),
-        ElasticNet(1.0, -0.5),
-        ElasticNet(-0.5, 1.0),
-        GroupL2([2, 1], torch.tensor([1.0, -0.5])),
-        SparseGroup([2, 1], l1=-0.5, group=1.0),
-        SparseGroup([2, 1], l1=1.0, group=-0.5),
-        NonNegativeL1(torch.tensor([1.0, 1.0, -0.5])),
+        (lambda: L1(torch.tensor([1.0, -0.5, 1.0])), "L1: weight"),
+        (lambda: ElasticNet(1.0, -0.5), "ElasticNet: l2"),
+        (lambda: ElasticNet(-0.5, 1.0), "ElasticNet: l1"),
+        (lambda: GroupL2([2, 1], torch.tensor([1.0, -0.5])), "GroupL2: weight"),
+        (lambda: GroupL2([2, 1], lambda x: torch.tensor([1.0, -0.5])).prox(None, V3, 0.5), "GroupL2: a weight"),
+        (lambda: SparseGroup([2, 1], l1=-0.5, group=1.0), "SparseGroup: l1"),
+        (lambda: SparseGroup([2, 1], l1=1.0, group=-0.5), "SparseGroup: weight"),
+        (lambda: NonNegativeL1([1.0, -0.5]).prox(None, [V3, V3.clone()], 0.5), "NonNegativeL1: a weight"),
     ],
-    ids=lambda term: type(term).__name__,
 )
-def test_one_negative_weight_is_refused(term):
-    with pytest.raises(ValueError, match=rf"{type(term).__name__}: .*negative \(-0\.5\)"):
-        term.prox(None, V3, 0.5)
+def test_one_negative_weight_is_refused(term, name):
+    with pytest.raises(ValueError, match=rf"{name} .*negative"):
+        term()
 
 
 @pytest.mark.parametrize(("term", "bound"), [(SCAD(a=3.5), 2.5), (MCP(a=1.25), 1.25)], ids=["scad", "mcp"])

@@ -75,6 +75,37 @@ def test_restored_bit_for_bit(start):
         assert other.counts == counts
 
 
+def test_restored_with_frozen_parameters_and_an_F_without_x():
+    """Frozen layers, batch norm and an upper objective that ignores x leave no trace that a checkpoint misses."""
+
+    def start(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
+        model[0].requires_grad_(False)
+        inputs = torch.arange(12, dtype=torch.float64).reshape(6, 2).sin()
+        problem = meha.Problem(lambda x, y: (y(inputs) - 1).square().sum(), lambda x, y: (y(inputs) - x).square().sum())
+        method = meha.MEHA(alpha=0.01, beta=0.01, eta=0.01, gamma=1.0, c=1.0)
+        return method.start(problem, torch.zeros(1, dtype=torch.float64), model)
+
+    run, other = start(0), start(1)
+    run.step()
+    other.load_state_dict(run.state_dict())
+    for _ in range(3):
+        assert dict(run.step()) == dict(other.step())
+    found, expected = everything(other), everything(run)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("alpha", [0.10000001, lambda k: 0.1, lambda k: 0.5 / (k + 1)])
+def test_nearly_equal_methods_are_told_apart(alpha):
+    problem = meha.problems.strong_convex(2)
+    others = dict(beta=0.1, eta=0.05, gamma=2.0, c=1.0)
+    run = meha.MEHA(alpha=0.1, **others).start(problem, problem.x0, problem.y0)
+    other = meha.MEHA(alpha=alpha, **others).start(problem, problem.x0, problem.y0)
+    with pytest.raises(ValueError, match="start the run with the same method"):
+        other.load_state_dict(run.state_dict())
+
+
 def test_a_state_dict_does_not_follow_the_run():
     run = tensor_run()
     state = run.state_dict()

@@ -423,10 +423,10 @@ def test_which_sets_are_products_of_intervals():
 V3 = torch.zeros(3, dtype=torch.float64)
 V2 = torch.zeros(2, dtype=torch.float64)
 ERRORS = [
-    ("l2-radius", lambda: L2Ball(-1.0), ValueError, r"L2Ball: radius .*-1\.0"),
-    ("l1-radius", lambda: L1Ball(0.0), ValueError, r"L1Ball: radius .*0\.0"),
-    ("linf-radius", lambda: LinfBall(nan), ValueError, r"LinfBall: radius .*nan"),
-    ("simplex-total", lambda: Simplex(-2.0), ValueError, r"Simplex: total .*-2\.0"),
+    ("l2-radius", lambda: L2Ball(-1.0), ValueError, r"L2Ball: radius: .*-1\.0"),
+    ("l1-radius", lambda: L1Ball(0.0), ValueError, r"L1Ball: radius: .*0\.0"),
+    ("linf-radius", lambda: LinfBall(nan), ValueError, r"LinfBall: radius: .*nan"),
+    ("simplex-total", lambda: Simplex(-2.0), ValueError, r"Simplex: total: .*-2\.0"),
     ("box-order", lambda: Box(1.0, 0.0), ValueError, r"Box: low .*high"),
     ("box-order-tensor", lambda: Box(torch.tensor([0.0, 2.0]), torch.ones(2)), ValueError, r"Box: low .*high"),
     ("box-nan", lambda: Box(nan, 1.0), ValueError, r"Box: low"),

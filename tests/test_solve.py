@@ -76,7 +76,7 @@ def test_fast_divergence_returns_a_finite_iterate_and_advice():
     solution = solve(problem, method)
     assert solution.status is Status.DIVERGED
     assert bool(torch.isfinite(solution.x).all())
-    assert "eta = 3 is not below" in solution.message
+    assert "eta = 3 is above" in solution.message
     assert "Try alpha=" in solution.message
     suggested = dict(pair.split("=") for pair in solution.message.split("Try ")[1].split(", which")[0].split(", "))
     better = meha.MEHA(**{name: float(value) for name, value in suggested.items()}, c=1.0)
@@ -126,6 +126,45 @@ def test_travelling_far_is_not_divergence():
     assert float(solution.x) == pytest.approx(1e4, rel=1e-2)
     drift = meha.Problem(lambda x, y: -x.sum() + y.square().sum(), lambda x, y: (y - 1).square().sum())
     assert meha.solve(drift, zero, zero, method, max_steps=4000, tol=None).status is Status.MAX_STEPS
+
+
+def test_a_long_transient_that_settles_is_not_divergence():
+    """y leaves an unstable point, speeds up a million times, and comes to rest far away."""
+    width = 1e3
+    problem = meha.Problem(
+        lambda x, y: (y * 1e-3).square().sum() + x.square().sum(),
+        lambda x, y: (0.25 * (y / width) ** 4 - 0.5 * (y / width) ** 2).sum() * width**2 + 0 * x.sum(),
+    )
+    one = torch.ones(1, dtype=torch.float64)
+    for beta in (0.02, 0.05, 0.1):
+        method = meha.MEHA(alpha=0.001, beta=beta, eta=beta, gamma=5.0, c=1000.0)
+        solution = meha.solve(problem, one, 1e-3 * one, method, max_steps=5000, tol=None)
+        assert solution.status is Status.MAX_STEPS
+        assert abs(float(solution.y)) == pytest.approx(1000, rel=1e-3)
+
+
+def test_an_upper_objective_that_becomes_nan_is_noticed():
+    def upper(x, y):
+        return (x - y).square().sum() + (torch.nan if float(x.detach().sum()) > 1 else 0)
+
+    problem = meha.Problem(lambda x, y: upper(x, y) + (y - 3).square().sum(), lambda x, y: (y - x).square().sum())
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    solution = meha.solve(problem, torch.zeros(1), torch.zeros(1), method, max_steps=500)
+    assert solution.status is Status.NON_FINITE
+
+
+def test_an_objective_that_breaks_down_numerically_ends_the_run():
+    def lower(x, y):
+        torch.linalg.cholesky(torch.eye(2, dtype=torch.float64) * (1 - x.sum()))
+        return (y - x.sum()).square().sum()
+
+    problem = meha.Problem(lambda x, y: (x - 3).square().sum() + y.square().sum(), lower)
+    zero = torch.zeros(1, dtype=torch.float64)
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    solution = meha.solve(problem, zero, zero, method, max_steps=500, tol=None)
+    assert solution.status is Status.NON_FINITE
+    assert "cholesky" in solution.message
+    assert bool(torch.isfinite(solution.x).all())
 
 
 def test_history_is_thinned_and_has_the_last_step():
@@ -218,9 +257,9 @@ def test_the_printed_solution():
         assert part in text
     assert solution.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
     assert repr(solution).startswith("Solution(max steps, steps=50")
-    assert "theory     eta = 0.9 is not below" in text
+    assert "theory     eta = 0.9 is above" in text
     default = str(solve(toy(), meha.MEHA(), max_steps=5))
-    assert "theory     gamma, eta and p are in the range" in default
+    assert "theory     gamma, eta, p in the range of the convergence theorem" in default
     unknown = meha.Problem(toy().upper, toy().lower)
     assert "theory" not in str(meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5))
 
@@ -242,10 +281,48 @@ def test_plot(tmp_path):
         solution.plot(["nothing"])
 
 
-@pytest.mark.parametrize("options", [dict(max_steps=0), dict(record=0)])
-def test_wrong_options(options):
-    with pytest.raises(ValueError, match="max_steps and record"):
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        (dict(max_steps=0), ValueError, "max_steps: must be a whole number of at least 1, got 0"),
+        (dict(max_steps=1e2), ValueError, "max_steps: must be a whole number"),
+        (dict(record=2.5), ValueError, "record: must be a whole number"),
+        (dict(tol="a"), ValueError, "tol: must be a number of at least 0"),
+        (dict(tol=math.nan), ValueError, "tol: must be"),
+        (dict(tol=-1.0), ValueError, "tol: must be"),
+        (dict(divergence=0), ValueError, "divergence: must be a positive number"),
+        (dict(stop=1e-5), TypeError, r"stop: expected a function of \(run, info\) or a list of them"),
+        (dict(stop="residual"), TypeError, "stop: expected a function"),
+        (dict(stop=["residual"]), TypeError, "stop: expected a function"),
+        (dict(callbacks=None), TypeError, "callbacks: expected a function"),
+        (dict(batches=5), TypeError, "batches: expected an iterable"),
+        (dict(method="MEHA"), TypeError, "method: expected a method such as meha.MEHA()"),
+        (dict(method=meha.MEHA), TypeError, "method: expected a method such as meha.MEHA()"),
+        (dict(callbacks=lambda run, info: 3.0), TypeError, "callbacks: <lambda> returned float; return True to stop"),
+        (
+            dict(callbacks=lambda run, info: {"step": 7}),
+            ValueError,
+            "callbacks: <lambda> returned 'step', which the history has",
+        ),
+        (dict(callbacks=lambda run, info: {"a": "x"}), TypeError, "callbacks: <lambda> returned 'x' for 'a'"),
+    ],
+)
+def test_wrong_options(options, kind, message):
+    with pytest.raises(kind, match=message):
         solve(toy(), **options)
+
+
+@pytest.mark.parametrize("tol", ["a", math.nan, -1.0])
+@pytest.mark.parametrize("rule", [Gap, Residual, RelativeChange])
+def test_wrong_tolerances(rule, tol):
+    with pytest.raises(ValueError, match=f"{rule.__name__}: tol: must be a number of at least 0"):
+        rule(tol)
+
+
+def test_print_without_a_single_batch():
+    solution = meha.solve(noisy(), torch.zeros(1), torch.zeros(1), batches=[], max_steps=9)
+    assert "max steps after 0 steps" in str(solution)
+    assert solution.upper is None
 
 
 def test_rules_without_gamma_say_so():

@@ -83,3 +83,31 @@ def test_norm_is_that_of_all_leaves():
 def test_names_that_collide_are_refused():
     with pytest.raises(ValueError, match=r"x: two of its tensors are named 'a.b'"):
         Variable({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "x")
+
+
+def test_ties_between_modules_and_tensors_are_kept():
+    a, b = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    b.weight = a.weight
+    variable = Variable({"w": a.weight, "a": a, "b": b}, "y")
+    assert variable.names == ["w", "a.bias", "b.bias"]
+    assert variable.value["w"] is a.weight
+    copy = variable.copy()
+    assert copy.names == variable.names
+    assert copy.value["w"] is copy.value["a"].weight is copy.value["b"].weight
+    assert copy.value["w"] is not a.weight
+
+
+def test_a_state_holds_frozen_parameters_once():
+    model = torch.nn.Linear(2, 1)
+    model.weight.requires_grad_(False)
+    variable = Variable(model, "y")
+    assert set(variable.state_dict()) == {"weight", "bias"}
+    assert set(variable.copy().state_dict()) == {"bias"}
+    saved = {name: tensor + 1 for name, tensor in variable.state_dict().items()}
+    variable.load_state_dict(saved)
+    assert torch.equal(model.weight, saved["weight"])
+
+
+def test_empty_tensors_are_refused():
+    with pytest.raises(ValueError, match="x: its tensors hold no numbers"):
+        Variable(torch.zeros(0), "x")

@@ -119,9 +119,9 @@ class Method(ABC):
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
         return self, oracle.problem.constants
 
-    def check_theory(self, constants: Constants) -> list[str]:
-        """Which conditions of the method's convergence theory fail for these constants, as sentences."""
-        return []
+    def theory(self, constants: Constants) -> str:
+        """Whether the run is covered by the method's convergence theory, in a sentence; empty when nothing is known."""
+        return ""
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         """What to try when a run from (x, y) failed."""
@@ -157,6 +157,10 @@ class Run:
     def __init__(self, method: Method, problem: Problem, x: Any, y: Any) -> None:
         if not isinstance(problem, Problem):
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "torch.inference_mode() is on, in which nothing can be differentiated; start the run outside it."
+            )
         first, second = Variable(x, "x"), Variable(y, "y")
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
@@ -206,12 +210,14 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.
 
+        (Objectives that draw random numbers also depend on the generators' states, which are the caller's.)
+
         Load it with ``torch.load(path, weights_only=True)``.
         """
         given, now = vars(self._given), vars(self.method)
         return {
             "method": self.method.name,
-            "given": describe(self._given),
+            "given": describe(self._given, exact=True),
             "chosen": {name: now[name] for name in now if given[name] is None and now[name] is not None},
             "counts": dataclasses.asdict(self.counts),
             "state": self.state.state_dict(),
@@ -229,7 +235,7 @@ class Run:
         missing = {"method", "given", "chosen", "counts", "state"} - set(state)
         if missing:
             raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
-        own = (self.method.name, describe(self._given))
+        own = (self.method.name, describe(self._given, exact=True))
         if (state["method"], state["given"]) != own:
             raise ValueError(
                 f"state: was written by {state['method']}({state['given']}), this run is {own[0]}({own[1]});"
@@ -241,8 +247,12 @@ class Run:
         self._resolved = self._resolved or self.k > 0
 
 
-def describe(method: Method) -> str:
-    """The hyper-parameters that are set, as text; functions and factories by their names."""
+def describe(method: Method, *, exact: bool = False) -> str:
+    """The hyper-parameters that are set, as text; functions and factories by their names.
+
+    Args:
+        exact: with all digits, and functions of the step number by some of their values, so that equal text means equal runs.
+    """
     parts = []
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
@@ -251,9 +261,11 @@ def describe(method: Method) -> str:
         if callable(value) and not dataclasses.is_dataclass(value):
             inner = getattr(value, "func", value)
             text = getattr(inner, "__name__", type(inner).__name__)
-            options = {**getattr(value, "keywords", {})}
+            options = getattr(value, "keywords", {})
             text += f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else ""
+            if exact and not field.name.endswith("_optimizer"):
+                text += f" with values {[float(value(k)) for k in (0, 1, 2, 10, 100, 1000)]}"
         else:
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            text = f"{value:.6g}" if isinstance(value, float) and not exact else str(value)
         parts.append(f"{field.name}={text}")
     return ", ".join(parts)

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from meha import theory
+from meha.checks import check_positive
 from meha.methods.automatic import advise, choose
 from meha.methods.base import Method, Numbers, State
 from meha.oracle import Oracle
 from meha.problem import Problem, Prox
-from meha.schedules import Power, Schedule, check_positive, check_schedule, evaluate
+from meha.schedules import Power, Schedule, check_schedule, evaluate
 from meha.sets import ConvexSet
+from meha.theory import Constants, check, warn
 from meha.variables import Leaves, Variable, add_, add_difference, norm, subtract
 
 __all__ = ["MEHA", "MEHAState", "OptimizerFactory"]
@@ -100,18 +101,27 @@ class MEHA(Method):
             if not 0 <= self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, theory.Constants | None]:
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
         method, constants = choose(self, oracle, x, y, batch)
         if constants is not None:
-            theory.warn(method.check_theory(constants))
+            warn(method.check_theory(constants))
         return method, constants
 
-    def check_theory(self, constants: theory.Constants) -> list[str]:
-        """The inequalities of the convergence theorem that fail."""
+    def check_theory(self, constants: Constants) -> list[str]:
+        """The inequalities of the convergence theorem that fail; a schedule is looked at in some steps."""
         assert self.gamma is not None
-        eta = None if self.eta is None else evaluate("eta", self.eta, 0)
-        return theory.check(constants, gamma=self.gamma, eta=eta, p=self.p)
+        etas = [] if self.eta is None else [evaluate("eta", self.eta, k) for k in (0, 10, 1000, 100_000)]
+        return check(constants, gamma=self.gamma, eta=max(etas, default=None), p=self.p)
+
+    def theory(self, constants: Constants) -> str:
+        """Which inequalities fail, or what is in range, and what the theorem does not cover."""
+        failing = self.check_theory(constants)
+        checked = [name for name in ("gamma", "eta", "p") if getattr(self, name) is not None]
+        fine = f"{', '.join(checked)} in the range of the convergence theorem" if not failing else ""
+        open_ = [name for name in ("x_optimizer", "y_optimizer", "theta_optimizer") if getattr(self, name) is not None]
+        open_ += ["c as a function"] if callable(self.c) else []
+        return " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(open_)}" if open_ else "")
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return advise(self, problem, x, y, batch)

@@ -1,0 +1,26 @@
+"""Checks of plain arguments, with errors that name them."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+__all__ = ["check_count", "check_positive", "check_tolerance"]
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise unless ``value`` is a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise ValueError(f"{name}: must be a positive number, got {value!r}.")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise unless ``value`` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name}: must be a whole number of at least 1, got {value!r}.")
+
+
+def check_tolerance(name: str, value: object) -> None:
+    """Raise unless ``value`` is a number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
+        raise ValueError(f"{name}: must be a number of at least 0, got {value!r}.")
