@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from meha.variables import Leaves, Variable, select
+from meha.weights import Groups, Weight, by_size, declared, per_group, per_leaf, read_groups
 
 __all__ = [
     "L1",
@@ -37,9 +37,6 @@ __all__ = [
     "Sum",
     "Zero",
 ]
-
-Weight = float | Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[Any], Any]
-Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
 _UNSHOWN = ("names", "rho", "count")
@@ -64,15 +61,12 @@ class NonSmooth(ABC):
         self.names: list[str] = []
 
     def declared(self, name: str, weight: Weight) -> Weight:
-        """The weight, refused at once if it is of no known form or a negative number."""
-        if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
-            raise TypeError(
-                f"{type(self).__name__}: {name} must be a number, a tensor, a list or dict of them, or a function of x,"
-                f" got {weight!r}."
-            )
-        if isinstance(weight, Tensor | Real) and bool(torch.as_tensor(weight < 0).any()):
-            raise ValueError(f"{type(self).__name__}: {name} must not be negative, got {weight!r}.")
-        return weight
+        """A weight of this term as it was given, after a first check."""
+        return declared(type(self).__name__, name, weight)
+
+    def weighted(self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Pairs of weight and leaf."""
+        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar)
 
     def value(self, x: Any, y: Any) -> Tensor:
         """g(x, y), differentiable in x."""
@@ -209,10 +203,10 @@ class L1(NonSmooth):
         self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return _total(w * leaf.abs() for w, leaf in _weighted(self, self.weight, x, leaves))
+        return _total(w * leaf.abs() for w, leaf in self.weighted(self.weight, x, leaves))
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        return [_soft(leaf, step * w) for w, leaf in _weighted(self, self.weight, x, leaves)]
+        return [_soft(leaf, step * w) for w, leaf in self.weighted(self.weight, x, leaves)]
 
 
 class NonNegativeL1(NonSmooth):
@@ -229,12 +223,12 @@ class NonNegativeL1(NonSmooth):
         self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        linear = _total(w * leaf for w, leaf in _weighted(self, self.weight, x, leaves))
+        linear = _total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves))
         infinite = [torch.where(leaf.detach() < 0, torch.inf, 0.0).sum() for leaf in leaves]
         return linear + sum(infinite)
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        return [(leaf - step * w).clamp(min=0) for w, leaf in _weighted(self, self.weight, x, leaves)]
+        return [(leaf - step * w).clamp(min=0) for w, leaf in self.weighted(self.weight, x, leaves)]
 
 
 class ElasticNet(NonSmooth):
@@ -255,11 +249,11 @@ class ElasticNet(NonSmooth):
         self.l1, self.l2 = self.declared("l1", l1), self.declared("l2", l2)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        first = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
-        return first + _total(v * leaf.square() / 2 for v, leaf in _weighted(self, self.l2, x, leaves))
+        first = _total(w * leaf.abs() for w, leaf in self.weighted(self.l1, x, leaves))
+        return first + _total(v * leaf.square() / 2 for v, leaf in self.weighted(self.l2, x, leaves))
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        pairs = zip(_weighted(self, self.l1, x, leaves), _weighted(self, self.l2, x, leaves), strict=True)
+        pairs = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
         return [_soft(leaf, step * w) / (1 + step * v) for (w, leaf), (v, _) in pairs]
 
 
@@ -290,7 +284,7 @@ class SCAD(NonSmooth):
         self.rho = 1 / (a - 1)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return _total(self._penalty(w, leaf.abs()) for w, leaf in _weighted(self, self.weight, x, leaves))
+        return _total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
 
     def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
         a = self.a
@@ -299,7 +293,7 @@ class SCAD(NonSmooth):
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         a, found = self.a, []
-        for w, u in _weighted(self, self.weight, x, leaves):
+        for w, u in self.weighted(self.weight, x, leaves):
             middle = ((a - 1) * u - step * a * w * u.sign()) / (a - 1 - step)
             near = torch.where(u.abs() <= (1 + step) * w, _soft(u, step * w), middle)
             found.append(torch.where(u.abs() <= a * w, near, u))
@@ -331,7 +325,7 @@ class MCP(NonSmooth):
         self.rho = 1 / a
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return _total(self._penalty(w, leaf.abs()) for w, leaf in _weighted(self, self.weight, x, leaves))
+        return _total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
 
     def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
         return torch.where(t <= self.a * w, w * t - t.square() / (2 * self.a), self.a * w * w / 2)
@@ -339,7 +333,7 @@ class MCP(NonSmooth):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         return [
             torch.where(u.abs() <= self.a * w, _soft(u, step * w) / (1 - step / self.a), u)
-            for w, u in _weighted(self, self.weight, x, leaves)
+            for w, u in self.weighted(self.weight, x, leaves)
         ]
 
 
@@ -361,12 +355,12 @@ class Nuclear(NonSmooth):
                 raise ValueError(f"Nuclear: acts on matrices, got a leaf of shape {tuple(leaf.shape)}; choose a part.")
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        weights = _weighted(self, self.weight, x, leaves, scalar=True)
+        weights = self.weighted(self.weight, x, leaves, scalar=True)
         return _total(w * torch.linalg.svdvals(leaf) for w, leaf in weights)
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         found = []
-        for w, leaf in _weighted(self, self.weight, x, leaves, scalar=True):
+        for w, leaf in self.weighted(self.weight, x, leaves, scalar=True):
             u, s, v = torch.linalg.svd(leaf, full_matrices=False)
             found.append((u * (s - step * w).clamp(min=0)) @ v)
         return found
@@ -393,14 +387,14 @@ class GroupL2(NonSmooth):
         super().__init__(part)
         self.weight = self.declared("weight", weight)
         self.groups = groups
-        self._named, self.count = _read_groups(groups, type(self).__name__)
+        self._named, self.count = read_groups(type(self).__name__, groups)
         self._labels = self._named
 
     def check(self, leaves: Leaves) -> None:
         size = sum(leaf.numel() for leaf in leaves)
         name = type(self).__name__
         named = self._named.numel()
-        if _by_size(self.groups) and named != size:
+        if by_size(self.groups) and named != size:
             raise ValueError(f"{name}: the groups' sizes add up to {named}, but y has {size} coordinates there.")
         if named > size:
             raise ValueError(
@@ -409,11 +403,13 @@ class GroupL2(NonSmooth):
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         vector, labels = self._flatten(leaves)
-        return (_per_group(self, self.weight, x, vector) * self._norms(vector, labels)).sum()
+        return (per_group(type(self).__name__, self.count, self.weight, x, vector) * self._norms(vector, labels)).sum()
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         vector, labels = self._flatten(leaves)
-        return _split(self._shrink(vector, labels, step * _per_group(self, self.weight, x, vector)), leaves)
+        return _split(
+            self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
+        )
 
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
         vector = leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
@@ -451,11 +447,11 @@ class SparseGroup(GroupL2):
         self.l1 = self.declared("l1", l1)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        sparse = _total(w * leaf.abs() for w, leaf in _weighted(self, self.l1, x, leaves))
+        sparse = _total(w * leaf.abs() for w, leaf in self.weighted(self.l1, x, leaves))
         return sparse + super().value_leaves(x, leaves)
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        soft = [_soft(leaf, step * w) for w, leaf in _weighted(self, self.l1, x, leaves)]
+        soft = [_soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]
         return super().prox_leaves(x, soft, step)
 
 
@@ -466,110 +462,6 @@ def _soft(u: Tensor, threshold: Tensor) -> Tensor:
 def _total(terms: Any) -> Tensor:
     total: Tensor = sum(term.sum() for term in terms)
     return total
-
-
-def _weighted(term: NonSmooth, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of weight and leaf, for a weight of any of the forms that the module's first lines name."""
-    name = type(term).__name__
-    found = weight(x) if callable(weight) else weight
-    if isinstance(found, Mapping):
-        if set(found) != set(term.names):
-            raise ValueError(f"{name}: the weights are named {sorted(found)}, the leaves {sorted(term.names)}; name each once.")
-        found = [found[leaf] for leaf in term.names]
-    if isinstance(found, Tensor) and found.ndim == 1 and len(leaves) > 1 and found.numel() == len(leaves):
-        found = list(found)
-    many = found if isinstance(found, list | tuple) else [found] * len(leaves)
-    if len(many) != len(leaves):
-        raise ValueError(f"{name}: got {len(many)} weights for {len(leaves)} leaves; give one each, or a single one.")
-    return [(_check_weight(w, leaf, name, scalar), leaf) for w, leaf in zip(many, leaves, strict=True)]
-
-
-def _per_group(term: GroupL2, weight: Weight, x: Any, like: Tensor) -> Tensor:
-    found = weight(x) if callable(weight) else weight
-    if isinstance(found, Mapping):
-        raise TypeError(f"{type(term).__name__}: a weight per group is a number or a vector, got {type(found).__name__}.")
-    if isinstance(found, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
-        found = torch.stack([_on(w, like) for w in found])
-    found = _on(cast(Tensor | float, found), like)
-    if found.numel() == 1:
-        found = found.reshape(())
-    if found.ndim > 0 and tuple(found.shape) != (term.count,):
-        raise ValueError(
-            f"{type(term).__name__}: weight has shape {tuple(found.shape)} for {term.count} groups;"
-            f" give a number or a vector of {term.count}."
-        )
-    return _not_negative(found, type(term).__name__)
-
-
-def _check_weight(weight: Any, leaf: Tensor, name: str, scalar: bool) -> Tensor:
-    if not isinstance(weight, Tensor | Real):
-        raise TypeError(
-            f"{name}: a weight must be a number or a tensor, got {type(weight).__name__}; wrap arrays with torch.as_tensor."
-        )
-    found = _on(cast(Tensor | float, weight), leaf)
-    if found.numel() == 1:
-        found = found.reshape(())
-    fits = found.ndim == 0
-    if not fits and not scalar:
-        try:
-            fits = torch.broadcast_shapes(found.shape, leaf.shape) == leaf.shape
-        except RuntimeError:
-            fits = False
-    if not fits:
-        kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
-        raise ValueError(f"{name}: weight has shape {tuple(found.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
-    return _not_negative(found, name)
-
-
-def _on(value: Tensor | float, like: Tensor) -> Tensor:
-    """``value`` as a tensor of the dtype and on the device of ``like``; a number does not cross from the host."""
-    return value.to(like) if isinstance(value, Tensor) else like.new_full((), float(value))
-
-
-def _not_negative(weight: Tensor, name: str) -> Tensor:
-    """The weight, refused if negative; on an accelerator NaN instead of an error, which would need a synchronisation."""
-    if weight.device.type != "cpu":
-        return torch.where(weight < 0, torch.nan, weight)
-    if bool((weight < 0).any()):
-        raise ValueError(
-            f"{name}: a weight is negative ({float(weight.detach().min()):.3g}), and the term has no prox; constrain x"
-            " (x_set=meha.sets.NonNegative()) or map it (weight=lambda x: x.exp())."
-        )
-    return weight
-
-
-def _by_size(groups: Any) -> bool:
-    return all(isinstance(group, Integral) or (isinstance(group, Tensor) and group.ndim == 0) for group in groups)
-
-
-def _read_groups(groups: Any, name: str) -> tuple[Tensor, int]:
-    """The group of each coordinate up to the last one named (``len(groups)`` for none), and the number of groups."""
-    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):
-        raise TypeError(f"{name}: groups must be a list of sizes or of index lists, got {type(groups).__name__}.")
-    if len(groups) == 0:
-        raise ValueError(f"{name}: groups is empty; give sizes or index lists.")
-    if _by_size(groups):
-        sizes = torch.tensor([int(size) for size in groups])
-        if bool((sizes <= 0).any()):
-            raise ValueError(f"{name}: sizes of groups must be positive, got {int(sizes.min())}.")
-        return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)
-    if any(isinstance(group, Integral) for group in groups):
-        raise TypeError(f"{name}: groups mixes sizes and index lists; give sizes only, or lists only.")
-    listed = [torch.as_tensor(group).reshape(-1).cpu() for group in groups]
-    if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):
-        raise TypeError(f"{name}: groups must hold coordinates (integers); turn a mask into them with mask.nonzero().")
-    indices = [index.long() for index in listed]
-    if any(len(index) == 0 for index in indices):
-        raise ValueError(f"{name}: group {[len(i) for i in indices].index(0)} is empty; leave it out.")
-    joined = torch.cat(indices)
-    if bool((joined < 0).any()):
-        raise ValueError(f"{name}: groups name the coordinate {int(joined.min())}; coordinates count from 0.")
-    if len(joined.unique()) != len(joined):
-        raise ValueError(f"{name}: groups overlap; the prox has a closed form only for separate groups.")
-    labels = torch.full((int(joined.max()) + 1,), len(groups))
-    for label, index in enumerate(indices):
-        labels[index] = label
-    return labels, len(groups)
 
 
 def _split(vector: Tensor, leaves: Leaves) -> Leaves:

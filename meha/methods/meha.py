@@ -55,6 +55,9 @@ class MEHA(Method):
             that mixes coordinates is only correct after plain steps, so there only SGD is accepted, and its lr is the step
             of the prox.
 
+    Modules run as they are: in training mode, batch-norm statistics of y see the data of both objectives (those of theta, a
+    copy, only its own passes), and dropout draws a new mask in every pass.
+
     What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
     the problem, they are estimated first, and these gradients count.
 
@@ -119,9 +122,9 @@ class MEHA(Method):
         failing = self.check_theory(constants)
         checked = [name for name in ("gamma", "eta", "p") if getattr(self, name) is not None]
         fine = f"{', '.join(checked)} in the range of the convergence theorem" if not failing else ""
-        open_ = [name for name in ("x_optimizer", "y_optimizer", "theta_optimizer") if getattr(self, name) is not None]
-        open_ += ["c as a function"] if callable(self.c) else []
-        return " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(open_)}" if open_ else "")
+        uncovered = [name for name in ("x_optimizer", "y_optimizer", "theta_optimizer") if getattr(self, name) is not None]
+        uncovered += ["c as a function"] if callable(self.c) else []
+        return " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(uncovered)}" if uncovered else "")
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return advise(self, problem, x, y, batch)
