@@ -58,13 +58,18 @@ def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any = 
 
 def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
     """Which of the numbers of a failed run are too large for the problem's constants, and which would fit."""
-    constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
+    try:
+        constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
+    except (RuntimeError, ValueError, ArithmeticError):  # the start lies at the edge of an objective's domain
+        return "Take smaller steps, or start further inside the domain of the objectives."
     steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
     given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
     found = method.check_theory(constants)
     if given.get("beta", 0.0) > given.get("eta", math.inf):
         found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
     fitting = parameters(constants, method.penalty(0), method.gamma if not found else None)
+    if all(step <= 1.01 * fitting[name] for name, step in given.items()):
+        return " ".join([*found, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
     numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
     return " ".join([*found, f"Try {numbers}, which fit the curvature near the start, or leave them out."])
 
