@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -282,6 +282,7 @@ class AffineSet(_FlatSet):
 
     matrix: Tensor
     rhs: Tensor
+    inverse: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _to_tensors(self, "matrix", "rhs")
@@ -295,13 +296,13 @@ class AffineSet(_FlatSet):
         error = torch.linalg.vector_norm(matrix @ (inverse @ rhs) - rhs)
         if not bool(error <= 1e-4 * (1 + torch.linalg.vector_norm(rhs))):
             raise ValueError(f"AffineSet: the equations contradict each other (residual {float(error):.1e}).")
-        object.__setattr__(self, "_inverse", inverse)
+        object.__setattr__(self, "inverse", inverse)
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         _check_vector(self.matrix[0], variable, chosen, "AffineSet: a row of matrix", scalar=False)
 
     def project_vector(self, z: Tensor) -> Tensor:
-        matrix, rhs, inverse = (t.to(z) for t in (self.matrix, self.rhs, self._inverse))  # type: ignore[attr-defined]
+        matrix, rhs, inverse = (t.to(z) for t in (self.matrix, self.rhs, self.inverse))
         return z - inverse @ (matrix @ z - rhs)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structures import fill, flat, leaves, size
 from torch import nn
 
 from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup, Sum, Zero
@@ -217,34 +218,6 @@ SHAPES = SEPARABLE + GROUPED + [case for case in OTHERS if not isinstance(case.t
 
 def over(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
-
-
-def size(shapes):
-    if isinstance(shapes, tuple):
-        return prod(shapes)
-    return sum(size(item) for item in (shapes.values() if isinstance(shapes, dict) else shapes))
-
-
-def fill(shapes, vector, dtype=torch.float64):
-    """A value of that structure with the numbers of ``vector``, in order."""
-    rest = list(vector)
-
-    def build(item):
-        if isinstance(item, tuple):
-            return torch.tensor([rest.pop(0) for _ in range(prod(item))], dtype=dtype).reshape(item)
-        return {k: build(v) for k, v in item.items()} if isinstance(item, dict) else [build(v) for v in item]
-
-    return None if shapes is None else build(shapes)
-
-
-def leaves(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
-
-
-def flat(value):
-    return np.concatenate([leaf.detach().double().numpy().reshape(-1) for leaf in leaves(value)])
 
 
 def draw(seed, case, count, scale=2.0):

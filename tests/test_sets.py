@@ -1,13 +1,14 @@
 """Sets: projections against formulas written by hand, the inequalities that characterise a projection, and errors."""
 
 from collections import namedtuple
-from math import inf, nan, prod
+from math import inf, nan
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from structures import fill, flat, leaves, size
 from torch import nn
 
 from meha.problem import Problem
@@ -162,39 +163,6 @@ CASES = [
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 each_bounded = pytest.mark.parametrize("case", CASES[1:], ids=lambda case: case.name)
-
-
-def is_shape(shapes):
-    return isinstance(shapes, tuple)
-
-
-def size(shapes):
-    if is_shape(shapes):
-        return prod(shapes)
-    return sum(size(item) for item in (shapes.values() if isinstance(shapes, dict) else shapes))
-
-
-def fill(shapes, vector, dtype=torch.float64):
-    """A value of that structure with the numbers of ``vector``, in order."""
-    rest = list(vector)
-
-    def build(item):
-        if is_shape(item):
-            taken = [rest.pop(0) for _ in range(prod(item))]
-            return torch.tensor(taken, dtype=dtype).reshape(item)
-        return {k: build(v) for k, v in item.items()} if isinstance(item, dict) else [build(v) for v in item]
-
-    return build(shapes)
-
-
-def leaves(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
-
-
-def flat(value):
-    return np.concatenate([leaf.detach().double().numpy().reshape(-1) for leaf in leaves(value)])
 
 
 def draw(seed, case, count, scale=2.0):

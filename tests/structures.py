@@ -1,0 +1,34 @@
+"""Values of a given structure for tests: tensors, dicts and lists of them, from and to flat vectors."""
+
+from math import prod
+
+import numpy as np
+import torch
+
+
+def size(shapes):
+    if isinstance(shapes, tuple):
+        return prod(shapes)
+    return sum(size(item) for item in (shapes.values() if isinstance(shapes, dict) else shapes))
+
+
+def fill(shapes, vector, dtype=torch.float64):
+    """A value of that structure with the numbers of ``vector``, in order; None for no structure."""
+    rest = list(vector)
+
+    def build(item):
+        if isinstance(item, tuple):
+            return torch.tensor([rest.pop(0) for _ in range(prod(item))], dtype=dtype).reshape(item)
+        return {k: build(v) for k, v in item.items()} if isinstance(item, dict) else [build(v) for v in item]
+
+    return None if shapes is None else build(shapes)
+
+
+def leaves(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for item in (value.values() if isinstance(value, dict) else value) for leaf in leaves(item)]
+
+
+def flat(value):
+    return np.concatenate([leaf.detach().double().numpy().reshape(-1) for leaf in leaves(value)])
