@@ -156,8 +156,9 @@ def estimate(
     about ``8 * points * rounds`` gradients of F and of f each (``10`` of f with a non-smooth term); less where they are simple.
 
     Args:
-        points: how many points, the given one among them; the others differ from it by normal noise of size
-            max(1, root mean square of the leaf), brought back into X and Y. One at which an objective raises is left out.
+        points: how many points, the given one among them; the others differ from it by normal noise of the size of x and y
+            (their root mean square; 1 where they are zero), brought back into X and Y. One at which an objective raises is left
+            out.
         rounds: products with a Hessian per constant.
 
     >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
@@ -202,8 +203,8 @@ class _Probe:
     def move(self, centre: tuple[Leaves, Leaves]) -> None:
         with torch.no_grad():
             for variable, start in zip((self.x, self.y), centre, strict=True):
+                size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
                 for leaf, origin in zip(variable.leaves, start, strict=True):
-                    size = max(1.0, float(origin.square().mean().sqrt()))
                     draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
                     leaf.copy_(origin + size * draw.to(leaf))
             self.oracle.project(self.x.value, self.x.leaves, 1.0)
@@ -225,7 +226,7 @@ class _Probe:
             return zero
         eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
         start = [leaf.detach().clone() for leaf in along.leaves]
-        h = eps ** (1 / 3) * max(1.0, float(norm(start))) / size
+        h = eps ** (1 / 3) * (float(norm(start)) or 1.0) / size
         for _ in range(3):
             with torch.no_grad():
                 add_(along.leaves, vector, h)
@@ -306,7 +307,7 @@ class _Probe:
             return oracle.gradient(self.x, terms, self.batch, strict=False)[1]
 
         start, here = [leaf.detach().clone() for leaf in y.leaves], gradient()
-        h, largest = 1e-3 * max(1.0, float(norm(start))), 0.0
+        h, largest = 1e-3 * (float(norm(start)) or 1.0), 0.0
         with torch.no_grad():
             for _ in range(self.rounds):
                 add_(y.leaves, self.noise(start), h)
