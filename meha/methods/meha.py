@@ -68,7 +68,8 @@ class MEHA(Method):
 
     >>> from meha.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
-    >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=0.4, c=0.5, p=0.49).start(problem, torch.tensor([-6.0]), torch.zeros(1))
+    >>> x0, y0 = torch.tensor([-6.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=0.4, c=0.5, p=0.49).start(problem, x0, y0)
     >>> run.step()
     StepInfo(step=1, upper=80, lower=-0.9894, gap=0.001748, residual=17.87, d_x=32.01, c=0.5)
     """
