@@ -57,7 +57,7 @@ def envelope(
     point that is no worse than y, and the gradient is that of the branch through it.
 
     Args:
-        tol: tolerance of the inner solve, relative to the size of its gradients.
+        tol: tolerance of the inner solve (:func:`meha.lower.solve_lower`), relative to the size of theta.
 
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
     >>> v = envelope(problem, torch.zeros(1), torch.tensor([2.0]), gamma=1.0)

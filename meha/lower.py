@@ -30,7 +30,7 @@ class LowerSolution:
     Attributes:
         theta: the minimiser found.
         residual: the norm of the prox-gradient mapping at theta; zero exactly at stationary points.
-        steps: iterations taken; each costs two gradients of f.
+        steps: trial steps taken; each costs one or two gradients of f.
         converged: whether the residual fell under the tolerance.
     """
 

@@ -132,6 +132,13 @@ def test_foreign_states_are_refused_and_change_nothing():
         (altered(theta={"other": torch.zeros(3)}), "another variable"),
         (altered(theta={"": "text"}), "str"),
         ({**good, "state": {"x": good["state"]["x"]}}, "another method"),
+        ({**good, "state": None}, "another method"),
+        (altered(k="five"), "k must be the number of steps"),
+        (altered(y=None), "damaged"),
+        ({**good, "counts": {"upper": 1, "other": 2}}, "counts cannot be read"),
+        ({**good, "chosen": {"gamma": -1.0}}, "gamma"),
+        ({**good, "chosen": {"speed": 1.0}}, "cannot be read"),
+        ([1, 2], "lacks"),
     ]
     for state, message in cases:
         with pytest.raises(ValueError, match=message):
@@ -139,6 +146,13 @@ def test_foreign_states_are_refused_and_change_nothing():
         found = everything(run)
         assert all(torch.equal(found[name], before[name]) for name in before)
         assert run.k == 1
+    network = network_run()
+    network.step()
+    broken, kept = network.state_dict(), everything(network)
+    broken["state"]["y_optimizer"] = {"state": {0: "nothing"}}
+    with pytest.raises(ValueError, match="damaged"):
+        network.load_state_dict(broken)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in everything(network).items())
     other = network_run(y_optimizer=partial(torch.optim.SGD, lr=0.01))
     with pytest.raises(ValueError, match="this run is MEHA"):
         other.load_state_dict(network_run().state_dict())

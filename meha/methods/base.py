@@ -80,14 +80,19 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the numbers of ``state``; nothing is changed when it does not fit."""
         names = {field.name for field in dataclasses.fields(self)}
-        if names != set(state):
-            raise ValueError(f"state: holds {sorted(state)}, this run needs {sorted(names)}; it is of another method.")
+        if not isinstance(state, Mapping) or names != set(state):
+            raise ValueError(f"state: this run needs {sorted(names)}, and gets something else; it is of another method.")
+        if not isinstance(state["k"], int) or state["k"] < 0:
+            raise ValueError(f"state: k must be the number of steps done, got {state['k']!r}; the state is damaged.")
         before = self.state_dict()
         try:
             self._load(state)
-        except Exception:
+        except ValueError:
             self._load(before)
             raise
+        except Exception as error:  # what a damaged optimizer state raises is up to the optimizer
+            self._load(before)
+            raise ValueError(f"state: cannot be read ({error!r}); it is damaged.") from error
 
     def _load(self, state: Mapping[str, Any]) -> None:
         for field in dataclasses.fields(self):
@@ -232,7 +237,7 @@ class Run:
         Raises:
             ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
         """
-        missing = {"method", "given", "chosen", "counts", "state"} - set(state)
+        missing = {"method", "given", "chosen", "counts", "state"} - set(state if isinstance(state, Mapping) else ())
         if missing:
             raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
         own = (self.method.name, describe(self._given, exact=True))
@@ -241,9 +246,12 @@ class Run:
                 f"state: was written by {state['method']}({state['given']}), this run is {own[0]}({own[1]});"
                 " start the run with the same method."
             )
-        method = dataclasses.replace(self._given, **state["chosen"])
+        try:
+            method, counts = dataclasses.replace(self._given, **state["chosen"]), Counts(**state["counts"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
         self.state.load_state_dict(state["state"])
-        self.method, self.oracle.counts = method, Counts(**state["counts"])
+        self.method, self.oracle.counts = method, counts
         self._resolved = self._resolved or self.k > 0
 
 
