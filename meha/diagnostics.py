@@ -6,7 +6,6 @@ the objects of the user (tensors, dicts, modules) and the batch where the object
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from meha.checks import check_positive
+from meha.linear import CurvatureError, conjugate_gradients
 from meha.lower import LowerSolution, solve_lower
 from meha.oracle import Oracle
 from meha.problem import Problem
@@ -185,15 +185,24 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
     solution = solve_lower(oracle, point.x, point.y, tol=tol, max_steps=max_steps, batch=batch)
     _warn_unless_solved(solution, "lower level")
     best = solution.theta
-    _, F_y = oracle.gradient(best, [(1.0, oracle.upper, point.x, best)], batch, strict=False)
-    _, d_x = oracle.gradient(point.x, [(1.0, oracle.upper, point.x, best)], batch, strict=False)
-
-    def apply(vector: Leaves) -> Leaves:
-        return oracle.hessian_vector(oracle.lower, point.x, best, vector, (best,), batch)[0]
+    _, (d_x, F_y) = oracle.gradients((point.x, best), [(1.0, oracle.upper, point.x, best)], batch, strict=False)
 
     with torch.no_grad():
-        vector = _conjugate_gradients(apply, F_y, tol)
-        (cross,) = oracle.hessian_vector(oracle.lower, point.x, best, vector, (point.x,), batch)
+        hessian = oracle.hessian([(1.0, oracle.lower, point.x, best)], batch)
+        try:
+            vector, error = conjugate_gradients(lambda v: hessian(v, best)[0], F_y, steps=10 * best.numel, tol=tol)
+        except CurvatureError as reason:
+            raise ValueError(
+                f"hypergradient: {reason} at the solution, so the hypergradient is not defined; use gap and residual instead."
+            ) from None
+        if error > max(tol, 1e-6):
+            warnings.warn(
+                f"conjugate gradients reached a relative residual of {error:.1e} only; the hypergradient is approximate,"
+                " because the Hessian of lower in y is ill-conditioned.",
+                DiagnosticWarning,
+                stacklevel=2,
+            )
+        (cross,) = hessian(vector, point.x)
         return point.x.like(subtract(d_x, cross))
 
 
@@ -236,35 +245,3 @@ def _warn_unless_solved(found: LowerSolution, what: str) -> None:
             DiagnosticWarning,
             stacklevel=4,
         )
-
-
-def _conjugate_gradients(apply: Any, rhs: Leaves, tol: float) -> Leaves:
-    """Solve H v = rhs for a positive definite H, to a relative residual of ``tol``."""
-    eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
-    v = [torch.zeros_like(leaf) for leaf in rhs]
-    r, p = [leaf.clone() for leaf in rhs], [leaf.clone() for leaf in rhs]
-    size = float(norm(rhs))
-    rr = size * size
-    for _ in range(10 * sum(leaf.numel() for leaf in rhs)):
-        if math.sqrt(rr) <= max(tol, 4 * eps) * size:
-            return v
-        image = apply(p)
-        curvature = float(sum((a * b).sum() for a, b in zip(p, image, strict=True)))
-        if curvature <= 1e-12 * float(norm(p)) * float(norm(image)):
-            raise ValueError(
-                "hypergradient: the Hessian of lower in y is not positive definite at the solution, so the hypergradient is"
-                " not defined; use gap and residual instead."
-            )
-        length = rr / curvature
-        v = [a + length * b for a, b in zip(v, p, strict=True)]
-        r = [a - length * b for a, b in zip(r, image, strict=True)]
-        rr_next = float(norm(r).square())
-        p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
-        rr = rr_next
-    warnings.warn(
-        f"conjugate gradients reached a relative residual of {math.sqrt(rr) / size:.1e} only; the hypergradient is approximate,"
-        " because the Hessian of lower in y is ill-conditioned.",
-        DiagnosticWarning,
-        stacklevel=3,
-    )
-    return v

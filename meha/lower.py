@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from meha.checks import check_count
 from meha.oracle import Oracle
-from meha.variables import Leaves, Variable, copy_, norm, subtract
+from meha.variables import Leaves, Variable, copy_, inner, norm, subtract
 
 __all__ = ["LowerSolution", "solve_lower"]
 
@@ -102,7 +101,7 @@ def solve_lower(
             move = subtract(new, ahead)
             length = float(norm(move))
             value_new, d_new = evaluate(new)
-            turn = _inner(subtract(d_new, d_ahead), move)
+            turn = float(inner(subtract(d_new, d_ahead), move))
             noise = eps * float(norm(d_ahead)) * length
             if turn > length * length / step * (1 + 1e-9) + noise:
                 step /= 2
@@ -120,7 +119,7 @@ def solve_lower(
             converged = small and (was_small or residual == 0)  # twice: one step may have met a wall of curvature
             was_small = small
             least, since = (residual, 0) if residual < least else (least, since + 1)
-            uphill = _inner(subtract(ahead, new), subtract(new, here)) > 0
+            uphill = bool(inner(subtract(ahead, new), subtract(new, here)) > 0)
             old, here, d_here, value = here, new, d_new, value_new
             if converged or since > PATIENCE or size > bound:
                 break
@@ -134,8 +133,3 @@ def solve_lower(
             step = min(1.2 * step, limit)
         copy_(point, here)
     return LowerSolution(theta, residual, steps, converged)
-
-
-def _inner(a: Leaves, b: Leaves) -> float:
-    total = sum((u * v).sum() for u, v in zip(a, b, strict=True))
-    return float(total) if isinstance(total, Tensor) else 0.0

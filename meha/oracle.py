@@ -6,9 +6,9 @@ counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch import Tensor
 from meha.problem import Problem
 from meha.variables import Leaves, Variable, add_
 
-__all__ = ["Counts", "Function", "Oracle", "Term"]
+__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term"]
+
+T = TypeVar("T")
 
 JOINT_LIMIT = 1 << 16
 """Up to this many numbers in x and y, a sum of terms is differentiated in one backward pass."""
@@ -91,20 +93,29 @@ class Oracle:
     def gradient(
         self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
     ) -> tuple[list[Tensor], Leaves]:
-        """The values of the functions, and the gradient of their weighted sum with respect to ``wrt``.
+        """The values of the functions, and the gradient of their weighted sum with respect to ``wrt``."""
+        values, (gradient,) = self.gradients((wrt,), terms, batch, strict=strict)
+        return values, gradient
 
-        Small problems take one backward pass through the sum, because there the time goes into calls; larger ones take
-        a pass per term, so that the intermediate results of one term only are held at a time.
+    def gradients(
+        self, wrt: tuple[Variable, ...], terms: list[Term], batch: Any = None, *, strict: bool = True
+    ) -> tuple[list[Tensor], list[Leaves]]:
+        """The values of the functions, and the gradients of their weighted sum with respect to each variable of ``wrt``.
+
+        A function counts as one gradient, with however many variables. Small problems take one backward pass through the sum,
+        because there the time goes into calls; larger ones take a pass per term, so that the intermediate results of one term
+        only are held at a time.
 
         Args:
             strict: refuse functions that do not depend on their variable, instead of taking them for constants. The first
                 gradient of each kind finds out. A function found not to depend on x is evaluated all the same, since that may
-                change, but its gradients in x are not counted.
+                change, but its gradients in x alone are not counted.
         """
+        targets = [leaf for variable in wrt for leaf in variable.leaves]
         values: list[Tensor] = []
         total: Tensor | None = None
         gradient: Leaves | None = None
-        key = (wrt.argument, *(function.name for _, function, _, _ in terms))
+        key = (*(variable.argument for variable in wrt), *(function.name for _, function, _, _ in terms))
         unchecked = strict and key not in self._checked
         used = []
         with torch.enable_grad():
@@ -112,64 +123,87 @@ class Oracle:
                 value = function(x, y, batch)
                 values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())
                 if unchecked:
-                    used.append(_depends(value, wrt.leaves))
+                    used.append([_depends(value, variable.leaves) for variable in wrt])
                 if not value.requires_grad:
                     continue
                 if function is not self.upper:
                     self.counts.lower += 1
-                elif wrt.argument != "x" or self.upper_uses_x:
+                elif self.upper_uses_x or wrt[-1].argument != "x":
                     self.counts.upper += 1
                 if self._joint:
                     value = value if weight == 1.0 else weight * value
                     total = value if total is None else total + value
                 elif gradient is None:
-                    gradient = [weight * leaf for leaf in _differentiate(value, wrt.leaves)]
+                    gradient = [weight * leaf for leaf in _differentiate(value, targets)]
                 else:
-                    add_(gradient, _differentiate(value, wrt.leaves), weight)
+                    add_(gradient, _differentiate(value, targets), weight)
             if unchecked:
                 self._check_dependence(wrt, terms, used)
                 self._checked.add(key)
             if total is not None:
-                gradient = _differentiate(total, wrt.leaves)
-        return values, gradient if gradient is not None else [torch.zeros_like(leaf) for leaf in wrt.leaves]
+                gradient = _differentiate(total, targets)
+        return values, _split(gradient if gradient is not None else [torch.zeros_like(leaf) for leaf in targets], wrt)
 
-    def _check_dependence(self, wrt: Variable, terms: list[Term], used: list[bool]) -> None:
+    def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
         """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
-        for (_, function, _, _), uses in zip(terms, used, strict=True):
-            if uses or wrt.argument == "x":
-                continue
-            remedy = (
-                "then the lower level has no influence; minimise upper over x alone"
-                if function is self.upper
-                else "then any y solves the lower level"
-            )
-            raise ValueError(
-                f"{function.level}: its value does not depend on y (or was detached from it); {remedy}. Use y inside, and no"
-                " .detach(), .item() or numpy."
-            )
-        if wrt.argument == "x":
-            if not any(used):
-                raise ValueError(
-                    "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
-                )
-            for (_, function, _, _), uses in zip(terms, used, strict=True):
-                if function is self.upper and self.upper_uses_x and not uses:
+        for (_, function, x, y), uses in zip(terms, used, strict=True):
+            for variable, use in zip(wrt, uses, strict=True):
+                if variable is y and not use:
+                    remedy = (
+                        "then the lower level has no influence; minimise upper over x alone"
+                        if function is self.upper
+                        else "then any y solves the lower level"
+                    )
+                    raise ValueError(
+                        f"{function.level}: its value does not depend on y (or was detached from it); {remedy}. Use y inside,"
+                        " and no .detach(), .item() or numpy."
+                    )
+                if variable is x and function is self.upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
-                    self.counts.upper -= 1
+                    self.counts.upper -= len(wrt) == 1
+        levels = {function is self.upper for _, function, _, _ in terms}
+        if wrt[0].argument == "x" and not any(uses[0] for uses in used) and (False in levels and not self.upper_uses_x):
+            raise ValueError(
+                "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
+            )
 
-    def hessian_vector(
-        self, function: Function, x: Variable, y: Variable, vector: Leaves, wrt: tuple[Variable, ...], batch: Any = None
-    ) -> list[Leaves]:
-        """d/d(wrt) <grad_y function(x, y), vector>, for each variable of ``wrt``: one double backward pass."""
-        self.counts.hvp += 1
+    def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
+        """Second derivatives of a weighted sum of functions at one point (x, y); each product with a vector is counted."""
+        return Hessian(self, terms, batch)
+
+
+class Hessian:
+    """Products of a vector with second derivatives at one point, from one graph that lives as long as the object.
+
+    Attributes:
+        gradient: the gradient of the sum in y.
+    """
+
+    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any) -> None:
+        self._oracle = oracle
+        y = terms[0][3]
         with torch.enable_grad():
-            first = _differentiate(function(x, y, batch), y.leaves, create_graph=True)
-            product = sum((a * b).sum() for a, b in zip(first, vector, strict=True))
-        assert isinstance(product, Tensor)
+            total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
+            assert isinstance(total, Tensor)
+            self._first = _differentiate(total, y.leaves, create_graph=True)
+        self.gradient = [leaf.detach() for leaf in self._first]
+
+    def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
+        """d/d(v) <grad_y, vector> for each variable v of ``wrt``: one double backward pass."""
+        self._oracle.counts.hvp += 1
+        curved = [(first, part) for first, part in zip(self._first, vector, strict=True) if first.requires_grad]
         targets = [leaf for variable in wrt for leaf in variable.leaves]
-        linear = not product.requires_grad
-        pieces = iter([torch.zeros_like(leaf) for leaf in targets] if linear else _differentiate(product, targets))
-        return [[next(pieces) for _ in variable.leaves] for variable in wrt]
+        found: Sequence[Tensor | None] = [None] * len(targets)
+        if curved:
+            outputs, cotangents = zip(*curved, strict=True)
+            found = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
+        for variable, pieces in zip(wrt, _split(found, wrt), strict=True):
+            if variable.argument == "x" and not self._oracle.upper_uses_x and all(piece is None for piece in pieces):
+                raise ValueError(
+                    "x: upper does not depend on it, and neither does the y-gradient of lower, so that it has no influence (or"
+                    " its value was detached); use x inside one."
+                )
+        return _split([torch.zeros_like(t) if piece is None else piece for t, piece in zip(targets, found, strict=True)], wrt)
 
 
 def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
@@ -182,6 +216,12 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
 def _differentiate(value: Tensor, leaves: Leaves, create_graph: bool = False) -> Leaves:
     found = torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
     return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+
+
+def _split(leaves: Sequence[T], variables: tuple[Variable, ...]) -> list[list[T]]:
+    """One list of pieces for all variables as a list for each."""
+    pieces = iter(leaves)
+    return [[next(pieces) for _ in variable.leaves] for variable in variables]
 
 
 def _depends(value: Tensor, leaves: Leaves) -> bool:

@@ -40,6 +40,17 @@ class Prox:
             old = [leaves[i] for i in chosen]
             copy_(old, action(x, old, step))
 
+    def pull_back(self, x: Any, leaves: Leaves, step: float, cotangent: Leaves) -> Leaves:
+        """The transposed Jacobian of the map at ``leaves``, applied to ``cotangent``."""
+        with torch.enable_grad():
+            inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+            outputs = list(inputs)
+            for action, chosen in self._actions:
+                for i, new in zip(chosen, action(x, [outputs[i] for i in chosen], step), strict=True):
+                    outputs[i] = new
+            found = torch.autograd.grad(outputs, inputs, cotangent)
+        return list(found)
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:

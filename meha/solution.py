@@ -30,6 +30,7 @@ class Status(enum.Enum):
     MAX_STEPS = "max steps"
     DIVERGED = "diverged"
     NON_FINITE = "non-finite"
+    BROKE_DOWN = "broke down"
     STOPPED = "stopped by callback"
 
     def __str__(self) -> str:

@@ -79,11 +79,13 @@ def solve(
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
-    rules = ([] if tol is None else [RelativeChange(tol)]) + _functions("stop", stop)
+    method = method if method is not None else MEHA()
+    rules: list[Rule] = [RelativeChange(tol)] if tol is not None and method.settles else []
+    rules += _functions("stop", stop)
     called = _functions("callbacks", callbacks)
 
     begin = time.perf_counter()
-    run = (method if method is not None else MEHA()).start(problem, x0, y0)
+    run = method.start(problem, x0, y0)
     loop = _Loop(run, rules, called, record, divergence, seconds=time.perf_counter() - begin)
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         for batch in _cycle(batches, max_steps):
@@ -125,7 +127,7 @@ class _Loop:
         try:
             info = run.step(batch)
         except (LinAlgError, ArithmeticError) as error:
-            return self._undo(f"Step {run.k + 1} broke down ({error}); the iterate before it is returned.")
+            return self._undo(Status.BROKE_DOWN, f"Step {run.k + 1} broke down: {error}. The iterate before it is returned.")
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
         info = info.plus(change=float(moved / size) if moved > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
@@ -145,16 +147,17 @@ class _Loop:
     def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
         """End the run if its iterate is not finite or runs away."""
         if not math.isfinite(size + info.get("upper", 0.0)):
-            return self._undo(f"Step {info.step} gave NaN or infinity; the iterate before it is returned.")
+            message = f"Step {info.step} gave NaN or infinity; the iterate before it is returned."
+            return self._undo(Status.NON_FINITE, message)
         reason = self.runaway(self.leaves, info, size, moved)
         return self.finish(Status.DIVERGED, reason) if reason else False
 
-    def _undo(self, message: str) -> bool:
+    def _undo(self, status: Status, message: str) -> bool:
         """Go back to the iterate before the last step, and end the run."""
         copy_(self.leaves, self.previous)
         for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
             buffer.copy_(kept)
-        return self.finish(Status.NON_FINITE, message)
+        return self.finish(status, message)
 
     def _called(self, info: StepInfo, extra: dict[str, float]) -> bool:
         for callback in self.callbacks:
@@ -179,6 +182,8 @@ class _Loop:
             raise TypeError(f"callbacks: {callback} returned {value!r} for {key!r}; the history takes numbers.") from None
 
     def _converged(self, info: StepInfo) -> bool:
+        if self.run.finished:
+            return self.finish(Status.CONVERGED, self.run.finished)
         for rule in self.rules:
             reason = rule(self.run, info)
             if reason:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Leaves", "Variable", "add_", "add_difference", "copy_", "named_leaves", "norm", "select", "subtract"]
+__all__ = ["Leaves", "Variable", "add_", "add_difference", "copy_", "inner", "named_leaves", "norm", "select", "subtract"]
 
 Leaves = list[Tensor]
 
@@ -208,6 +208,12 @@ def norm(*variables: Leaves) -> Tensor:
     if len(leaves) == 1:
         return torch.linalg.vector_norm(leaves[0])
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+
+
+def inner(a: Leaves, b: Leaves) -> Tensor:
+    """The inner product of all leaves together, as a tensor (no synchronisation)."""
+    products = [torch.dot(u.reshape(-1), v.reshape(-1)) for u, v in zip(a, b, strict=True)]
+    return products[0] if len(products) == 1 else torch.stack(products).sum()
 
 
 def add_(leaves: Leaves, direction: Leaves, scale: float) -> None:

@@ -1,6 +1,6 @@
-"""The rule that fills in what was left out of MEHA(...), from the problem's constants.
+"""The rules that fill in what was left out of a method, from the problem's constants.
 
-With L_y = f_yy, the curvature of f in y, L_xy = sqrt(f_xy^2 + L_g^2), the strength with which x acts on y, and s = 0.9:
+L_y = f_yy is the curvature of f in y, L_xy = sqrt(f_xy^2 + L_g^2) the strength with which x acts on y, s = 0.9. For MEHA:
 
     gamma = 2 / L_y                                 if f and g are convex in y (rho_f = rho_g = 0); otherwise
             0.45 / (L_y + rho_g)                    inside the theorem's range for any f, because rho_f <= L_y
@@ -32,7 +32,7 @@ from meha.variables import Variable, norm, subtract
 if TYPE_CHECKING:
     from meha.methods.meha import MEHA
 
-__all__ = ["advise", "choose", "parameters"]
+__all__ = ["advise", "choose", "hypergradient_steps", "parameters", "penalty_steps"]
 
 SAFETY = 0.9
 GROWTH = 0.49
@@ -90,6 +90,25 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
     alpha = SAFETY / (F_xx / c + L_xy**2 / L_y or 1.0)
     coupling = 1 + math.sqrt(alpha * beta) * F_xy / c
     return {"gamma": gamma, "c": c, "eta": eta, "beta": beta / coupling, "alpha": alpha / coupling}
+
+
+def hypergradient_steps(constants: Constants) -> dict[str, float]:
+    """alpha and beta for lower steps on f and a step of x along the hypergradient.
+
+    y(x) moves at most k = L_xy / L_y times as far as x in the directions of largest curvature, so that F(x, y(x)) has about the
+    curvature F_xx + 2 k F_xy + k^2 F_yy; where f is curved less, y moves further, and alpha must be smaller than this.
+    """
+    L_y, L_xy = _lower_curvatures(constants)
+    k = L_xy / L_y
+    curvature = constants.F_xx + 2 * k * constants.F_xy + k * k * constants.F_yy
+    return {"alpha": SAFETY / (curvature or 1.0), "beta": SAFETY / L_y}
+
+
+def penalty_steps(constants: Constants) -> dict[str, float]:
+    """alpha, beta and eta for F + f(x, y) - f(x, z) in x, F + f in y, and f in z."""
+    found = parameters(constants, c=1.0)
+    L_y, _ = _lower_curvatures(constants)
+    return {"alpha": found["alpha"], "beta": SAFETY / (constants.F_yy + L_y), "eta": SAFETY / L_y}
 
 
 def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants, batch: Any) -> float:

@@ -11,14 +11,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
-from meha.theory import Constants
+from meha.theory import Constants, estimate_at
 from meha.variables import Variable
 
 __all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
@@ -105,7 +105,16 @@ class State:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Hyper-parameters of a method; :meth:`start` sets it to work on a problem."""
+    """Hyper-parameters of a method; :meth:`start` sets it to work on a problem.
+
+    Attributes:
+        refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
+        settles: whether small steps mean that it has converged; a search stays where it is between two improvements.
+    """
+
+    refuses_nonsmooth: ClassVar[str] = ""
+    refuses_y_set: ClassVar[str] = ""
+    settles: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -120,12 +129,35 @@ class Method(ABC):
         """
         return Run(self, problem, x, y)
 
+    def check(self, problem: Problem) -> None:
+        """Raise if the method cannot take this problem."""
+        for argument, reason in (("nonsmooth", self.refuses_nonsmooth), ("y_set", self.refuses_y_set)):
+            if reason and getattr(problem, argument) is not None:
+                raise ValueError(
+                    f"{argument}: {self.name} cannot take {getattr(problem, argument)!r}, because {reason}; use MEHA, or leave"
+                    f" {argument} out of the problem."
+                )
+
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
-        return self, oracle.problem.constants
+        steps = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": None}
+        missing = [name for name in steps if getattr(self, name, 0) is None and not getattr(self, steps[name] or "", None)]
+        if not missing:
+            return self, oracle.problem.constants
+        constants = oracle.problem.constants or estimate_at(oracle, x, y, batch=batch)
+        found = self.choose(constants)
+        return dataclasses.replace(self, **{name: found[name] for name in missing}), constants
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        """The step sizes alpha, beta and eta that this method takes where they are left out."""
+        return {}
 
     def theory(self, constants: Constants) -> str:
         """Whether the run is covered by the method's convergence theory, in a sentence; empty when nothing is known."""
+        return ""
+
+    def finished(self, state: Any) -> str:
+        """Why nothing is left to do, in a sentence; empty while something is."""
         return ""
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
@@ -166,6 +198,7 @@ class Run:
             raise RuntimeError(
                 "torch.inference_mode() is on, in which nothing can be differentiated; start the run outside it."
             )
+        method.check(problem)
         first, second = Variable(x, "x"), Variable(y, "y")
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
@@ -201,6 +234,11 @@ class Run:
     def counts(self) -> Counts:
         """Gradients and Hessian-vector products taken so far."""
         return self.oracle.counts
+
+    @property
+    def finished(self) -> str:
+        """Why the method has nothing left to do; empty while it has."""
+        return self.method.finished(self.state)
 
     def step(self, batch: Any = None) -> StepInfo:
         """One step, with the batch handed to the objectives when there is one."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +12,14 @@ from torch import Tensor
 from meha.checks import check_positive
 from meha.methods.automatic import advise, choose
 from meha.methods.base import Method, Numbers, State
+from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
 from meha.oracle import Oracle
 from meha.problem import Problem, Prox
 from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.sets import ConvexSet
 from meha.theory import Constants, check, warn
-from meha.variables import Leaves, Variable, add_, add_difference, norm, subtract
+from meha.variables import Leaves, Variable, add_difference, norm, subtract
 
-__all__ = ["MEHA", "MEHAState", "OptimizerFactory"]
-
-OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+__all__ = ["MEHA", "MEHAState"]
 
 
 @dataclass
@@ -86,15 +83,7 @@ class MEHA(Method):
 
     def __post_init__(self) -> None:
         for name, optimizer in (("alpha", "x_optimizer"), ("beta", "y_optimizer"), ("eta", "theta_optimizer")):
-            step, factory = getattr(self, name), getattr(self, optimizer)
-            if step is not None:
-                check_schedule(name, step)
-                if factory is not None:
-                    raise ValueError(f"{name} and {optimizer}: give one of them; with an optimizer the step is its lr.")
-            if factory is not None and not callable(factory):
-                raise TypeError(
-                    f"{optimizer}: expected a factory such as partial(torch.optim.Adam, lr=1e-3), got {type(factory).__name__}."
-                )
+            check_step(name, getattr(self, name), optimizer, getattr(self, optimizer))
         if self.gamma is not None:
             check_positive("gamma", self.gamma)
         if self.c is not None:
@@ -131,19 +120,10 @@ class MEHA(Method):
         return advise(self, problem, x, y, batch)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> MEHAState:
-        theta = y.copy()
-        state = MEHAState(x=x, y=y, theta=theta)
-        g = oracle.problem.nonsmooth is not None
-        for variable, domain, role in (
-            (x, oracle.problem.x_set, "x"),
-            (y, oracle.problem.y_set, "y"),
-            (theta, oracle.problem.y_set, "theta"),
-        ):
-            factory = getattr(self, f"{role}_optimizer")
-            if factory is not None:
-                optimizer = _build(factory, variable, f"{role}_optimizer")
-                _check_metric(optimizer, domain, g and role != "x", f"{role}_optimizer")
-                setattr(state, f"{role}_optimizer", optimizer)
+        state = MEHAState(x=x, y=y, theta=y.copy())
+        for level in ("x", "y", "theta"):
+            name = f"{level}_optimizer"
+            setattr(state, name, build_optimizer(name, getattr(self, name), getattr(state, level), oracle.problem))
         return state
 
     def step(self, oracle: Oracle, state: MEHAState, batch: Any) -> Numbers:
@@ -154,16 +134,16 @@ class MEHA(Method):
 
         _, d = oracle.gradient(theta, [(1.0, f, x, theta)], batch)
         d_theta = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
-        m_theta = self._move("eta", state, theta, d_theta, oracle.prox)
+        m_theta = self._move(state, "eta", "theta", d_theta, oracle.prox)
 
         terms = [(1 / c, F, x, y), (1.0, phi, x, y), (-1.0, phi, x, theta)]
         (upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
-        m_x = self._move("alpha", state, x, d_x, oracle.project)
+        m_x = self._move(state, "alpha", "x", d_x, oracle.project)
 
         apart = norm(subtract(theta.leaves, y.leaves))
         _, d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
         d_y = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
-        m_y = self._move("beta", state, y, d_y, oracle.prox)
+        m_y = self._move(state, "beta", "y", d_y, oracle.prox)
 
         return {
             "upper": upper,
@@ -179,62 +159,6 @@ class MEHA(Method):
         assert self.c is not None
         return evaluate("c", self.c if callable(self.c) else Power(self.c, self.p or 0.0), k)
 
-    def _move(
-        self, name: Literal["alpha", "beta", "eta"], state: MEHAState, variable: Variable, direction: Leaves, prox: Prox
-    ) -> Tensor:
-        """variable <- prox(variable - step * direction), and the norm of the move divided by the step."""
-        optimizer = getattr(state, _OPTIMIZERS[name])
-        leaves = variable.leaves
-        if optimizer is None and prox.identity:
-            add_(leaves, direction, -evaluate(name, getattr(self, name), state.k))
-            return norm(direction)
-        old = [leaf.clone() for leaf in leaves]
-        if optimizer is None:
-            step = evaluate(name, getattr(self, name), state.k)
-            add_(leaves, direction, -step)
-        else:
-            step = float(optimizer.param_groups[0]["lr"])
-            for leaf, part in zip(leaves, direction, strict=True):
-                leaf.grad = part
-            optimizer.step()
-            for leaf in leaves:
-                leaf.grad = None
-        prox(state.x.value, leaves, step)
-        return norm(subtract(old, leaves)) / step
-
-
-_OPTIMIZERS = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "theta_optimizer"}
-
-
-def _build(factory: OptimizerFactory, variable: Variable, name: str) -> torch.optim.Optimizer:
-    optimizer = factory(variable.leaves)
-    if isinstance(optimizer, torch.optim.Optimizer) and any(group.get("maximize") for group in optimizer.param_groups):
-        raise ValueError(f"{name}: maximize=True would climb; leave it out.")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(
-            f"{name}: LBFGS evaluates the objective itself, which a single-loop method does not allow; use another."
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"{name}: the factory returned {type(optimizer).__name__}, expected a torch.optim.Optimizer.")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held != {id(leaf) for leaf in variable.leaves}:
-        raise ValueError(f"{name}: the factory must hand all tensors that it gets to the optimizer, and no others.")
-    return optimizer
-
-
-def _check_metric(optimizer: torch.optim.Optimizer, domain: ConvexSet | None, nonsmooth: bool, name: str) -> None:
-    """A prox belongs to the metric of the step: after Adam, soft thresholding is no proximal step of anything."""
-    if not nonsmooth and (domain is None or domain.coordinatewise):
-        return
-    rates = {group["lr"] for group in optimizer.param_groups}
-    if len(rates) > 1:
-        raise ValueError(
-            f"{name}: has several learning rates {sorted(rates)}, but a prox or projection has one step; use one lr."
-        )
-    if isinstance(optimizer, torch.optim.SGD):
-        return
-    what = "a non-smooth term" if nonsmooth else f"the set {domain!r}"
-    raise ValueError(
-        f"{name}: {type(optimizer).__name__} rescales coordinates, and the prox or projection of {what} is only correct"
-        " after plain steps; use torch.optim.SGD or leave the optimizer out."
-    )
+    def _move(self, state: MEHAState, name: str, level: str, direction: Leaves, prox: Prox) -> Tensor:
+        step, optimizer = getattr(self, name), getattr(state, f"{level}_optimizer")
+        return move(name, step, state.k, getattr(state, level), direction, prox, state.x.value, optimizer)

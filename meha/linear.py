@@ -1,0 +1,66 @@
+"""Linear systems H v = b with a symmetric operator H, known by its products only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from meha.variables import Leaves, add_, inner, norm
+
+__all__ = ["CurvatureError", "conjugate_gradients", "neumann_series"]
+
+Operator = Callable[[Leaves], Leaves]
+
+
+class CurvatureError(ArithmeticError):
+    """Conjugate gradients met a direction p with <p, H p> <= 0."""
+
+
+def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float = 0.0) -> tuple[Leaves, float]:
+    """v with H v = rhs after at most ``steps`` products from v = 0, and its relative residual.
+
+    Args:
+        apply: v -> H v for a positive definite H.
+        tol: stop at this relative residual; it never falls much under the rounding of the numbers.
+
+    Raises:
+        CurvatureError: H has a direction without positive curvature, so that the system has no or many solutions.
+
+    >>> v, residual = conjugate_gradients(lambda v: [2 * v[0]], [torch.tensor([1.0, 3.0])], steps=5)
+    >>> v, residual
+    ([tensor([0.5000, 1.5000])], 0.0)
+    """
+    eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
+    v = [torch.zeros_like(leaf) for leaf in rhs]
+    r, p = [leaf.clone() for leaf in rhs], [leaf.clone() for leaf in rhs]
+    size = float(norm(rhs))
+    rr = size * size
+    for _ in range(steps):
+        if math.sqrt(rr) <= max(tol, 4 * eps) * size:
+            break
+        image = apply(p)
+        curvature = float(inner(p, image))
+        if curvature <= eps**0.75 * float(norm(p)) * float(norm(image)):
+            raise CurvatureError("the Hessian of lower in y is not positive definite")
+        length = rr / curvature
+        add_(v, p, length)
+        add_(r, image, -length)
+        rr_next = float(norm(r).square())
+        p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
+        rr = rr_next
+    return v, math.sqrt(rr) / size if size else 0.0
+
+
+def neumann_series(apply: Operator, rhs: Leaves, *, step: float, terms: int) -> Leaves:
+    """step * sum_{j <= terms} (I - step H)^j rhs, which tends to H^-1 rhs if 0 < step < 2 / ||H||: ``terms`` products.
+
+    >>> neumann_series(lambda v: [2 * v[0]], [torch.tensor([1.0])], step=0.25, terms=2)
+    [tensor([0.4375])]
+    """
+    v = [leaf.clone() for leaf in rhs]
+    for _ in range(terms):
+        image = apply(v)
+        v = [b + a - step * h for b, a, h in zip(rhs, v, image, strict=True)]
+    return [step * leaf for leaf in v]

@@ -1,0 +1,68 @@
+"""BDA: reverse-mode differentiation through steps on a mixture of both levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meha.methods.inner import Objective
+from meha.methods.moves import check_step
+from meha.methods.rhg import RHG
+from meha.oracle import Oracle, Term
+from meha.schedules import InversePower, Schedule, evaluate
+from meha.variables import Variable
+
+__all__ = ["BDA"]
+
+
+FALLING = InversePower(0.5, power=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BDA(RHG):
+    """Bilevel descent aggregation (Liu et al. 2020): RHG whose lower steps also descend on F, for many lower solutions.
+
+        y_{t+1} = proj_Y( y_t - [ mu_t upper_beta F_y + (1 - mu_t) beta f_y ](x, y_t) ),     t = 0, ..., T-1
+        x <- proj_X( x - alpha d/dx F(x, y_T(x)) )
+
+    A step costs T gradients of f, T + 1 of F and T Hessian-vector products (of the mixture).
+
+    Args:
+        mu: the weight of F in [0, 1], a number or a function of the inner step t; with 0 the method is RHG. By default
+            1/2 / (t+1): the answer tends to the right one as mu falls and T grows, and is biased otherwise.
+        upper_beta: the step along F, beta by default.
+        alpha, beta, inner_steps, terms, warm_start, x_optimizer: as in :class:`~meha.RHG`.
+
+    >>> import meha
+    >>> problem = meha.problems.merely_convex(n=2)
+    >>> run = BDA(alpha=0.05, beta=0.1, inner_steps=16, mu=0.1).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(500):
+    ...     info = run.step()
+    >>> run.x
+    tensor([1.0000, 1.0000], dtype=torch.float64)
+    """
+
+    mu: Schedule = FALLING
+    upper_beta: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_step("upper_beta", self.upper_beta)
+        self.mixture(0)
+
+    def mixture(self, t: int) -> float:
+        """mu_t, checked."""
+        mu = float(self.mu(t)) if callable(self.mu) else self.mu
+        if not 0 <= mu <= 1:
+            raise ValueError(f"mu: must be in [0, 1], or a function of the inner step into it, got {mu} at step {t}.")
+        return mu
+
+    def objective(self, oracle: Oracle, x: Variable, y: Variable, k: int) -> tuple[Objective, float]:
+        beta = self.lower_step(k)
+        upper_beta = beta if self.upper_beta is None else evaluate("upper_beta", self.upper_beta, k)
+
+        def mixed(t: int) -> list[Term]:
+            mu = self.mixture(t)
+            terms: list[Term] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
+            return [term for term in terms if term[0]]
+
+        return mixed, 1.0

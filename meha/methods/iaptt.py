@@ -1,0 +1,91 @@
+"""IAPTT: an optimised start of the lower steps, and a pessimistic choice of where to stop them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from meha.methods.hypergradient import HypergradientMethod, HypergradientState
+from meha.methods.inner import descend, reverse
+from meha.methods.moves import check_step, move
+from meha.oracle import Oracle
+from meha.schedules import Schedule
+from meha.theory import Constants
+from meha.variables import Leaves, Variable, copy_
+
+__all__ = ["IAPTT", "IAPTTState"]
+
+
+@dataclass
+class IAPTTState(HypergradientState):
+    """x, y, and z, where the lower steps start."""
+
+    z: Variable | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IAPTT(HypergradientMethod):
+    """Initialisation auxiliary and pessimistic trajectory truncation (Liu et al. 2021), for non-convex lower levels.
+
+        y_0 = z;   y_{t+1} = proj_Y( y_t - beta grad_y f(x, y_t) ),   t = 0, ..., T-1
+        tbar = argmax over t = 1, ..., T of F(x, y_t)
+        x <- proj_X( x - alpha d/dx F(x, y_tbar(x, z)) ),   z <- proj_Y( z - eta d/dz F(x, y_tbar(x, z)) )
+
+    both from one reverse sweep of length tbar. A step costs T gradients of f, 1 of F, T evaluations of F and tbar
+    Hessian-vector products.
+
+    The answer is y_T(z); z itself, which some experiments with networks report, is ``run.state.z``.
+
+    Args:
+        eta: the step of z; alpha by default (where x has an optimizer, beta as it would be chosen).
+        alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`; ``warm_start`` has
+            no meaning here, because z decides where the steps start.
+
+    The paper claims convergence for non-convex lower levels. On :func:`meha.problems.sine` from its start we find the right
+    valley only for some settings and n = 1; longer inner loops, or larger n, end in another valley.
+
+    >>> import meha
+    >>> problem = meha.problems.sine(n=1)
+    >>> run = IAPTT(alpha=0.01, beta=0.1, inner_steps=40).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(1000):
+    ...     info = run.step()
+    >>> print(f"{float(run.x):.3f}")
+    2.353
+    """
+
+    eta: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_step("eta", self.eta)
+        if self.eta is None:
+            object.__setattr__(self, "eta", self.alpha)
+        if not self.warm_start:
+            raise ValueError("warm_start: has no meaning for IAPTT, whose lower steps start from z; leave it out.")
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        found = super().choose(constants)
+        return {**found, "eta": found["beta"] if self.x_optimizer else found["alpha"]}
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> IAPTTState:
+        return IAPTTState(**vars(super().init(oracle, x, y)), z=y.copy())
+
+    def hypergradient(self, oracle: Oracle, state: IAPTTState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+        x, y, z, trace = state.x, state.y, state.z, list[Leaves]()
+        assert z is not None
+        beta = self.lower_step(state.k)
+        copy_(y.leaves, z.leaves)
+        descend(oracle, x, y, self.inner_steps, beta, batch, trace=trace)
+        values = []
+        for iterate in trace[1:]:
+            copy_(y.leaves, iterate)
+            values.append(oracle.upper(x, y, batch))
+        worst = 1 + int(torch.stack(values).argmax())
+        copy_(y.leaves, trace[worst])
+        _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
+        h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
+        move("eta", self.eta, state.k, z, q, oracle.prox, x.value)
+        copy_(y.leaves, trace[-1])
+        return {"upper": values[-1], "pessimistic": worst}, h
