@@ -9,7 +9,7 @@ import torch
 
 from meha.variables import Leaves, add_, inner, norm
 
-__all__ = ["CurvatureError", "conjugate_gradients", "neumann_series"]
+__all__ = ["CurvatureError", "Operator", "conjugate_gradients", "neumann_series"]
 
 Operator = Callable[[Leaves], Leaves]
 

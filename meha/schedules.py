@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meha.checks import check_positive
+from meha.checks import check_count, check_positive, check_tolerance
 
-__all__ = ["Cosine", "InversePower", "Power", "Schedule", "check_schedule", "evaluate"]
+__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule", "check_schedule", "evaluate", "fraction"]
 
 Schedule = float | Callable[[int], float]
 
@@ -74,6 +74,27 @@ class Power:
         return self.initial * (k + 1) ** self.p
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """A line from ``initial`` at step 0 to ``final`` at step ``steps``, and ``final`` after it.
+
+    >>> Ramp(0.0, 2.0, steps=10)(5)
+    1.0
+    """
+
+    initial: float
+    final: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        check_tolerance("Ramp: initial", self.initial)
+        check_positive("Ramp: final", self.final)
+        check_count("Ramp: steps", self.steps)
+
+    def __call__(self, k: int) -> float:
+        return self.initial + (self.final - self.initial) * min(k / self.steps, 1.0)
+
+
 def evaluate(name: str, schedule: Schedule, k: int) -> float:
     """The value at step k, checked."""
     if not callable(schedule):
@@ -81,6 +102,14 @@ def evaluate(name: str, schedule: Schedule, k: int) -> float:
     value = float(schedule(k))
     if not 0 < value < math.inf:
         raise ValueError(f"{name}: the schedule gave {value} at step {k}; it must be positive and finite.")
+    return value
+
+
+def fraction(name: str, schedule: Schedule, k: int) -> float:
+    """The value at step k of a schedule of numbers in [0, 1), checked."""
+    value = float(schedule(k)) if callable(schedule) else schedule
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}: must be in [0, 1), or a function of the step into it, got {value} at step {k}.")
     return value
 
 

@@ -196,7 +196,7 @@ class _Loop:
 
     def solution(self) -> Solution:
         run, message = self.run, self.message
-        if self.status in (Status.DIVERGED, Status.NON_FINITE):
+        if self.status in (Status.DIVERGED, Status.NON_FINITE, Status.BROKE_DOWN):
             x, y = run.state.x.copy(), run.state.y.copy()
             copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
             message += " " + run.method.advice(run.problem, x, y, run.batch)

@@ -1,6 +1,36 @@
-"""Methods: each a frozen dataclass of hyper-parameters with ``init`` and ``step``, one a file."""
+"""Methods: hyper-parameters in a frozen dataclass, with init and step; a Run is a method at work."""
 
-from meha.methods.base import Method, Run, State, StepInfo
+from meha.methods.bamm import BAMM
+from meha.methods.base import Method, Run, StepInfo
+from meha.methods.bda import BDA
+from meha.methods.bome import BOME
+from meha.methods.brc import BRC
+from meha.methods.darts import DARTS
+from meha.methods.f2sa import F2SA
+from meha.methods.galet import GALET
+from meha.methods.iaptt import IAPTT
+from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
+from meha.methods.rhg import RHG
+from meha.methods.slm import SLM
+from meha.methods.vpbgd import VPBGD
 
-__all__ = ["MEHA", "Method", "Run", "State", "StepInfo"]
+__all__ = [
+    "BAMM",
+    "BDA",
+    "BOME",
+    "BRC",
+    "CG",
+    "DARTS",
+    "F2SA",
+    "GALET",
+    "IAPTT",
+    "MEHA",
+    "NS",
+    "RHG",
+    "SLM",
+    "VPBGD",
+    "Method",
+    "Run",
+    "StepInfo",
+]

@@ -93,7 +93,7 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
 
 
 def hypergradient_steps(constants: Constants) -> dict[str, float]:
-    """alpha and beta for lower steps on f and a step of x along the hypergradient.
+    """alpha, beta and eta for a step of x along the hypergradient, lower steps on f, and steps on a system with f_yy.
 
     y(x) moves at most k = L_xy / L_y times as far as x in the directions of largest curvature, so that F(x, y(x)) has about the
     curvature F_xx + 2 k F_xy + k^2 F_yy; where f is curved less, y moves further, and alpha must be smaller than this.
@@ -101,7 +101,7 @@ def hypergradient_steps(constants: Constants) -> dict[str, float]:
     L_y, L_xy = _lower_curvatures(constants)
     k = L_xy / L_y
     curvature = constants.F_xx + 2 * k * constants.F_xy + k * k * constants.F_yy
-    return {"alpha": SAFETY / (curvature or 1.0), "beta": SAFETY / L_y}
+    return {"alpha": SAFETY / (curvature or 1.0), "beta": SAFETY / L_y, "eta": SAFETY / L_y}
 
 
 def penalty_steps(constants: Constants) -> dict[str, float]:

@@ -140,16 +140,21 @@ class Method(ABC):
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
-        steps = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": None}
-        missing = [name for name in steps if getattr(self, name, 0) is None and not getattr(self, steps[name] or "", None)]
+        missing = self.missing()
         if not missing:
             return self, oracle.problem.constants
         constants = oracle.problem.constants or estimate_at(oracle, x, y, batch=batch)
         found = self.choose(constants)
         return dataclasses.replace(self, **{name: found[name] for name in missing}), constants
 
+    def missing(self) -> list[str]:
+        """The step sizes that were left out, and for which there is no optimizer."""
+        optimizers = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "z_optimizer"}
+        left_out = [name for name in optimizers if hasattr(self, name) and getattr(self, name) is None]
+        return [name for name in left_out if getattr(self, optimizers[name], None) is None]
+
     def choose(self, constants: Constants) -> dict[str, float]:
-        """The step sizes alpha, beta and eta that this method takes where they are left out."""
+        """Step sizes for a problem with these constants."""
         return {}
 
     def theory(self, constants: Constants) -> str:

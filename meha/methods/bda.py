@@ -8,7 +8,7 @@ from meha.methods.inner import Objective
 from meha.methods.moves import check_step
 from meha.methods.rhg import RHG
 from meha.oracle import Oracle, Term
-from meha.schedules import InversePower, Schedule, evaluate
+from meha.schedules import InversePower, Schedule, evaluate, fraction
 from meha.variables import Variable
 
 __all__ = ["BDA"]
@@ -47,21 +47,14 @@ class BDA(RHG):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_step("upper_beta", self.upper_beta)
-        self.mixture(0)
-
-    def mixture(self, t: int) -> float:
-        """mu_t, checked."""
-        mu = float(self.mu(t)) if callable(self.mu) else self.mu
-        if not 0 <= mu <= 1:
-            raise ValueError(f"mu: must be in [0, 1], or a function of the inner step into it, got {mu} at step {t}.")
-        return mu
+        fraction("mu", self.mu, 0)
 
     def objective(self, oracle: Oracle, x: Variable, y: Variable, k: int) -> tuple[Objective, float]:
         beta = self.lower_step(k)
         upper_beta = beta if self.upper_beta is None else evaluate("upper_beta", self.upper_beta, k)
 
         def mixed(t: int) -> list[Term]:
-            mu = self.mixture(t)
+            mu = fraction("mu", self.mu, t)
             terms: list[Term] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
             return [term for term in terms if term[0]]
 

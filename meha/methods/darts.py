@@ -1,0 +1,135 @@
+"""DARTS: alternating steps on the two levels, with an optional look one lower step ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from meha.checks import check_positive
+from meha.methods.automatic import hypergradient_steps
+from meha.methods.base import Method, Numbers, State
+from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.oracle import Oracle
+from meha.schedules import Schedule, evaluate
+from meha.theory import Constants
+from meha.variables import Leaves, Variable, add_, copy_, norm
+
+__all__ = ["DARTS", "DARTSState"]
+
+
+@dataclass
+class DARTSState(State):
+    """x, y, a scratch copy of y, and optimizers."""
+
+    ahead: Variable
+    x_optimizer: torch.optim.Optimizer | None = None
+    y_optimizer: torch.optim.Optimizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DARTS(Method):
+    """The alternation of differentiable architecture search (Liu, Simonyan and Yang 2019), of first or second order.
+
+        order 1:  h = F_x(x, y)
+        order 2:  y' = y - beta f_y(x, y);   h = F_x(x, y') - beta (f_x(x, y + e d) - f_x(x, y - e d)) / (2 e),
+                  d = F_y(x, y'), e = epsilon / ||d||, a difference quotient for f_xy [d]
+        x <- proj_X( x - alpha h );    y <- y - beta f_y(x, y)  at the new x
+
+    With an SGD optimizer for y, the step ahead uses its learning rate, momentum and weight decay. A step costs 1 gradient of F
+    and 1 of f (order 1), or 1 of F and 4 of f (order 2).
+
+    Args:
+        order: 1 or 2.
+        epsilon: see above.
+        alpha, beta: step sizes of x and y; chosen from the problem's constants when left out.
+        x_optimizer, y_optimizer: take the steps of x and y instead.
+
+    Order 1 ignores how y depends on x and does not solve bilevel problems; it is refused where F does not use x itself. Order 2
+    is RHG with one inner step, and biased like it: on :func:`meha.problems.strong_convex` with steps beta < 1 it ends away
+    from the solution.
+
+    >>> import meha
+    >>> problem = meha.problems.strong_convex(n=2)
+    >>> run = DARTS(alpha=0.1, beta=0.9).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(200):
+    ...     info = run.step()
+    >>> run.x, run.counts
+    (tensor([0.5263, 0.5263], dtype=torch.float64), Counts(upper=200, lower=800, hvp=0))
+    """
+
+    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    refuses_y_set: ClassVar[str] = "its step ahead knows no constraint"
+
+    alpha: Schedule | None = None
+    beta: Schedule | None = None
+    order: Literal[1, 2] = 2
+    epsilon: float = 0.01
+    x_optimizer: OptimizerFactory | None = None
+    y_optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
+        check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
+        check_positive("epsilon", self.epsilon)
+        if self.order not in (1, 2):
+            raise ValueError(f"order: must be 1 or 2, got {self.order!r}.")
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        return hypergradient_steps(constants)
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> DARTSState:
+        return DARTSState(
+            x,
+            y,
+            ahead=y.copy(),
+            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
+            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
+        )
+
+    def step(self, oracle: Oracle, state: DARTSState, batch: Any) -> Numbers:
+        x, y = state.x, state.y
+        upper, h = self._first(oracle, state, batch) if self.order == 1 else self._second(oracle, state, batch)
+        move("alpha", self.alpha, state.k, x, h, oracle.project, x.value, state.x_optimizer)
+        (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
+        move("beta", self.beta, state.k, y, f_y, oracle.prox, x.value, state.y_optimizer)
+        return {"upper": upper, "lower": lower, "d_x": norm(h)}
+
+    def _first(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
+        (upper,), h = oracle.gradient(state.x, [(1.0, oracle.upper, state.x, state.y)], batch)
+        if not oracle.upper_uses_x:
+            raise ValueError("order: DARTS of order 1 moves x along F_x, and upper does not depend on x; use order=2.")
+        return upper, h
+
+    def _second(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
+        x, y, ahead = state.x, state.y, state.ahead
+        _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
+        step, direction = self._ahead(state, f_y)
+        copy_(ahead.leaves, y.leaves)
+        add_(ahead.leaves, direction, -step)
+        (upper,), (h, d) = oracle.gradients((x, ahead), [(1.0, oracle.upper, x, ahead)], batch)
+        size = float(norm(d))
+        if not size > 0:
+            return upper, h
+        e = self.epsilon / size
+        for sign in (1, -1):
+            copy_(ahead.leaves, y.leaves)
+            add_(ahead.leaves, d, sign * e)
+            _, f_x = oracle.gradient(x, [(1.0, oracle.lower, x, ahead)], batch)
+            h = [a - sign * step / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
+        return upper, h
+
+    def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[float, Leaves]:
+        """The step that y would take now, by plain descent or by its SGD optimizer."""
+        optimizer = state.y_optimizer
+        if optimizer is None:
+            assert self.beta is not None
+            return evaluate("beta", self.beta, state.k), f_y
+        options = optimizer.param_groups[0]
+        momentum, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
+        direction = []
+        for leaf, slope in zip(state.y.leaves, f_y, strict=True):
+            buffer = optimizer.state.get(leaf, {}).get("momentum_buffer")
+            direction.append(slope + decay * leaf if buffer is None else slope + decay * leaf + momentum * buffer)
+        return float(options["lr"]), direction

@@ -1,0 +1,61 @@
+"""F2SA: the gradient of the penalised problem with y and z each following its own objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meha.methods.base import Numbers
+from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.oracle import Oracle
+from meha.schedules import Power, Schedule, check_schedule, evaluate
+from meha.variables import norm
+
+__all__ = ["F2SA"]
+
+GROWING = Power(1.0, p=1 / 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class F2SA(PenaltyMethod):
+    """Fully first-order stochastic approximation (Kwon et al. 2023). With the weight c_k and s = min(1, 1/c_k),
+
+        T times:  z <- proj_Y( z - eta f_y(x, z) ),    y <- proj_Y( y - beta s (F_y + c_k f_y)(x, y) )
+        x <- proj_X( x - alpha s (F_x(x, y) + c_k (f_x(x, y) - f_x(x, z))) )
+
+    The factor s is how the paper's steps shrink with the weight: without it y diverges. A step costs 2 T + 2 gradients of f and
+    T + 1 of F.
+
+    Args:
+        c: the weight of the lower level, a number or a function of k; (k+1)^(1/3) by default, the paper's choice without noise.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+
+    MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
+    it also solves :func:`meha.problems.merely_convex`, slowly.
+
+    >>> import meha
+    >>> problem = meha.problems.strong_convex(n=1)
+    >>> run = F2SA(alpha=0.5, beta=0.5, eta=0.5, inner_steps=5).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(2000):
+    ...     info = run.step()
+    >>> print(f"{float(run.x):.2f}")
+    0.52
+    """
+
+    c: Schedule = GROWING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_schedule("c", self.c)
+
+    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
+        c = evaluate("c", self.c, state.k)
+        s = 1 / max(1.0, c)
+        first, second, third = gap_terms(oracle, state, s, c * s)
+        for _ in range(self.inner_steps):
+            self.follow(oracle, state, batch, steps=1)
+            _, d_y = oracle.gradient(state.y, [first, second], batch)
+            self.move_y(oracle, state, d_y)
+        (upper, lower, best), d_x = oracle.gradient(state.x, [first, second, third], batch)
+        self.move_x(oracle, state, d_x)
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": norm(d_x), "c": c}

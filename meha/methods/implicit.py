@@ -1,0 +1,125 @@
+"""CG and NS: the hypergradient from the implicit function theorem, with two ways to solve its linear system."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from meha.checks import check_count, check_tolerance
+from meha.linear import Operator, conjugate_gradients, neumann_series
+from meha.methods.hypergradient import HypergradientMethod, HypergradientState
+from meha.methods.inner import descend
+from meha.methods.moves import check_step
+from meha.oracle import Oracle
+from meha.problem import Problem
+from meha.schedules import Schedule, evaluate
+from meha.variables import Leaves, Variable, subtract
+
+__all__ = ["CG", "NS", "ImplicitMethod"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplicitMethod(HypergradientMethod):
+    """h = F_x - f_xy [v] with f_yy v = F_y, at (x, y) after T lower steps; subclasses say how the system is solved."""
+
+    refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
+
+    def hypergradient(self, oracle: Oracle, state: HypergradientState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+        x, y = state.x, state.y
+        descend(oracle, x, y, self.inner_steps, self.lower_step(state.k), batch)
+        (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
+        hessian = oracle.hessian([(1.0, oracle.lower, x, y)], batch)
+        v = self.solve(lambda vector: hessian(vector, y)[0], F_y, state.k)
+        (cross,) = hessian(v, x)
+        return {"upper": upper}, subtract(F_x, cross)
+
+    @abstractmethod
+    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
+        """v with f_yy v = rhs, approximately."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CG(ImplicitMethod):
+    """Implicit differentiation with conjugate gradients (Pedregosa 2016), for lower levels that are strongly convex in y.
+
+        y <- T steps of size beta on f(x, .);   K steps of conjugate gradients for (f_yy + damping I) v = F_y
+        x <- proj_X( x - alpha (F_x - f_xy [v]) )
+
+    A step costs T gradients of f, 1 of F and at most K + 1 Hessian-vector products (fewer when the system is solved earlier).
+
+    Args:
+        cg_steps: K.
+        damping: added to the Hessian; with networks, whose Hessians are indefinite, it must exceed the most negative curvature.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+
+    A Hessian that is not positive definite ends the run with the status "broke down". On
+    :func:`meha.problems.merely_convex` that is so in the second step; with damping, x ends near 1/2 instead of 1.
+
+    >>> import meha
+    >>> problem = meha.problems.strong_convex(n=2)
+    >>> run = CG(alpha=0.4, beta=0.5, cg_steps=2).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(50):
+    ...     info = run.step()
+    >>> run.x
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    cg_steps: int = 20
+    damping: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("cg_steps", self.cg_steps)
+        check_tolerance("damping", self.damping)
+
+    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
+        def damped(vector: Leaves) -> Leaves:
+            return [a + self.damping * v for a, v in zip(apply(vector), vector, strict=True)]
+
+        return conjugate_gradients(damped if self.damping else apply, rhs, steps=self.cg_steps)[0]
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        return "Add damping, take smaller steps, or use a method that needs no positive definite Hessian, such as MEHA or BDA."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NS(ImplicitMethod):
+    """Implicit differentiation with a Neumann series (Lorraine et al. 2020), for lower levels strongly convex in y.
+
+        y <- T steps of size beta on f(x, .);   v_0 = F_y;   K times v <- F_y + v - eta f_yy [v]
+        x <- proj_X( x - alpha (F_x - eta f_xy [v]) )
+
+    The series converges for 0 < eta < 2 / ||f_yy||. A step costs T gradients of f, 1 of F and K + 1 Hessian-vector products.
+    With eta = beta, at a fixed point y, it is RHG truncated to K + 1 terms.
+
+    Args:
+        terms: K.
+        eta: the step of the series, beta by default.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+
+    On :func:`meha.problems.merely_convex` the series grows without bound in the flat directions, which happen not to matter
+    for x there; x ends near 1/2 instead of 1.
+
+    >>> import meha
+    >>> problem = meha.problems.strong_convex(n=2)
+    >>> run = NS(alpha=0.4, beta=0.5, terms=30).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(50):
+    ...     info = run.step()
+    >>> run.x
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    terms: int = 20
+    eta: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("terms", self.terms)
+        check_step("eta", self.eta)
+        if self.eta is None:
+            object.__setattr__(self, "eta", self.beta)
+
+    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
+        assert self.eta is not None
+        return neumann_series(apply, rhs, step=evaluate("eta", self.eta, k), terms=self.terms)

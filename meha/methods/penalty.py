@@ -1,0 +1,90 @@
+"""What the methods share that penalise f(x, y) - f(x, z), with z following the solutions of the lower level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from meha.checks import check_count
+from meha.methods.automatic import penalty_steps
+from meha.methods.base import Method, State
+from meha.methods.inner import descend
+from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.oracle import Oracle, Term
+from meha.schedules import Schedule, evaluate
+from meha.theory import Constants
+from meha.variables import Leaves, Variable
+
+__all__ = ["PenaltyMethod", "PenaltyState", "gap_terms"]
+
+
+@dataclass
+class PenaltyState(State):
+    """x, y, the auxiliary z that follows argmin f(x, .), and optimizers."""
+
+    z: Variable
+    x_optimizer: torch.optim.Optimizer | None = None
+    y_optimizer: torch.optim.Optimizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyMethod(Method):
+    """First-order methods for min F(x, y) subject to f(x, y) <= min_z f(x, z).
+
+    Args:
+        alpha, beta, eta: step sizes of x, y and z, numbers or functions of k; left out, chosen from the problem's constants.
+        inner_steps: T, the steps on z.
+        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)`` that take the steps of x and y,
+            instead of alpha and beta.
+
+    The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, z), ``d_x`` the
+    norm of the x-direction, ``c`` the weight of the gap.
+    """
+
+    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+
+    alpha: Schedule | None = None
+    beta: Schedule | None = None
+    eta: Schedule | None = None
+    inner_steps: int = 10
+    x_optimizer: OptimizerFactory | None = None
+    y_optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
+        check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
+        check_step("eta", self.eta)
+        check_count("inner_steps", self.inner_steps)
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        return penalty_steps(constants)
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
+        return PenaltyState(
+            x,
+            y,
+            z=y.copy(),
+            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
+            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
+        )
+
+    def follow(self, oracle: Oracle, state: PenaltyState, batch: Any, steps: int | None = None) -> None:
+        """Steps of z on the lower level: T unless said otherwise."""
+        assert self.eta is not None
+        descend(oracle, state.x, state.z, steps or self.inner_steps, evaluate("eta", self.eta, state.k), batch)
+
+    def move_x(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> None:
+        """x <- proj_X(x - alpha * direction)."""
+        move("alpha", self.alpha, state.k, state.x, direction, oracle.project, state.x.value, state.x_optimizer)
+
+    def move_y(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> None:
+        """y <- proj_Y(y - beta * direction)."""
+        move("beta", self.beta, state.k, state.y, direction, oracle.prox, state.x.value, state.y_optimizer)
+
+
+def gap_terms(oracle: Oracle, state: PenaltyState, upper: float, gap: float) -> list[Term]:
+    """upper * F(x, y) + gap * (f(x, y) - f(x, z))."""
+    x, y, z = state.x, state.y, state.z
+    return [(upper, oracle.upper, x, y), (gap, oracle.lower, x, y), (-gap, oracle.lower, x, z)]

@@ -1,0 +1,58 @@
+"""VPBGD: gradient descent on F plus a growing multiple of the gap of the lower level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meha.methods.base import Numbers
+from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.oracle import Oracle
+from meha.schedules import Ramp, Schedule, check_schedule
+from meha.variables import norm
+
+__all__ = ["VPBGD"]
+
+GROWING = Ramp(0.0, 10.0, steps=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VPBGD(PenaltyMethod):
+    """Value-function penalty-based bilevel gradient descent (Shen and Chen 2023). With the weight c_k and s = min(1, 1/c_k),
+
+        T times:  z <- proj_Y( z - eta f_y(x, z) )
+        x <- proj_X( x - alpha s (F_x + c_k (f_x(x, y) - f_x(x, z))) ),    y <- proj_Y( y - beta s (F_y + c_k f_y(x, y)) )
+
+    the last two at once. A step costs T + 2 gradients of f and 1 of F.
+
+    Args:
+        c: the weight of the gap, a number or a function of k; by default a line from 0 to 10 over 1000 steps. The error of the
+            answer is of the order of 1/c at the end; a long phase with a small weight lets F choose the valley of f.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+
+    >>> import meha
+    >>> from meha.schedules import Ramp
+    >>> problem = meha.problems.sine(n=1)
+    >>> method = VPBGD(alpha=0.1, beta=0.1, eta=0.5, inner_steps=5, c=Ramp(0.0, 20.0, steps=1000))
+    >>> run = method.start(problem, problem.x0, problem.y0)
+    >>> for _ in range(2000):
+    ...     info = run.step()
+    >>> print(f"{float(run.x):.2f}")
+    2.34
+    """
+
+    c: Schedule = GROWING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_schedule("c", self.c)
+
+    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
+        c = float(self.c(state.k)) if callable(self.c) else self.c
+        s = 1 / max(1.0, c)
+        self.follow(oracle, state, batch)
+        terms = gap_terms(oracle, state, s, c * s)
+        (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, batch)
+        self.move_x(oracle, state, d_x)
+        self.move_y(oracle, state, d_y)
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": norm(d_x), "c": c}
