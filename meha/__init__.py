@@ -13,7 +13,33 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 """
 
 from meha import diagnostics, nonsmooth, problems, schedules, sets, stopping, theory
-from meha.methods import MEHA, Method, Run, StepInfo
+from meha.methods import (
+    BAMM,
+    BDA,
+    BOME,
+    BRC,
+    BVFIM,
+    CG,
+    DARTS,
+    F2SA,
+    GALET,
+    IAPTT,
+    IGJO,
+    MEHA,
+    NS,
+    RHG,
+    SLM,
+    TPE,
+    VPBGD,
+    GridSearch,
+    LogUniform,
+    Method,
+    RandomSearch,
+    Run,
+    StepInfo,
+    Uniform,
+    VFiDCA,
+)
 from meha.problem import Problem
 from meha.solution import Solution, Status
 from meha.solve import solve
@@ -21,13 +47,34 @@ from meha.solve import solve
 __version__ = "0.1.0"
 
 __all__ = [
+    "BAMM",
+    "BDA",
+    "BOME",
+    "BRC",
+    "BVFIM",
+    "CG",
+    "DARTS",
+    "F2SA",
+    "GALET",
+    "IAPTT",
+    "IGJO",
     "MEHA",
+    "NS",
+    "RHG",
+    "SLM",
+    "TPE",
+    "VPBGD",
+    "GridSearch",
+    "LogUniform",
     "Method",
     "Problem",
+    "RandomSearch",
     "Run",
     "Solution",
     "Status",
     "StepInfo",
+    "Uniform",
+    "VFiDCA",
     "diagnostics",
     "nonsmooth",
     "problems",

@@ -95,22 +95,27 @@ class Ramp:
         return self.initial + (self.final - self.initial) * min(k / self.steps, 1.0)
 
 
-def evaluate(name: str, schedule: Schedule, k: int) -> float:
-    """The value at step k, checked."""
+def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> float:
+    """The value at step k, checked.
+
+    Args:
+        zero: whether a function may also give 0.
+    """
     if not callable(schedule):
         return schedule
     value = float(schedule(k))
-    if not 0 < value < math.inf:
+    if not (0 < value < math.inf or (zero and value == 0)):
         raise ValueError(f"{name}: the schedule gave {value} at step {k}; it must be positive and finite.")
     return value
 
 
 def fraction(name: str, schedule: Schedule, k: int) -> float:
     """The value at step k of a schedule of numbers in [0, 1), checked."""
-    value = float(schedule(k)) if callable(schedule) else schedule
-    if not 0 <= value < 1:
+    value = schedule(k) if callable(schedule) else schedule
+    check_tolerance(name, value)
+    if not value < 1:
         raise ValueError(f"{name}: must be in [0, 1), or a function of the step into it, got {value} at step {k}.")
-    return value
+    return float(value)
 
 
 def check_schedule(name: str, schedule: Schedule) -> None:

@@ -193,8 +193,10 @@ class L2Ball(_Ball):
     """
 
     def _project_centered(self, z: Tensor) -> Tensor:
-        unit = z / z.abs().max()  # its norm cannot overflow
-        return torch.where(torch.linalg.vector_norm(z) <= self.radius, z, unit * (self.radius / torch.linalg.vector_norm(unit)))
+        inside = torch.linalg.vector_norm(z.detach()) <= self.radius
+        far = torch.where(inside, torch.ones_like(z), z)  # so that a derivative at the centre is no 0 / 0
+        unit = far / far.abs().max()  # its norm cannot overflow
+        return torch.where(inside, z, unit * (self.radius / torch.linalg.vector_norm(unit)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from meha.variables import Leaves, copy_, norm, subtract
 
 __all__ = ["Callback", "solve"]
 
-RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower")
+RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
 """Columns of the history besides the numbers of the steps."""
 
 Callback = Callable[[Run, StepInfo], bool | Mapping[str, float] | None]
@@ -141,8 +141,9 @@ class _Loop:
 
     def _record(self) -> None:
         info, extra = self.last
-        counts = {f"gradients_{name}": getattr(self.run.counts, name) for name in ("upper", "lower")}
-        self.history.append({"step": info.step, "seconds": self.seconds, **info, **counts, **extra})
+        counts = self.run.counts
+        work = {"gradients_upper": counts.upper, "gradients_lower": counts.lower, "hessian_products": counts.hvp}
+        self.history.append({"step": info.step, "seconds": self.seconds, **info, **work, **extra})
 
     def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
         """End the run if its iterate is not finite or runs away."""

@@ -48,6 +48,69 @@ def test_no_synchronisation_in_a_step(name):
     assert info["c"] > 0
 
 
+METHODS = {
+    kind.__name__: kind
+    for kind in (
+        *(meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET, meha.BAMM, meha.BRC, meha.DARTS),
+        *(meha.BOME, meha.F2SA, meha.VPBGD, meha.SLM, meha.BVFIM),
+    )
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_other_methods_equal_the_cpu(name):
+    runs = []
+    for device in ("cpu", "cuda"):
+        problem = meha.problems.strong_convex(10, device=device)
+        run = METHODS[name]().start(problem, problem.x0, problem.y0)
+        for _ in range(3 if name == "BRC" else 20):  # the heuristic of BRC diverges here
+            info = run.step()
+        runs.append((run, info))
+    (cpu, a), (gpu, b) = runs
+    assert gpu.x.is_cuda
+    assert torch.allclose(cpu.x, gpu.x.cpu(), rtol=1e-9, atol=1e-9)
+    assert torch.allclose(cpu.y, gpu.y.cpu(), rtol=1e-9, atol=1e-9)
+    assert b["upper"] == pytest.approx(a["upper"], rel=1e-7)  # BVFIM halves its steps on comparisons of values
+    assert (cpu.counts, gpu.k) == (gpu.counts, cpu.k)
+
+
+@pytest.mark.parametrize("name", ["RHG", "BDA", "NS", "GALET", "BAMM", "BRC", "BOME", "F2SA", "VPBGD"])
+def test_no_synchronisation_in_a_step_of_other_methods(name):
+    problem = meha.problems.strong_convex(10, device="cuda")
+    run = METHODS[name]().start(problem, problem.x0, problem.y0)
+    run.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_other_methods_train_networks_on_the_device(name):
+    """Hyper-cleaning in small: weights of examples, a network in y; F falls, and memory does not grow."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 4, generator=generator).cuda()
+    labels = (points.sum(dim=1) > 0).float()
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).cuda()
+
+    def loss(y, part, weight=1.0):
+        return (weight * (y(points[part]).squeeze(1) - labels[part]).square()).mean()
+
+    problem = meha.Problem(
+        upper=lambda x, y: loss(y, slice(40, 60)) + 0 * x.sum(),
+        lower=lambda x, y: loss(y, slice(0, 40), x.sigmoid()) + 1e-2 * sum(p.square().sum() for p in y.parameters()),
+    )
+    options = {"damping": 1.0} if name == "CG" else {}
+    run = METHODS[name](alpha=0.1, beta=0.05, **options).start(problem, torch.zeros(40).cuda(), network)
+    values = [run.step()["upper"] for _ in range(5)]
+    before = torch.cuda.memory_allocated()
+    values += [run.step()["upper"] for _ in range(30)]
+    assert values[-1] < values[0]
+    assert torch.cuda.memory_allocated() <= before + 4096
+
+
 def test_solve_and_diagnostics():
     problem = meha.problems.sine(10, device="cuda")
     hidden = meha.Problem(problem.upper, problem.lower)

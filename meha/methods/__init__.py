@@ -5,14 +5,18 @@ from meha.methods.base import Method, Run, StepInfo
 from meha.methods.bda import BDA
 from meha.methods.bome import BOME
 from meha.methods.brc import BRC
+from meha.methods.bvfim import BVFIM
 from meha.methods.darts import DARTS
 from meha.methods.f2sa import F2SA
 from meha.methods.galet import GALET
 from meha.methods.iaptt import IAPTT
+from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
 from meha.methods.rhg import RHG
+from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.methods.slm import SLM
+from meha.methods.vfidca import VFiDCA
 from meha.methods.vpbgd import VPBGD
 
 __all__ = [
@@ -20,17 +24,25 @@ __all__ = [
     "BDA",
     "BOME",
     "BRC",
+    "BVFIM",
     "CG",
     "DARTS",
     "F2SA",
     "GALET",
     "IAPTT",
+    "IGJO",
     "MEHA",
     "NS",
     "RHG",
     "SLM",
+    "TPE",
     "VPBGD",
+    "GridSearch",
+    "LogUniform",
     "Method",
+    "RandomSearch",
     "Run",
     "StepInfo",
+    "Uniform",
+    "VFiDCA",
 ]

@@ -92,16 +92,18 @@ def parameters(constants: Constants, c: float, gamma: float | None = None) -> di
     return {"gamma": gamma, "c": c, "eta": eta, "beta": beta / coupling, "alpha": alpha / coupling}
 
 
-def hypergradient_steps(constants: Constants) -> dict[str, float]:
+def hypergradient_steps(constants: Constants, mu: float = 0.0) -> dict[str, float]:
     """alpha, beta and eta for a step of x along the hypergradient, lower steps on f, and steps on a system with f_yy.
 
     y(x) moves at most k = L_xy / L_y times as far as x in the directions of largest curvature, so that F(x, y(x)) has about the
-    curvature F_xx + 2 k F_xy + k^2 F_yy; where f is curved less, y moves further, and alpha must be smaller than this.
+    curvature F_xx + 2 k F_xy + k^2 F_yy; where f is curved less, y moves further, and alpha must be smaller than this. Lower
+    steps may be on mu F + (1 - mu) f, with mu falling.
     """
     L_y, L_xy = _lower_curvatures(constants)
     k = L_xy / L_y
     curvature = constants.F_xx + 2 * k * constants.F_xy + k * k * constants.F_yy
-    return {"alpha": SAFETY / (curvature or 1.0), "beta": SAFETY / L_y, "eta": SAFETY / L_y}
+    beta = SAFETY / max(L_y, mu * constants.F_yy + (1 - mu) * L_y)
+    return {"alpha": SAFETY / (curvature or 1.0), "beta": beta, "eta": beta}
 
 
 def penalty_steps(constants: Constants) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from meha.checks import check_tolerance
 from meha.methods.automatic import hypergradient_steps
 from meha.methods.base import Method, Numbers, State
 from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
@@ -84,14 +85,14 @@ class BAMM(Method):
             raise ValueError(f"strategy: must be one of {', '.join(POWERS)} or None, got {self.strategy!r}.")
         if self.strategy is not None and fraction("mu", self.mu, 0) == 0:
             raise ValueError("strategy: its steps are powers of mu, which is 0; pass strategy=None, or a positive mu.")
-        if self.tau < 0:
-            raise ValueError(f"tau: must not be negative, got {self.tau}.")
+        check_tolerance("tau", self.tau)
+        fraction("mu", self.mu, 0)
 
     def missing(self) -> list[str]:
         return [name for name in super().missing() if name == "beta" or self.strategy is None]
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = hypergradient_steps(constants)
+        found = hypergradient_steps(constants, fraction("mu", self.mu, 0))
         return {**found, "alpha": 0.1 * found["alpha"]}
 
     def steps(self, k: int) -> tuple[float, Schedule | None, Schedule | None]:

@@ -132,9 +132,10 @@ class Method(ABC):
     def check(self, problem: Problem) -> None:
         """Raise if the method cannot take this problem."""
         for argument, reason in (("nonsmooth", self.refuses_nonsmooth), ("y_set", self.refuses_y_set)):
-            if reason and getattr(problem, argument) is not None:
+            value = getattr(problem, argument)
+            if reason and value is not None:
                 raise ValueError(
-                    f"{argument}: {self.name} cannot take {getattr(problem, argument)!r}, because {reason}; use MEHA, or leave"
+                    f"{argument}: {self.name} cannot take {type(value).__name__}, because {reason}; use MEHA, or leave"
                     f" {argument} out of the problem."
                 )
 

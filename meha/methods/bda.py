@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meha.methods.automatic import hypergradient_steps
 from meha.methods.inner import Objective
 from meha.methods.moves import check_step
 from meha.methods.rhg import RHG
 from meha.oracle import Oracle, Term
 from meha.schedules import InversePower, Schedule, evaluate, fraction
+from meha.theory import Constants
 from meha.variables import Variable
 
 __all__ = ["BDA"]
@@ -48,6 +50,9 @@ class BDA(RHG):
         super().__post_init__()
         check_step("upper_beta", self.upper_beta)
         fraction("mu", self.mu, 0)
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        return hypergradient_steps(constants, fraction("mu", self.mu, 0))
 
     def objective(self, oracle: Oracle, x: Variable, y: Variable, k: int) -> tuple[Objective, float]:
         beta = self.lower_step(k)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from meha.methods.automatic import SAFETY
 from meha.methods.hypergradient import HypergradientMethod, HypergradientState
 from meha.methods.inner import descend, reverse
 from meha.methods.moves import check_step, move
@@ -39,7 +40,7 @@ class IAPTT(HypergradientMethod):
     The answer is y_T(z); z itself, which some experiments with networks report, is ``run.state.z``.
 
     Args:
-        eta: the step of z; alpha by default (where x has an optimizer, beta as it would be chosen).
+        eta: the step of z; when left out it is alpha or, where that is left out too, chosen from the curvature of F in y.
         alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`; ``warm_start`` has
             no meaning here, because z decides where the steps start.
 
@@ -61,14 +62,14 @@ class IAPTT(HypergradientMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_step("eta", self.eta)
-        if self.eta is None:
-            object.__setattr__(self, "eta", self.alpha)
         if not self.warm_start:
             raise ValueError("warm_start: has no meaning for IAPTT, whose lower steps start from z; leave it out.")
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = super().choose(constants)
-        return {**found, "eta": found["beta"] if self.x_optimizer else found["alpha"]}
+        return {**super().choose(constants), "eta": SAFETY / (constants.F_yy or 1.0)}  # lower steps flatten F(x, y_T(z))
+
+    def missing(self) -> list[str]:
+        return [name for name in super().missing() if name != "eta" or self.alpha is None]
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> IAPTTState:
         return IAPTTState(**vars(super().init(oracle, x, y)), z=y.copy())
@@ -82,11 +83,11 @@ class IAPTT(HypergradientMethod):
         values = []
         for iterate in trace[1:]:
             copy_(y.leaves, iterate)
-            values.append(oracle.upper(x, y, batch))
+            values.append(oracle.upper(x, y, batch).clone())  # it may be a view of y
         worst = 1 + int(torch.stack(values).argmax())
         copy_(y.leaves, trace[worst])
         _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
-        move("eta", self.eta, state.k, z, q, oracle.prox, x.value)
+        move("eta", self.alpha if self.eta is None else self.eta, state.k, z, q, oracle.prox, x.value)
         copy_(y.leaves, trace[-1])
         return {"upper": values[-1], "pessimistic": worst}, h

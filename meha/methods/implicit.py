@@ -117,9 +117,10 @@ class NS(ImplicitMethod):
         super().__post_init__()
         check_count("terms", self.terms)
         check_step("eta", self.eta)
-        if self.eta is None:
-            object.__setattr__(self, "eta", self.beta)
+
+    def missing(self) -> list[str]:
+        return [name for name in super().missing() if name != "eta"]
 
     def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
-        assert self.eta is not None
-        return neumann_series(apply, rhs, step=evaluate("eta", self.eta, k), terms=self.terms)
+        step = self.lower_step(k) if self.eta is None else evaluate("eta", self.eta, k)
+        return neumann_series(apply, rhs, step=step, terms=self.terms)

@@ -28,17 +28,21 @@ def descend(
     batch: Any,
     objective: Objective | None = None,
     trace: list[Leaves] | None = None,
+    ridge: float = 0.0,
 ) -> None:
     """y <- proj_Y(y - step * grad_y objective(t)) for t = 0, ..., steps - 1, in place; f is the objective by default.
 
     Args:
         trace: takes copies of y_0, ..., y_{steps}.
+        ridge: adds ridge/2 ||y||^2 to the objective.
     """
     objective = objective or lower_objective(oracle, x, y)
     for t in range(steps):
         if trace is not None:
             trace.append([leaf.detach().clone() for leaf in y.leaves])
         _, direction = oracle.gradient(y, objective(t), batch)
+        if ridge:
+            add_(y.leaves, y.leaves, -step * ridge)
         add_(y.leaves, direction, -step)
         oracle.prox(x.value, y.leaves, step)
     if trace is not None:

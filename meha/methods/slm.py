@@ -66,10 +66,11 @@ class SLM(PenaltyMethod):
         check_tolerance("delta", self.delta)
         check_tolerance("r", self.r)
         check_schedule("dual_step", self.dual_step)
-        for name in ("decay", "m"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}: must be in [0, 1], got {getattr(self, name)}.")
+        check_tolerance("decay", self.decay)
         check_positive("m", self.m)
+        for name in ("decay", "m"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name}: must be at most 1, got {getattr(self, name)}.")
 
     def choose(self, constants: Constants) -> dict[str, float]:
         found = super().choose(constants)
@@ -84,7 +85,8 @@ class SLM(PenaltyMethod):
         lam, dual_step = state.lam, evaluate("dual_step", self.dual_step, state.k)
         s = 1 / max(1.0, lam)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), gap_terms(oracle, state, s, lam * s), batch)
-        self.move_x(oracle, state, add_difference(d_x, x.leaves, x_c, self.r * s))
+        d_x = add_difference(d_x, x.leaves, x_c, self.r * s)
+        self.move_x(oracle, state, d_x)
         self.move_y(oracle, state, add_difference(d_y, y.leaves, y_c, self.r * s))
         gap = lower - best
         state.lam = max(0.0, (1 - self.decay) * lam + dual_step * (float(gap) - self.delta))

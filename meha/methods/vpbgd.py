@@ -8,7 +8,7 @@ from typing import Any
 from meha.methods.base import Numbers
 from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
-from meha.schedules import Ramp, Schedule, check_schedule
+from meha.schedules import Ramp, Schedule, check_schedule, evaluate
 from meha.variables import norm
 
 __all__ = ["VPBGD"]
@@ -48,7 +48,7 @@ class VPBGD(PenaltyMethod):
         check_schedule("c", self.c)
 
     def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
-        c = float(self.c(state.k)) if callable(self.c) else self.c
+        c = evaluate("c", self.c, state.k, zero=True)
         s = 1 / max(1.0, c)
         self.follow(oracle, state, batch)
         terms = gap_terms(oracle, state, s, c * s)

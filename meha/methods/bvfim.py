@@ -1,0 +1,180 @@
+"""BVFIM: a barrier, or a penalty, on the value-function constraint, with parameters that fall to zero."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from meha.checks import check_count, check_positive, check_tolerance
+from meha.methods.automatic import hypergradient_steps
+from meha.methods.base import Numbers
+from meha.methods.inner import descend
+from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.oracle import Oracle
+from meha.schedules import evaluate
+from meha.theory import Constants
+from meha.variables import add_, copy_, inner, norm
+
+__all__ = ["BVFIM"]
+
+SHORTEST = 2.0**-40
+"""The part of beta below which a step of y is given up; y is then stationary up to rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BVFIM(PenaltyMethod):
+    """Bilevel value-function interior-point method (Liu et al. 2021), and its form as sequential minimisation, BVFSM.
+
+    All of m1, m2, theta and tau fall with the factor d = max( floor, min(1, hold / (k+1))^power ). Step k is
+
+        z = y, then T times:   z <- proj_Y( z - eta (f_y(x, z) + m1 z) )
+        slack(y) = f(x, z) + m1/2 ||z||^2 + m2 - f(x, y),   which is to be positive, and is at z;   y = z if it is not at y
+        T_y times:             y <- proj_Y( y - t grad_y [ F + theta/2 ||y||^2 + P(slack) ](x, y) )
+        x <- proj_X( x - alpha (F_x + w (f_x(x, y) - f_x(x, z))) ),    w = -P'(slack)
+
+    ===========  ==========================  =====================  ==================
+    penalty      P                           w                      tau falls with
+    ===========  ==========================  =====================  ==================
+    log          -tau ln(slack)              tau / slack            d
+    inverse      tau / slack                 tau / slack^2          d^2
+    quadratic    max(0, -slack)^2 / (2 tau)  max(0, -slack) / tau   d
+    ===========  ==========================  =====================  ==================
+
+    The first two are barriers: t is halved, from beta or from twice the last t if that is shorter, until slack > 0 and the
+    objective of y does not rise, so that every y is strictly feasible. The third is BVFSM's penalty from outside, with the same
+    search and any y to start from. A step costs T + T_y + 2 gradients of f and T_y + 1 of F; the search adds evaluations of
+    both, mostly 1 to 4 a step of y, which are not counted.
+
+    Args:
+        penalty: ``"log"``, ``"inverse"`` or ``"quadratic"``.
+        m1, theta: weights of ||z||^2/2 and ||y||^2/2 at first; may be 0.
+        m2: how far above its minimum f may be at first.
+        tau: the weight of the penalty at first.
+        hold: all of these stay as they are for so many steps.
+        power, floor: how fast they fall, and to which part of their first values.
+        upper_steps: T_y, the steps on y.
+        beta: the longest step of y; there is no ``y_optimizer``, because the search decides about lengths.
+        alpha, eta, inner_steps, x_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+
+    The numbers of a step are those of the x-direction, at the old x and the new y, with ``slack`` and w as ``c``.
+
+    What we find: the papers claim convergence without convexity of f, and run code that never enforces the constraint. On
+    :func:`meha.problems.sine` the true barrier finds the solution from its start for n = 1 and 10 if
+
+    - m2 exceeds the range of f (here 2 n) until x has settled: then F chooses the valley. With less, as by default, the run ends
+      in the valley nearest to the start, and no choice of the rest helps;
+    - z starts at y in every step, as here. A z that goes on from the last step stays in its own valley, and takes y there as
+      soon as an x-step makes y infeasible.
+
+    The error falls like sqrt(m2), because f(x, y) is about m2 above its minimum; at the same time w grows like 1 / sqrt(m2) and
+    the objective of y becomes stiff. T_y gradient steps follow only down to some m2, after which x is restless: with
+    floor = 1e-6 errors end at 1e-3 to 1e-2, and a smaller floor makes them worse. Larger T and T_y help, smaller alpha little.
+    The quadratic penalty has larger errors and no such limit.
+
+    >>> import meha
+    >>> problem = meha.problems.sine(n=1)  # the solution is x = 2.36
+    >>> run = BVFIM(alpha=0.2, beta=0.3, eta=0.5, m2=4.0, tau=5.0, power=4.0).start(problem, problem.x0, problem.y0)
+    >>> for _ in range(100):
+    ...     info = run.step()
+    >>> print(f"{float(run.x):.2f}")
+    2.31
+    """
+
+    penalty: Literal["log", "inverse", "quadratic"] = "log"
+    m1: float = 0.01
+    m2: float = 1.0
+    theta: float = 0.01
+    tau: float = 1.0
+    hold: int = 20
+    power: float = 3.0
+    floor: float = 1e-6
+    upper_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.y_optimizer is not None:
+            raise ValueError(
+                f"y_optimizer: BVFIM searches the length of every step of y and cannot use {self.y_optimizer!r}; leave it out,"
+                " and give beta, the longest step."
+            )
+        super().__post_init__()
+        if self.penalty not in ("log", "inverse", "quadratic"):
+            raise ValueError(f"penalty: must be 'log', 'inverse' or 'quadratic', got {self.penalty!r}.")
+        for name in ("m1", "theta"):
+            check_tolerance(name, getattr(self, name))
+        for name in ("m2", "tau", "power", "floor"):
+            check_positive(name, getattr(self, name))
+        for name in ("hold", "upper_steps"):
+            check_count(name, getattr(self, name))
+        if self.floor > 1:
+            raise ValueError(f"floor: must be in (0, 1], because it is a part of the first values, got {self.floor}.")
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        found = super().choose(constants)
+        # Where y minimises its objective, x descends on a function with about the curvature of F(x, y(x)).
+        alpha = min(found["alpha"], hypergradient_steps(constants)["alpha"])
+        return {**found, "alpha": alpha, "eta": 1 / (1 / found["eta"] + self.m1)}
+
+    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
+        x, z = state.x, state.z
+        assert self.eta is not None
+        d = max(self.floor, min(1.0, self.hold / (state.k + 1)) ** self.power)
+        m1, theta, tau = self.m1 * d, self.theta * d, self.tau * (d * d if self.penalty == "inverse" else d)
+        copy_(z.leaves, state.y.leaves)
+        descend(oracle, x, z, self.inner_steps, evaluate("eta", self.eta, state.k), batch, ridge=m1)
+        room = m1 / 2 * float(inner(z.leaves, z.leaves)) + self.m2 * d
+        slack = self._descend_y(oracle, state, batch, room, theta, tau)
+        w = self._weight(slack, tau)
+        (upper, lower, best), d_x = oracle.gradient(x, gap_terms(oracle, state, 1.0, w), batch)
+        self.move_x(oracle, state, d_x)
+        return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": norm(d_x), "c": w}
+
+    def _descend_y(self, oracle: Oracle, state: PenaltyState, batch: Any, room: float, theta: float, tau: float) -> float:
+        """The steps of y, and its slack f(x, z) + room - f(x, y) after them."""
+        x, y, z = state.x, state.y, state.z
+        assert self.beta is not None
+        beta = t = evaluate("beta", self.beta, state.k)
+        best = float(oracle.lower(x, z, batch))
+
+        def measure(lower: float) -> tuple[float, float]:
+            """The slack and the objective of y, where f is ``lower``."""
+            slack = best - lower + room  # in this order, z has a positive slack also when room is below the rounding of f
+            ridge = theta / 2 * float(inner(y.leaves, y.leaves))
+            return slack, float(oracle.upper(x, y, batch)) + ridge + self._price(slack, tau)
+
+        slack, value = measure(float(oracle.lower(x, y, batch)))
+        if self.penalty != "quadratic" and not slack > 0:
+            copy_(y.leaves, z.leaves)
+            slack, value = measure(best)
+        for _ in range(self.upper_steps):
+            terms = [(1.0, oracle.upper, x, y), (self._weight(slack, tau), oracle.lower, x, y)]
+            _, d_y = oracle.gradient(y, terms, batch)
+            old = [leaf.clone() for leaf in y.leaves]
+            direction = [torch.add(part, leaf, alpha=theta) for part, leaf in zip(d_y, old, strict=True)]
+            t = min(beta, 2 * t)
+            while t >= SHORTEST * beta:
+                add_(y.leaves, direction, -t)
+                oracle.prox(x.value, y.leaves, t)
+                new_slack, new_value = measure(float(oracle.lower(x, y, batch)))
+                if new_value <= value:
+                    slack, value = new_slack, new_value
+                    break
+                copy_(y.leaves, old)
+                t /= 2
+        return slack
+
+    def _price(self, slack: float, tau: float) -> float:
+        """P(slack), infinite outside a barrier."""
+        if self.penalty == "quadratic":
+            return max(0.0, -slack) ** 2 / (2 * tau)
+        if not slack > 0:
+            return math.inf
+        return -tau * math.log(slack) if self.penalty == "log" else tau / slack
+
+    def _weight(self, slack: float, tau: float) -> float:
+        """w = -P'(slack)."""
+        if self.penalty == "quadratic":
+            return max(0.0, -slack) / tau
+        return tau / slack if self.penalty == "log" else tau / slack**2
