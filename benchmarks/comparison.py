@@ -64,8 +64,8 @@ GRIDS: dict[str, tuple[type[Method], Grid]] = {
     "F2SA": (meha.F2SA, {"alpha": (0.2, 1), "inner_steps": (1, 10), "c": (Power(1.0, 1 / 3), Ramp(0.1, 30.0, 1000))}),
     "VPBGD": (meha.VPBGD, {"alpha": (0.2, 1), "inner_steps": (1, 5), "c": (Ramp(0.0, 30.0, 300), Ramp(0.0, 30.0, 1500))}),
     "SLM": (meha.SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
-    "BVFIM": (meha.BVFIM, {"alpha": (0.2, 1), "penalty": ("log", "inverse"), "hold": (20, 100)}),
-    "BVFIM, sequential": (meha.BVFIM, {"alpha": (0.2, 1), "penalty": ("quadratic",), "tau": (0.1, 1.0), "hold": (20, 100)}),
+    "BVFIM": (meha.BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
+    "BVFIM, sequential": (meha.BVFIM, {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)}),
     "IGJO": (meha.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
     "VFiDCA": (meha.VFiDCA, {"radii": (1.0, 10.0), "tol": (1e-1, 1e-3), "delta": (5.0, 50.0)}),
 }

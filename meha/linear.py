@@ -33,9 +33,10 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
     ([tensor([0.5000, 1.5000])], 0.0)
     """
     eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
+    scale = math.ldexp(1.0, -math.frexp(float(norm(rhs)))[1])  # a power of two, so that squares neither vanish nor overflow
     v = [torch.zeros_like(leaf) for leaf in rhs]
-    r, p = [leaf.clone() for leaf in rhs], [leaf.clone() for leaf in rhs]
-    size = float(norm(rhs))
+    r, p = [leaf * scale for leaf in rhs], [leaf * scale for leaf in rhs]
+    size = float(norm(r))
     rr = size * size
     for _ in range(steps):
         if math.sqrt(rr) <= max(tol, 4 * eps) * size:
@@ -47,10 +48,10 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
         length = rr / curvature
         add_(v, p, length)
         add_(r, image, -length)
-        rr_next = float(norm(r).square())
+        rr_next = float(norm(r)) ** 2
         p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
         rr = rr_next
-    return v, math.sqrt(rr) / size if size else 0.0
+    return [leaf / scale for leaf in v], math.sqrt(rr) / size if size else 0.0
 
 
 def neumann_series(apply: Operator, rhs: Leaves, *, step: float, terms: int) -> Leaves:

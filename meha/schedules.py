@@ -111,7 +111,7 @@ def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> fl
 
 def fraction(name: str, schedule: Schedule, k: int) -> float:
     """The value at step k of a schedule of numbers in [0, 1), checked."""
-    value = schedule(k) if callable(schedule) else schedule
+    value = float(schedule(k)) if callable(schedule) else schedule
     check_tolerance(name, value)
     if not value < 1:
         raise ValueError(f"{name}: must be in [0, 1), or a function of the step into it, got {value} at step {k}.")

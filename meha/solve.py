@@ -80,8 +80,7 @@ def solve(
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
     method = method if method is not None else MEHA()
-    rules: list[Rule] = [RelativeChange(tol)] if tol is not None and method.settles else []
-    rules += _functions("stop", stop)
+    rules = ([] if tol is None else [RelativeChange(tol)]) + _functions("stop", stop)
     called = _functions("callbacks", callbacks)
 
     begin = time.perf_counter()

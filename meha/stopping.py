@@ -22,7 +22,8 @@ Rule = Callable[[Run, StepInfo], bool | str]
 class RelativeChange:
     """Stop when ||z_{k+1} - z_k|| <= tol * ||z_{k+1}|| for z = (x, y).
 
-    Cheap, and common in practice; small steps satisfy it far from a solution.
+    Cheap, and common in practice; small steps satisfy it far from a solution. It does not hold while the method says that small
+    steps mean nothing.
     """
 
     tol: float = 1e-6
@@ -32,7 +33,7 @@ class RelativeChange:
 
     def __call__(self, run: Run, info: StepInfo) -> bool | str:
         change = info["change"]
-        if change > self.tol:
+        if change > self.tol or not run.method.settles(info.step):
             return False
         still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""
         return f"relative change {change:.2g} <= {self.tol:.2g}{still}"

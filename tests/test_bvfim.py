@@ -86,7 +86,7 @@ SHORT = dict(alpha=0.05, beta=0.02, eta=0.1, inner_steps=3, upper_steps=4, m1=0.
 LONG = {**SHORT, "beta": 4.0, "alpha": 0.4, "m2": 0.02, "tau": 0.5}
 
 
-@pytest.mark.parametrize("sets", [{}, {"x_box": (-0.1, 0.405), "y_box": (-0.4, 0.9)}])
+@pytest.mark.parametrize("sets", [{}, {"x_box": (0.29, 0.405), "y_box": (-0.36, 0.851)}])
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("search", [False, True])
@@ -100,6 +100,9 @@ def test_steps_are_those_of_the_formulas(penalty, steps, sets, search):
     x, y, z, halved, restarted = transcript(Mixed, method, Mixed.x0, Mixed.y0, steps, **sets)
     assert (halved > 0) == search
     assert (restarted > 0) == (search and penalty != "quadratic")
+    if sets:
+        free = transcript(Mixed, method, Mixed.x0, Mixed.y0, steps)
+        assert not all(np.allclose(a, b, rtol=1e-4) for a, b in zip((x, y), free, strict=False))
     for found, expected in ((run.x, x), (run.y, y), (run.state.z, z)):
         value = found.value if hasattr(found, "value") else found
         np.testing.assert_allclose(value.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
@@ -193,3 +196,181 @@ def test_costs(penalty, beta):
     run = method.start(problem, problem.x0, problem.y0)
     after(run, 7)
     assert run.counts == meha.oracle.Counts(upper=7 * (5 + 1), lower=7 * (3 + 5 + 2), hvp=0)
+
+
+SINE, CONVEX = dict(hold=20, power=4.0, beta=0.3), dict(hold=5, beta=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "penalty", "steps", "error", "options"),
+    [
+        ("sine", 1, "log", 90, 0.03, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
+        ("sine", 1, "inverse", 90, 0.03, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
+        ("sine", 1, "quadratic", 90, 0.03, dict(SINE, alpha=0.2, m2=2.5, tau=0.1)),
+        ("sine", 10, "log", 130, 0.04, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
+        ("sine", 10, "inverse", 130, 0.045, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
+        ("sine", 10, "quadratic", 130, 0.045, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=0.1)),
+        ("strong_convex", 10, "log", 60, 0.01, dict(CONVEX, alpha=0.1, m2=0.1)),
+        ("strong_convex", 10, "inverse", 60, 0.01, dict(CONVEX, alpha=0.1, m2=0.1)),
+        ("strong_convex", 10, "quadratic", 60, 0.025, dict(CONVEX, alpha=0.1, m2=0.1, tau=0.1)),
+        ("merely_convex", 10, "log", 40, 1e-3, dict(CONVEX, alpha=0.3, m2=0.1)),
+        ("merely_convex", 10, "inverse", 40, 1e-3, dict(CONVEX, alpha=0.3, m2=0.1, tau=0.1)),
+        ("merely_convex", 10, "quadratic", 60, 0.01, dict(CONVEX, alpha=0.3, m2=0.1, tau=0.1)),
+    ],
+)
+def test_reaches_known_solutions(name, n, penalty, steps, error, options):
+    """The relative error of x after so many steps of 22 gradients of f and 11 of F."""
+    problem = getattr(meha.problems, name)(n=n)
+    run = BVFIM(penalty=penalty, eta=0.5, upper_steps=10, **options).start(problem, problem.x0, problem.y0)
+    after(run, steps)
+    assert problem.distance(run.x, run.y).x < error
+
+
+@pytest.mark.parametrize("penalty", BARRIERS)
+def test_where_it_fails(penalty):
+    """A barrier that forbids the hills of f from the start leaves the sine problem in another valley."""
+    problem = meha.problems.sine(n=1)
+    method = BVFIM(penalty=penalty, alpha=0.2, beta=0.3, eta=0.5, m2=1.0, upper_steps=10, power=4.0)
+    run = method.start(problem, problem.x0, problem.y0)
+    info = after(run, 60)
+    assert float(run.x) < 0
+    assert info["gap"] < 0.02  # it is in a valley
+    assert info["d_x"] < 0.5  # and has settled there
+
+
+def test_left_out_steps_fit_the_problem():
+    """On the convex problems nothing needs to be chosen by hand."""
+    for problem in (meha.problems.strong_convex(n=2), meha.problems.merely_convex(n=2)):
+        run = BVFIM(upper_steps=10).start(problem, problem.x0, problem.y0)
+        after(run, 80)
+        assert problem.distance(run.x, run.y).x < 0.12
+    # F(x, y(x)) has curvature 2 and f has 1; safety 0.9, and the ridge on z.
+    method = BVFIM(m1=0.5).start(meha.problems.strong_convex(n=2), torch.ones(2).double(), torch.ones(2).double()).method
+    assert (method.alpha, method.beta, method.eta) == pytest.approx((0.45, 0.45, 1 / (1 / 0.9 + 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(penalty="cubic"), "penalty: must be 'log', 'inverse' or 'quadratic', got 'cubic'"),
+        (dict(y_optimizer=partial(torch.optim.SGD, lr=0.1)), "y_optimizer: .*SGD.* leave it out, and give beta"),
+        (dict(y_optimizer=partial(torch.optim.SGD, lr=0.1), beta=0.1), "y_optimizer: .*SGD.* leave it out, and give beta"),
+        (dict(m1=-1.0), "m1: must be a number of at least 0, got -1.0"),
+        (dict(theta=-1.0), "theta: must be a number of at least 0, got -1.0"),
+        (dict(m2=0.0), "m2: must be a positive number, got 0.0"),
+        (dict(tau=0.0), "tau: must be a positive number, got 0.0"),
+        (dict(power=-1.0), "power: must be a positive number, got -1.0"),
+        (dict(floor=0.0), "floor: must be a positive number, got 0.0"),
+        (dict(floor=2.0), r"floor: must be in \(0, 1\], .* got 2.0"),
+        (dict(hold=0), "hold: must be a whole number of at least 1, got 0"),
+        (dict(upper_steps=0), "upper_steps: must be a whole number of at least 1, got 0"),
+        (dict(inner_steps=0), "inner_steps: must be a whole number of at least 1, got 0"),
+        (dict(beta=-0.1), "beta: must be a positive number, got -0.1"),
+    ],
+)
+def test_refuses_bad_hyper_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        BVFIM(**options)
+
+
+def test_refuses_a_non_smooth_lower_level():
+    problem = meha.problems.lasso(n=4)
+    with pytest.raises(ValueError, match="nonsmooth: BVFIM cannot take L1"):
+        BVFIM().start(problem, problem.x0, problem.y0)
+
+
+def split_problem():
+    """strong_convex in pieces: x a dict, y a dict with a list."""
+    whole = meha.problems.strong_convex(n=3)
+
+    def join(v):
+        return torch.cat([v["a"], v["b"][0]])
+
+    return meha.Problem(lambda x, y: whole.upper(join(x), join(y)), lambda x, y: whole.lower(join(x), join(y)))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_dicts_give_what_tensors_give(penalty):
+    whole, method = meha.problems.strong_convex(n=3), BVFIM(penalty=penalty, alpha=0.2, beta=1.0, eta=0.4, hold=2)
+    first = method.start(whole, whole.x0, whole.y0)
+    second = method.start(split_problem(), *({"a": v[:1].clone(), "b": [v[1:].clone()]} for v in (whole.x0, whole.y0)))
+    for _ in range(4):
+        one, two = first.step(), second.step()
+    assert dict(one) == pytest.approx(dict(two), rel=1e-7)
+    for a, b in ((first.x, second.x), (first.y, second.y)):
+        torch.testing.assert_close(a, torch.cat([b["a"], b["b"][0]]), rtol=1e-7, atol=0)
+
+
+def network_run(penalty="log", **options):
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(16, 3, generator=generator), torch.randn(16, 2, generator=generator)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    problem = meha.Problem(
+        upper=lambda x, y: (y(inputs[:8]) - targets[:8]).square().mean() + 0.01 * x["scale"].square(),
+        lower=lambda x, y: (x["weights"].sigmoid()[:, None] * (y(inputs) - targets).square()).mean() * x["scale"].exp(),
+    )
+    method = BVFIM(penalty=penalty, beta=2.0, eta=0.3, inner_steps=5, upper_steps=4, m2=0.1, hold=2, **options)
+    return method.start(problem, {"weights": torch.zeros(16), "scale": torch.tensor(0.0)}, model)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_trains_modules_in_place(penalty):
+    run = network_run(penalty, alpha=0.5)
+    first = run.step()
+    last = after(run, 30)
+    assert last["upper"] < 0.9 * first["upper"]
+    assert abs(last["gap"]) < 0.01
+    assert run.y is run.state.y.value
+    assert (last["slack"] > 0) or penalty == "quadratic"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        partial(network_run, "log", x_optimizer=partial(torch.optim.Adam, lr=0.05)),
+        partial(network_run, "inverse", alpha=lambda k: 0.5 / (k + 1)),
+        partial(network_run, "quadratic", alpha=0.5),
+        lambda: BVFIM(upper_steps=3).start(meha.problems.sine(n=2), torch.tensor([-6.0]).double(), torch.zeros(2).double()),
+    ],
+)
+def test_restored_bit_for_bit(start):
+    run = start()
+    after(run, 4)
+    buffer = io.BytesIO()
+    torch.save(run.state_dict(), buffer)
+    expected, counts = [dict(run.step()) for _ in range(4)], run.counts
+    buffer.seek(0)
+    other = start()
+    other.step()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert other.k == 4
+    assert [dict(other.step()) for _ in range(4)] == expected
+    assert other.counts == counts
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_single_precision_with_a_room_below_rounding(penalty):
+    """f is 1e6 large, so that m2 is lost in f(x, z) + m2; z is strictly feasible all the same, and nothing divides by zero."""
+    problem = meha.Problem(
+        upper=lambda x, y: 0.5 * (x - 1).square().sum() + 0.5 * y.square().sum(),
+        lower=lambda x, y: 1e6 + 0.5 * (y - x).square().sum(),
+    )
+    method = BVFIM(penalty=penalty, alpha=0.1, beta=0.5, eta=0.5, m1=0.0, m2=1e-6, hold=1, upper_steps=5)
+    run = method.start(problem, torch.tensor([2.0]), torch.tensor([2.0]))
+    for _ in range(20):
+        info = run.step()
+        assert info["slack"] > 0 or penalty == "quadratic"
+        assert math.isfinite(info["c"])
+        assert math.isfinite(float(run.x))
+
+
+def test_an_infinite_objective_stops_the_run_with_a_status():
+    """No error from the search: the run ends as one with NaN or infinity, or one that runs away."""
+    problem = meha.Problem(
+        upper=lambda x, y: x.square().sum() + y.square().sum(), lower=lambda x, y: (y - x).square().sum() * (1e200 * x).sum()
+    )
+    for penalty in PENALTIES:
+        method = BVFIM(penalty=penalty, alpha=0.1, beta=0.1, eta=0.1)
+        solution = meha.solve(problem, torch.tensor([1.0]).double(), torch.tensor([3.0]).double(), method, max_steps=5)
+        assert not solution.converged

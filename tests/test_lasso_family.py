@@ -237,6 +237,7 @@ def test_igjo_breaks_down_where_the_lower_level_is_not_solved():
         (lambda: IGJO(alpha=0.0), "alpha: must be a positive number"),
         (lambda: IGJO(threshold=-1.0), "threshold: must be a number of at least 0"),
         (lambda: IGJO(linear_steps=0), "linear_steps: must be a whole number"),
+        (lambda: IGJO(alpha=1e-7), "min_alpha: must not exceed alpha=1e-07, got 1e-06"),
         (lambda: VFiDCA(radii=0.0), "radii: must be a positive number"),
         (lambda: VFiDCA(eps=-1.0), "eps: must be a number of at least 0"),
         (lambda: VFiDCA(iterations=0), "iterations: must be a whole number"),
@@ -350,7 +351,7 @@ def test_a_step_solves_its_convex_program():
     run = method.start(problem, torch.ones(5, dtype=torch.float64), normal(8))
     model, before = run.state.model, (normal(8), run.state.radii, run.state.multipliers)
     value = model.lower(run.state.solution)
-    run.step()
+    info = run.step()
     w, r = cp.Variable(8), cp.Variable(5, nonneg=True)
 
     def expression(q):
@@ -368,6 +369,8 @@ def test_a_step_solves_its_convex_program():
     old = whole.value
     w.value, r.value = run.y.numpy(), run.state.radii.numpy()
     assert whole.objective.value == pytest.approx(old, rel=1e-5)
+    assert info["violation"] == pytest.approx(float(penalty.value) / 3.0, rel=1e-6)
+    assert info["violation"] > 0.01
 
 
 def test_vfidca_approaches_the_orthogonal_group_lasso():

@@ -26,4 +26,4 @@ def test_examples(block):
 
 
 def test_every_example_is_followed_by_its_output():
-    assert len(BLOCKS) == README.read_text().count("```python") == 3
+    assert len(BLOCKS) == README.read_text().count("```python") == 4

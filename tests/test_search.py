@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import logging
 import math
 import sys
 
@@ -352,16 +353,28 @@ def test_modules_with_buffers_are_taken_over_with_them():
     assert solution.upper < 0.05
 
 
-def test_tpe_is_silent_writes_nothing_and_changes_no_setting(tmp_path, monkeypatch, capfd):
+def test_tpe_is_silent_writes_nothing_and_changes_no_setting(tmp_path, monkeypatch):
     import optuna
 
+    class Keep(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    said, keep, before = [], Keep(), optuna.logging.get_verbosity()
     monkeypatch.chdir(tmp_path)
-    level = optuna.logging.get_verbosity()
-    run = ALL[2].start(shrinkage(), ONE, ZERO)
-    while not run.finished:
-        run.step()
-    assert optuna.logging.get_verbosity() == level
-    assert capfd.readouterr() == ("", "")
+    logging.getLogger("optuna").addHandler(keep)
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    try:
+        optuna.create_study()
+        assert len(said) == 1, "what others do is heard"
+        run = TPE(space=Uniform(0.0, 1.0), trials=12).start(shrinkage(), ONE, ZERO)
+        while not run.finished:
+            run.step()
+        assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    finally:
+        optuna.logging.set_verbosity(before)
+        logging.getLogger("optuna").removeHandler(keep)
+    assert len(said) == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -1,7 +1,7 @@
 """Methods: hyper-parameters in a frozen dataclass, with init and step; a Run is a method at work."""
 
 from meha.methods.bamm import BAMM
-from meha.methods.base import Method, Run, StepInfo
+from meha.methods.base import Method, Run, State, StepInfo
 from meha.methods.bda import BDA
 from meha.methods.bome import BOME
 from meha.methods.brc import BRC
@@ -42,6 +42,7 @@ __all__ = [
     "Method",
     "RandomSearch",
     "Run",
+    "State",
     "StepInfo",
     "Uniform",
     "VFiDCA",

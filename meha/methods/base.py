@@ -109,12 +109,10 @@ class Method(ABC):
 
     Attributes:
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
-        settles: whether small steps mean that it has converged; a search stays where it is between two improvements.
     """
 
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
-    settles: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -161,6 +159,10 @@ class Method(ABC):
     def theory(self, constants: Constants) -> str:
         """Whether the run is covered by the method's convergence theory, in a sentence; empty when nothing is known."""
         return ""
+
+    def settles(self, k: int) -> bool:
+        """Whether a small step k means that the run has converged: a search stays where it is between two improvements."""
+        return True
 
     def finished(self, state: Any) -> str:
         """Why nothing is left to do, in a sentence; empty while something is."""

@@ -29,7 +29,7 @@ class BDA(RHG):
     A step costs T gradients of f, T + 1 of F and T Hessian-vector products (of the mixture).
 
     Args:
-        mu: the weight of F in [0, 1], a number or a function of the inner step t; with 0 the method is RHG. By default
+        mu: the weight of F in [0, 1), a number or a function of the inner step t; with 0 the method is RHG. By default
             1/2 / (t+1): the answer tends to the right one as mu falls and T grows, and is biased otherwise.
         upper_beta: the step along F, beta by default.
         alpha, beta, inner_steps, terms, warm_start, x_optimizer: as in :class:`~meha.RHG`.

@@ -37,7 +37,8 @@ class DARTS(Method):
                   d = F_y(x, y'), e = epsilon / ||d||, a difference quotient for f_xy [d]
         x <- proj_X( x - alpha h );    y <- y - beta f_y(x, y)  at the new x
 
-    With an SGD optimizer for y, the step ahead uses its learning rate, momentum and weight decay. A step costs 1 gradient of F
+    With an optimizer for y, the step ahead uses its learning rate and, if it is SGD, its momentum and weight decay; it is an
+    approximation for other optimizers. The number ``upper`` of order 2 is F(x, y'). A step costs 1 gradient of F
     and 1 of f (order 1), or 1 of F and 4 of f (order 2).
 
     Args:
@@ -127,7 +128,8 @@ class DARTS(Method):
             assert self.beta is not None
             return evaluate("beta", self.beta, state.k), f_y
         options = optimizer.param_groups[0]
-        momentum, decay = options.get("momentum", 0.0), options.get("weight_decay", 0.0)
+        sgd = isinstance(optimizer, torch.optim.SGD)
+        momentum, decay = (options["momentum"], options["weight_decay"]) if sgd else (0.0, 0.0)
         direction = []
         for leaf, slope in zip(state.y.leaves, f_y, strict=True):
             buffer = optimizer.state.get(leaf, {}).get("momentum_buffer")

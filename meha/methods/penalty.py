@@ -39,8 +39,8 @@ class PenaltyMethod(Method):
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)`` that take the steps of x and y,
             instead of alpha and beta.
 
-    The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, z), ``d_x`` the
-    norm of the x-direction, ``c`` the weight of the gap.
+    The numbers of a step, at the point (x, y) where x begins to move: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, z),
+    ``d_x`` the norm of the x-direction, ``c`` the weight of the gap.
     """
 
     refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"

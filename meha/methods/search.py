@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -147,15 +147,13 @@ class Search(Method):
         tol: relative accuracy of the lower solve, as in :func:`meha.lower.solve_lower`.
 
     A candidate outside of X is projected on X. The start x0 is not a candidate: x is x0 until a candidate succeeds. A candidate
-    fails when F is not finite, or the lower level is not solved to ``tol`` in ``inner_steps`` (then its F says nothing); it is
-    counted and never becomes the best. When all fail the last step breaks down. Values of F on different batches do not
-    compare: search with objectives that see all data.
+    fails when F is not finite, when the lower level is not solved to ``tol`` in ``inner_steps`` (then its F says nothing), or
+    when an objective raises an arithmetic error; it is counted and never becomes the best. When all fail, the last step breaks
+    down. Values of F on different batches do not compare: search with objectives that see all data.
 
     The numbers of a step: ``upper`` the best F so far (left out before the first success), ``trial`` F of this candidate,
     ``residual`` of its lower solve, ``failed`` the number of candidates that failed so far.
     """
-
-    settles: ClassVar[bool] = False
 
     space: Space
     to_x: Callable[[dict[str, float]], Any] | None = None
@@ -207,6 +205,9 @@ class Search(Method):
         state.values = [*state.values, upper if solved else math.nan]
         best = {"upper": state.best} if math.isfinite(state.best) else {}
         return {**best, "trial": upper, "residual": residual, "failed": float(state.failed)}
+
+    def settles(self, k: int) -> bool:
+        return False
 
     def finished(self, state: SearchState) -> str:
         total = self.total(state.x)
