@@ -67,7 +67,7 @@ GRIDS: dict[str, tuple[type[Method], Grid]] = {
     "BVFIM": (meha.BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
     "BVFIM, sequential": (meha.BVFIM, {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)}),
     "IGJO": (meha.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
-    "VFiDCA": (meha.VFiDCA, {"radii": (1.0, 10.0), "tol": (1e-1, 1e-3), "delta": (5.0, 50.0)}),
+    "VFiDCA": (meha.VFiDCA, {"radii": (0.1, 1.0), "beta": (1, 10), "tol": (1e-1, 1e-4), "iterations": (300,)}),
 }
 
 
@@ -112,7 +112,7 @@ def _search(kind: type[Method], problem: KnownProblem, setting: dict[str, Any]) 
         space = {"space": {"value": interval}, "to_x": lambda values: torch.full_like(like, values["value"])}
     elif setting.get("points", 0) > 3 and like.numel() > 1:
         setting["points"] = 2  # the product grid would have 200^n points
-    trials = {} if "points" in setting else {"trials": 400}
+    trials = {} if "points" in setting else {"trials": 100}
     return kind(**space, **trials, **setting)
 
 
@@ -218,5 +218,6 @@ if __name__ == "__main__":
     asked = [row for row in sys.argv[1:] if not row.startswith("--")]
     if "--table" not in sys.argv:
         results |= tune(asked or list(GRIDS))
+        RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps({row: results[row] for row in GRIDS if row in results}, indent=1) + "\n")
     PAGE.write_text(page(results, PAGE.read_text()))

@@ -157,7 +157,7 @@ def test_every_y_is_strictly_feasible(penalty, name, n, start, options):
     method = BVFIM(penalty=penalty, eta=0.5, inner_steps=4, upper_steps=4, hold=3, power=2.0, **options)
     run = method.start(problem, x0, y0)
     restarts = 0
-    for k in range(40):
+    for k in range(25):
         x, old = run.x.clone(), run.y.clone()
         info = run.step()
         y, z = run.y, run.state.z.value.detach()
@@ -204,18 +204,18 @@ SINE, CONVEX = dict(hold=20, power=4.0, beta=0.3), dict(hold=5, beta=0.3)
 @pytest.mark.parametrize(
     ("name", "n", "penalty", "steps", "error", "options"),
     [
-        ("sine", 1, "log", 90, 0.03, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
-        ("sine", 1, "inverse", 90, 0.03, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
-        ("sine", 1, "quadratic", 90, 0.03, dict(SINE, alpha=0.2, m2=2.5, tau=0.1)),
-        ("sine", 10, "log", 130, 0.04, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
-        ("sine", 10, "inverse", 130, 0.045, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
-        ("sine", 10, "quadratic", 130, 0.045, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=0.1)),
-        ("strong_convex", 10, "log", 60, 0.01, dict(CONVEX, alpha=0.1, m2=0.1)),
-        ("strong_convex", 10, "inverse", 60, 0.01, dict(CONVEX, alpha=0.1, m2=0.1)),
-        ("strong_convex", 10, "quadratic", 60, 0.025, dict(CONVEX, alpha=0.1, m2=0.1, tau=0.1)),
+        ("sine", 1, "log", 80, 0.04, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
+        ("sine", 1, "inverse", 80, 0.04, dict(SINE, alpha=0.2, m2=4.0, tau=4.0)),
+        ("sine", 1, "quadratic", 80, 0.04, dict(SINE, alpha=0.2, m2=2.5, tau=0.1)),
+        ("sine", 10, "log", 110, 0.055, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
+        ("sine", 10, "inverse", 110, 0.06, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=5.0)),
+        ("sine", 10, "quadratic", 110, 0.06, dict(SINE, hold=30, alpha=0.04, m2=25.0, tau=0.1)),
+        ("strong_convex", 10, "log", 40, 0.015, dict(CONVEX, alpha=0.1, m2=0.1)),
+        ("strong_convex", 10, "inverse", 40, 0.015, dict(CONVEX, alpha=0.1, m2=0.1)),
+        ("strong_convex", 10, "quadratic", 40, 0.04, dict(CONVEX, alpha=0.1, m2=0.1, tau=0.1)),
         ("merely_convex", 10, "log", 40, 1e-3, dict(CONVEX, alpha=0.3, m2=0.1)),
         ("merely_convex", 10, "inverse", 40, 1e-3, dict(CONVEX, alpha=0.3, m2=0.1, tau=0.1)),
-        ("merely_convex", 10, "quadratic", 60, 0.01, dict(CONVEX, alpha=0.3, m2=0.1, tau=0.1)),
+        ("merely_convex", 10, "quadratic", 40, 0.015, dict(CONVEX, alpha=0.3, m2=0.1, tau=0.1)),
     ],
 )
 def test_reaches_known_solutions(name, n, penalty, steps, error, options):
@@ -242,11 +242,17 @@ def test_left_out_steps_fit_the_problem():
     """On the convex problems nothing needs to be chosen by hand."""
     for problem in (meha.problems.strong_convex(n=2), meha.problems.merely_convex(n=2)):
         run = BVFIM(upper_steps=10).start(problem, problem.x0, problem.y0)
-        after(run, 80)
-        assert problem.distance(run.x, run.y).x < 0.12
-    # F(x, y(x)) has curvature 2 and f has 1; safety 0.9, and the ridge on z.
-    method = BVFIM(m1=0.5).start(meha.problems.strong_convex(n=2), torch.ones(2).double(), torch.ones(2).double()).method
-    assert (method.alpha, method.beta, method.eta) == pytest.approx((0.45, 0.45, 1 / (1 / 0.9 + 0.5)))
+        after(run, 60)
+        assert problem.distance(run.x, run.y).x < 0.2
+    # F(x, y(x)) has curvature 2 + 2 n, F has 2 and f has 1 in y; safety 0.9, and the ridge on z.
+    problem = meha.problems.sine(n=10)
+    method = BVFIM(m1=0.5).start(problem, problem.x0, problem.y0).method
+    assert (method.alpha, method.beta, method.eta) == pytest.approx((0.9 / 22, 0.9 / 3, 1 / (1 / 0.9 + 0.5)))
+
+
+def test_small_steps_mean_nothing_while_it_falls():
+    method = BVFIM(hold=10, power=2.0, floor=1e-2)
+    assert [method.settles(k) for k in (0, 9, 50, 98, 100, 1000)] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize(
@@ -366,11 +372,11 @@ def test_single_precision_with_a_room_below_rounding(penalty):
 
 
 def test_an_infinite_objective_stops_the_run_with_a_status():
-    """No error from the search: the run ends as one with NaN or infinity, or one that runs away."""
+    """The search raises no error of its own."""
     problem = meha.Problem(
         upper=lambda x, y: x.square().sum() + y.square().sum(), lower=lambda x, y: (y - x).square().sum() * (1e200 * x).sum()
     )
     for penalty in PENALTIES:
         method = BVFIM(penalty=penalty, alpha=0.1, beta=0.1, eta=0.1)
         solution = meha.solve(problem, torch.tensor([1.0]).double(), torch.tensor([3.0]).double(), method, max_steps=5)
-        assert not solution.converged
+        assert solution.status is meha.Status.NON_FINITE

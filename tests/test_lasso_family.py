@@ -12,7 +12,9 @@ import torch
 import meha
 from meha.lower import solve_lower
 from meha.methods.igjo import IGJO
-from meha.methods.vfidca import Balls, Quadratic, VFiDCA, minimise, read_quadratic, read_weights
+from meha.methods.quadratic import Quadratic, read_quadratic
+from meha.methods.radii import Balls, minimise, read_weights
+from meha.methods.vfidca import VFiDCA
 from meha.nonsmooth import L1, ElasticNet, GroupL2, Nuclear, SparseGroup
 from meha.oracle import Oracle
 from meha.sets import Box, NonNegative

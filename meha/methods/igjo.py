@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from meha.checks import check_count, check_positive, check_tolerance
-from meha.linear import CurvatureError, Operator, conjugate_gradients
+from meha.linear import CurvatureError, Operator, conjugate_gradients, least_squares
 from meha.lower import LowerSolution, solve_lower
 from meha.methods.base import Method, Numbers, State
 from meha.nonsmooth import GroupL2
 from meha.oracle import Oracle
-from meha.variables import Leaves, Variable, add_, copy_, inner, norm, subtract
+from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
 __all__ = ["IGJO", "IGJOState"]
 
@@ -177,35 +177,9 @@ class IGJO(Method):
                 return v, residual
         except CurvatureError:
             pass
-        return _least_squares(apply, rhs, steps=self.linear_steps, tol=self.linear_tol)
+        return least_squares(apply, rhs, steps=self.linear_steps, tol=self.linear_tol)
 
 
 def _restrict(leaves: Leaves, support: list[Tensor]) -> Leaves:
     """The leaves with zeros outside of the support, even for NaN there: norms have no second derivative at zero."""
     return [torch.where(part, leaf, 0.0) for leaf, part in zip(leaves, support, strict=True)]
-
-
-def _least_squares(apply: Operator, rhs: Leaves, *, steps: int, tol: float) -> tuple[Leaves, float]:
-    """The shortest v that minimises ||H v - rhs|| for a symmetric H, by conjugate gradients on H^2 v = H rhs, and its relative
-    residual; two products an iteration.
-
-    >>> _least_squares(lambda v: [v[0] * torch.tensor([2.0, 0.0])], [torch.tensor([3.0, 4.0])], steps=5, tol=0.0)
-    ([tensor([1.5000, 0.0000])], 0.8)
-    """
-    eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
-    v, r = [torch.zeros_like(leaf) for leaf in rhs], [leaf.clone() for leaf in rhs]
-    s = apply(r)
-    p = [leaf.clone() for leaf in s]
-    ss = float(inner(s, s))
-    least, size = max(tol, 4 * eps) ** 2 * ss, float(norm(rhs))
-    for _ in range(steps):
-        if ss <= least:
-            break
-        image = apply(p)
-        length = ss / float(inner(image, image))
-        add_(v, p, length)
-        add_(r, image, -length)
-        s = apply(r)
-        old, ss = ss, float(inner(s, s))
-        p = [a + (ss / old) * b for a, b in zip(s, p, strict=True)]
-    return v, float(norm(r)) / size if size else 0.0

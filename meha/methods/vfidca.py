@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +12,13 @@ from torch import Tensor
 
 from meha.checks import check_count, check_positive, check_tolerance
 from meha.methods.base import Method, Numbers, State
-from meha.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup
-from meha.oracle import Function, Oracle
+from meha.methods.quadratic import Quadratic, as_vector, read_quadratic
+from meha.methods.radii import Balls, minimise, read_weights
+from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.variables import Variable, norm
-from meha.weights import per_group, read_groups
 
-__all__ = ["Balls", "Quadratic", "VFiDCA", "VFiDCAState", "minimise", "read_quadratic", "read_weights"]
+__all__ = ["VFiDCA", "VFiDCAState"]
 
 VIOLATION = 100.0
 """How much more a violated radius counts than a lower level that is not solved."""
@@ -29,108 +26,6 @@ VIOLATION = 100.0
 ACCURACY = {"tol_gap_abs": 1e-7, "tol_gap_rel": 1e-7, "tol_feas": 1e-7}
 SETTINGS: list[dict[str, Any]] = [{}, {"equilibrate_enable": False}, {"static_regularization_constant": 1e-7}]
 """What Clarabel is asked for (its own 1e-8 is often out of reach here), and settings that are tried until it gets there."""
-
-BLOCK = 64
-"""Hessian-vector products between two looks at whether the Hessian is known."""
-
-PROBES = 3
-"""Random points at which a function is compared with the quadratic that it should be."""
-
-
-@dataclass(frozen=True)
-class Quadratic:
-    """q(y) = ||factor y - target||^2 / 2 + <linear, y> + constant; linear is zero where a target can express all of q.
-
-    >>> q = Quadratic(torch.tensor([[2.0, 0.0]]), torch.tensor([1.0]), torch.tensor([0.0, 1.0]), 3.0)
-    >>> y = torch.tensor([1.0, 2.0])
-    >>> q(y), q.gradient(y), q.difference(y, torch.zeros(2))
-    (5.5, tensor([2., 1.]), 2.0)
-    """
-
-    factor: Tensor
-    target: Tensor
-    linear: Tensor
-    constant: float = 0.0
-
-    def __call__(self, y: Tensor) -> float:
-        return float((self.factor @ y - self.target).square().sum() / 2 + self.linear @ y) + self.constant
-
-    def gradient(self, y: Tensor) -> Tensor:
-        """q'(y)."""
-        return self.factor.T @ (self.factor @ y - self.target) + self.linear
-
-    def difference(self, y: Tensor, z: Tensor) -> float:
-        """q(y) - q(z) without cancellation."""
-        d = y - z
-        return float((self.factor @ d).square().sum() / 2 + self.gradient(z) @ d)
-
-    @cached_property
-    def smoothness(self) -> float:
-        """The largest eigenvalue of the Hessian."""
-        return float(torch.linalg.matrix_norm(self.factor, 2)) ** 2 if len(self.factor) else 0.0
-
-
-@dataclass(frozen=True)
-class Balls:
-    """The sets {y : ||y^(j)|| <= r_j for all groups j, and ||y||_1 <= r_last if ``l1``}, one for each vector r of radii.
-
-    Args:
-        labels: the group of each coordinate, ``count`` for none.
-        count: the number of groups.
-        l1: whether there is a last radius, for the l1 norm.
-
-    >>> balls = Balls(torch.tensor([0, 0, 1]), 2, l1=False)
-    >>> balls.project(torch.tensor([3.0, 4.0, 1.0]), torch.tensor([1.0, 2.0]))
-    (tensor([0.6000, 0.8000, 1.0000]), tensor([4., 0.]))
-    """
-
-    labels: Tensor
-    count: int
-    l1: bool
-
-    def sizes(self, y: Tensor) -> Tensor:
-        """What the radii bound: the norm of each group, and the l1 norm."""
-        return torch.cat([self._norms(y), y.abs().sum().reshape(1)]) if self.l1 else self._norms(y)
-
-    def project(self, z: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest point y to z, and multipliers m >= 0 with z - y in sum_j m_j d||y^(j)|| + m_last d||y||_1.
-
-        Groups are scaled down to their radius. For the l1 norm they are soft-thresholded before, at the level m_last for which
-        the result has the right norm; a bracketed secant method finds it.
-        """
-        if not self.l1:
-            return self._clip(z, radii)
-
-        def at(level: float) -> tuple[Tensor, Tensor, float]:
-            y, multipliers = self._clip(z.sign() * (z.abs() - level).clamp(min=0), radii[:-1])
-            return y, torch.cat([multipliers, y.new_full((1,), level)]), float(y.abs().sum() - radii[-1])
-
-        low, high = 0.0, float(z.abs().max())
-        y, multipliers, above = at(low)
-        if above <= 0:
-            return y, multipliers
-        y, multipliers, below = at(high)
-        last, eps = 0, torch.finfo(z.dtype).eps
-        for _ in range(200):
-            if high - low <= 4 * eps * high or below == 0:
-                break
-            level = (low * below - high * above) / (below - above)
-            new, m, excess = at(level)
-            if excess > 0:  # an end that stays for a second time counts half (the Illinois rule)
-                low, above, below, last = level, excess, below / 2 if last > 0 else below, 1
-            else:
-                high, below, above, last = level, excess, above / 2 if last < 0 else above, -1
-                y, multipliers = new, m
-        return y, multipliers
-
-    def _norms(self, y: Tensor) -> Tensor:
-        return y.new_zeros(self.count + 1).index_add(0, self.labels, y.square())[: self.count].sqrt()
-
-    def _clip(self, z: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-        norms = self._norms(z)
-        over = norms > radii
-        scale = torch.where(over, radii / torch.where(over, norms, 1.0), 1.0)
-        return z * torch.cat([scale, scale.new_ones(1)])[self.labels], (norms - radii).clamp(min=0)
 
 
 @dataclass(frozen=True)
@@ -250,13 +145,13 @@ class VFiDCA(Method):
         upper, lower = (read_quadratic(oracle, function, x, y) for function in (oracle.upper, oracle.lower))
         model = Model(upper, lower, balls, order, _Program(upper, lower, balls, self.rho, self.eps))
         radii = torch.full((len(order),), float(self.radii), dtype=torch.float64)
-        solution, multipliers = self._solve_lower(oracle, model, radii, _vector(y))
+        solution, multipliers = self._solve_lower(oracle, model, radii, as_vector(y))
         return VFiDCAState(x, y, radii, solution, multipliers, self.beta, given=model)
 
     def step(self, oracle: Oracle, state: VFiDCAState, batch: Any) -> Numbers:
         if batch is not None:
             raise ValueError("batch: VFiDCA reads upper and lower once, without a batch; leave it out.")
-        model, w, r, u, gamma = state.model, _vector(state.y), state.radii, state.solution, state.multipliers
+        model, w, r, u, gamma = state.model, as_vector(state.y), state.radii, state.solution, state.multipliers
         w_new, r_new = model.program.solve(w, r, u, gamma, state.beta)
         state.error = float(norm([w_new - w, r_new - r]) / norm([w, r]))
         unsolved = model.lower.difference(w_new, u) + float(gamma @ (r_new - r)) - self.eps
@@ -304,157 +199,6 @@ class VFiDCA(Method):
                 f" inner_tol={self.inner_tol:g} allows); allow more steps, or a larger inner_tol"
             )
         return y, multipliers
-
-
-def minimise(
-    q: Quadratic, balls: Balls, radii: Tensor, start: Tensor, *, tol: float = 1e-9, max_steps: int = 20_000
-) -> tuple[Tensor, Tensor, int, float]:
-    """argmin q over the balls, its multipliers, the gradients taken, and the residual as a multiple of what ``tol`` allows.
-
-    Accelerated projected gradients with restart. At the end y = P(y - s q'(y)), and the multipliers of the minimum are those of
-    this projection, divided by s.
-
-    >>> q = Quadratic(torch.eye(2), torch.tensor([3.0, 4.0]), torch.zeros(2))
-    >>> y, multipliers, _, _ = minimise(q, Balls(torch.tensor([0, 0]), 1, l1=False), torch.ones(1), torch.zeros(2), tol=1e-6)
-    >>> y, multipliers
-    (tensor([0.6000, 0.8000]), tensor([4.]))
-    """
-    s = 1 / (q.smoothness or 1.0)
-    eps, size = torch.finfo(start.dtype).eps, float(norm([q.gradient(torch.zeros_like(start))]))
-    y, multipliers = balls.project(start, radii)
-    ahead, momentum, residual, steps = y, 1.0, math.inf, 0
-    while steps < max_steps and not residual <= 1:
-        steps += 1
-        new, multipliers = balls.project(ahead - s * q.gradient(ahead), radii)
-        residual = float(norm([new - ahead])) / s / max(tol * size, 16 * eps * float(norm([new])) / s, 1e-300)
-        if residual <= 1 and ahead is not y:  # confirm it without momentum, so that y and its multipliers belong together
-            y = ahead = new
-            momentum, residual = 1.0, math.inf
-            continue
-        uphill = float((ahead - new) @ (new - y)) > 0
-        following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
-        factor = 0.0 if uphill else (momentum - 1) / following
-        ahead = new + factor * (new - y) if factor else new
-        y, momentum = new, following
-    return y, multipliers / s, steps, residual
-
-
-def read_quadratic(oracle: Oracle, function: Function, x: Variable, y: Variable) -> Quadratic:
-    """F or f as a quadratic function of y; refused when it is none, is not convex, or depends on x."""
-    needed = f"{function.level}: VFiDCA needs a convex quadratic function of y alone"
-    leaf, at, generator = y.leaves[0], _vector(y), torch.Generator().manual_seed(0)
-    _, (gradient,) = oracle.gradient(y, [(1.0, function, x, y)])
-    slope, products = gradient.reshape(-1).double().cpu(), oracle.hessian([(1.0, function, x, y)])
-    accuracy = torch.finfo(leaf.dtype).eps ** 0.5
-
-    def apply(vector: Tensor) -> Tensor:
-        return products([vector.to(leaf).reshape(leaf.shape)], y)[0][0].reshape(-1).double().cpu()
-
-    values, vectors = _eigen(apply, len(at), accuracy, generator)
-    largest = float(values.abs().max())
-    if float(values.min()) < -accuracy * largest:
-        raise ValueError(f"{needed}, and its Hessian has the eigenvalue {float(values.min()):.3g}; use MEHA.")
-    kept = values > torch.finfo(leaf.dtype).eps * len(at) * largest
-    factor = (values[kept].sqrt() * vectors[:, kept]).T.contiguous()
-    target = factor @ at - (factor @ slope) / values[kept]
-    linear = slope - factor.T @ (factor @ at - target)
-    linear = torch.where(norm([linear]) <= accuracy * norm([slope]), 0.0, linear)
-    quadratic = Quadratic(factor, target, linear)
-    quadratic = dataclasses.replace(quadratic, constant=float(function(x, y)) - quadratic(at))
-
-    for _ in range(PROBES):
-        other_x, other_y = x.copy(), y.copy()
-        for variable in (other_x, other_y):
-            for part in variable.leaves:
-                part.add_((1 + float(part.abs().max())) * (2 * torch.rand(part.shape, generator=generator) - 1).to(part))
-        oracle.project(other_x.value, other_x.leaves, 1.0)
-        there = _vector(other_y)
-        expected, found, moved = quadratic(there), float(function(x, other_y)), float(function(other_x, other_y))
-        allowed = 10 * accuracy * (abs(expected) + abs(quadratic.constant) + float(slope.abs() @ there.abs()))
-        if not abs(found - expected) <= allowed:
-            raise ValueError(f"{needed}, and it is not quadratic: {found:.6g} instead of {expected:.6g} at some y; use MEHA.")
-        if not abs(moved - found) <= allowed:
-            raise ValueError(f"{needed}, and its value changes with x; use MEHA.")
-    return quadratic
-
-
-def _eigen(apply: Callable[[Tensor], Tensor], size: int, accuracy: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix, known by products with it; some or all of its zeros are left out.
-
-    Products with random vectors span the range of the matrix as soon as there are as many as its rank.
-    """
-
-    def images(vectors: Tensor) -> Tensor:
-        return torch.stack([apply(vector) for vector in vectors.T], dim=1)
-
-    def random(count: int) -> Tensor:
-        return torch.randn(size, count, generator=generator, dtype=torch.float64)
-
-    basis = torch.zeros(size, 0, dtype=torch.float64)
-    while basis.shape[1] < size:
-        basis = torch.linalg.qr(torch.cat([basis, images(random(min(BLOCK, size - basis.shape[1])))], dim=1))[0]
-        probe = images(random(1))
-        if norm([probe - basis @ (basis.T @ probe)]) <= 1e-3 * accuracy * norm([probe]):
-            break
-    inside = basis.T @ images(basis)
-    values, vectors = torch.linalg.eigh((inside + inside.T) / 2)
-    return values, basis @ vectors
-
-
-def read_weights(g: NonSmooth, x: Variable, y: Variable) -> tuple[Balls, Tensor]:
-    """What the weights of g penalise, and the entry of x that each weight is; refused unless they are the entries of x."""
-    wanted = "L1, GroupL2 or SparseGroup with the entries of x for weights, as in GroupL2(groups, weight=lambda x: x)"
-    terms = g.terms(y)
-    if len(terms) != 1 or type(terms[0][0]) not in (L1, GroupL2, SparseGroup):
-        raise ValueError(f"nonsmooth: VFiDCA takes {wanted}, got {g!r}; use MEHA.")
-    term, leaf = terms[0][0], y.leaves[0].detach()
-    shuffled = 1 + torch.randperm(x.numel, generator=torch.Generator().manual_seed(0)).double() / x.numel
-    probe, orders = x.copy(), []
-    for values in (shuffled, 3 - shuffled):
-        for part, piece in zip(probe.leaves, values.split([part.numel() for part in probe.leaves]), strict=True):
-            part.copy_(piece.reshape(part.shape))
-        groups, l1 = _weights(term, probe, leaf)
-        weights = torch.cat([part.reshape(-1) for part in (groups, l1) if part is not None])
-        entries = torch.cat([part.reshape(-1) for part in probe.leaves]).to(weights)
-        same = weights[:, None] == entries[None, :]
-        if same.shape[0] != same.shape[1] or not bool((same.sum(0) == 1).all() and (same.sum(1) == 1).all()):
-            raise ValueError(
-                f"nonsmooth: VFiDCA takes {wanted}; here the {len(weights)} weights of {type(term).__name__} are not exactly"
-                f" the {len(entries)} entries of x, each once."
-            )
-        orders.append(same.int().argmax(1).cpu())
-    if not torch.equal(*orders):
-        raise ValueError(f"nonsmooth: VFiDCA takes {wanted}; here the entries change places with x.")
-    size = leaf.numel()
-    labels, count = torch.zeros(size, dtype=torch.int64), 0
-    if isinstance(term, GroupL2):
-        named, count = read_groups(type(term).__name__, term.groups)
-        labels = torch.cat([named, torch.full((size - len(named),), count)])
-    elif groups is not None:
-        labels, count = torch.arange(size), size
-    return Balls(labels, count, l1 is not None), orders[0]
-
-
-def _weights(term: NonSmooth, x: Variable, leaf: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The weights of groups (for L1: of single coordinates), and that of the l1 norm as a whole."""
-    groups = l1 = None
-    if isinstance(term, GroupL2):
-        groups = per_group(type(term).__name__, term.count, term.weight, x.value, leaf)
-        if groups.ndim == 0 and term.count > 1:
-            raise ValueError(f"nonsmooth: VFiDCA takes a weight for each group, and {type(term).__name__} has one for all.")
-    if isinstance(term, L1 | SparseGroup):
-        weight = term.l1 if isinstance(term, SparseGroup) else term.weight
-        ((l1, _),) = term.weighted(weight, x.value, [leaf])
-        if l1.ndim and groups is not None:
-            raise ValueError("nonsmooth: VFiDCA takes a SparseGroup with a single l1 weight, got one for each coordinate.")
-        if l1.ndim:
-            groups, l1 = l1, None
-    return groups, l1
-
-
-def _vector(y: Variable) -> Tensor:
-    """y as a new vector in double precision on the host."""
-    return y.leaves[0].detach().reshape(-1).double().cpu().clone()
 
 
 class _Program:
