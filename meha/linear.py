@@ -33,7 +33,8 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
     ([tensor([0.5000, 1.5000])], 0.0)
     """
     eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
-    scale = math.ldexp(1.0, -math.frexp(float(norm(rhs)))[1])  # a power of two, so that squares neither vanish nor overflow
+    exponent = math.frexp(float(norm(rhs)))[1]
+    scale = math.ldexp(1.0, max(-100, min(-exponent, 100)))  # a power of two, so that squares neither vanish nor overflow
     v = [torch.zeros_like(leaf) for leaf in rhs]
     r, p = [leaf * scale for leaf in rhs], [leaf * scale for leaf in rhs]
     size = float(norm(r))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meha.checks import check_count, check_positive, check_tolerance
 
-__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule", "check_schedule", "evaluate", "fraction"]
+__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule", "check_schedule", "evaluate", "fraction", "rests"]
 
 Schedule = float | Callable[[int], float]
 
@@ -116,6 +116,21 @@ def fraction(name: str, schedule: Schedule, k: int) -> float:
     if not value < 1:
         raise ValueError(f"{name}: must be in [0, 1), or a function of the step into it, got {value} at step {k}.")
     return float(value)
+
+
+def rests(schedule: Schedule, k: int) -> bool:
+    """Whether a small step k means something: not while the schedule is zero or stands still, and moves later."""
+    if not callable(schedule):
+        return True
+    later = []
+    for j in (k + 1, 2 * k + 100, 10 * k + 1000, 100_000, 1_000_000):
+        try:
+            later.append(float(schedule(j)))
+        except Exception:  # a user's function, asked for steps that may never come
+            continue
+    now = float(schedule(k))
+    moves = any(value != now for value in later)
+    return not moves or (now != 0 and later[0] != now)
 
 
 def check_schedule(name: str, schedule: Schedule) -> None:

@@ -24,9 +24,10 @@ __all__ = ["History", "Solution", "Status"]
 
 
 class Status(enum.Enum):
-    """How a run ended, in words."""
+    """How a run ended, in words: converged by a stopping rule, finished as the method itself says, and so on."""
 
     CONVERGED = "converged"
+    FINISHED = "finished"
     MAX_STEPS = "max steps"
     DIVERGED = "diverged"
     NON_FINITE = "non-finite"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha.checks import check_count, check_positive, check_tolerance
@@ -16,7 +17,7 @@ from meha.methods import MEHA, Method, Run, StepInfo
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
 from meha.stopping import RelativeChange, Rule
-from meha.variables import Leaves, copy_, norm, subtract
+from meha.variables import Leaves, Variable, copy_, norm, subtract
 
 __all__ = ["Callback", "solve"]
 
@@ -95,7 +96,8 @@ def solve(
                 break
         else:
             short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
-            loop.finish(Status.MAX_STEPS, short or "No stopping rule was met; allow more steps, or relax tol.")
+            remedy = "allow more steps, or relax tol." if run.method.settles(run.k) else "allow more steps."
+            loop.finish(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     return loop.solution()
 
 
@@ -106,6 +108,7 @@ class _Loop:
         self, run: Run, rules: list[Rule], callbacks: list[Callback], record: int, divergence: float, seconds: float
     ) -> None:
         self.run, self.rules, self.callbacks, self.record = run, rules, callbacks, record
+        self.held = [0] * len(rules)
         self.history, self.seconds = History(), seconds
         self.status, self.message = Status.MAX_STEPS, ""
         x, y = run.state.x, run.state.y
@@ -183,10 +186,11 @@ class _Loop:
 
     def _converged(self, info: StepInfo) -> bool:
         if self.run.finished:
-            return self.finish(Status.CONVERGED, self.run.finished)
-        for rule in self.rules:
+            return self.finish(Status.FINISHED, self.run.finished)
+        for i, rule in enumerate(self.rules):
             reason = rule(self.run, info)
-            if reason:
+            self.held[i] = self.held[i] + 1 if reason else 0
+            if reason and self.held[i] >= getattr(rule, "times", 1):
                 return self.finish(Status.CONVERGED, reason if isinstance(reason, str) else f"{_name(rule)} holds")
         return False
 
@@ -194,12 +198,25 @@ class _Loop:
         self.status, self.message = status, message
         return True
 
+    def _undefined(self, x: Variable, y: Variable) -> str:
+        """Which objective has no value at the start (x, y)."""
+        oracle, batch = self.run.oracle, self.run.batch
+        with torch.no_grad():
+            for function in (oracle.upper, oracle.lower):
+                try:
+                    value = float(function(x, y, batch))
+                except (LinAlgError, ArithmeticError):
+                    continue
+                if not math.isfinite(value):
+                    return f"{function.level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."
+        return ""
+
     def solution(self) -> Solution:
         run, message = self.run, self.message
         if self.status in (Status.DIVERGED, Status.NON_FINITE, Status.BROKE_DOWN):
             x, y = run.state.x.copy(), run.state.y.copy()
             copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
-            message += " " + run.method.advice(run.problem, x, y, run.batch)
+            message += " " + (self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch))
         if run.k % self.record and self.status is Status.MAX_STEPS:
             self._record()
         return Solution(

@@ -24,12 +24,18 @@ class RelativeChange:
 
     Cheap, and common in practice; small steps satisfy it far from a solution. It does not hold while the method says that small
     steps mean nothing.
+
+    Args:
+        tol: stop at or below it.
+        times: in so many steps in a row; a point may rest for one step while other variables of the method move.
     """
 
     tol: float = 1e-6
+    times: int = 2
 
     def __post_init__(self) -> None:
         check_tolerance(f"{type(self).__name__}: tol", self.tol)
+        check_count("RelativeChange: times", self.times)
 
     def __call__(self, run: Run, info: StepInfo) -> bool | str:
         change = info["change"]

@@ -176,6 +176,11 @@ def estimate_at(
     """:func:`estimate` for variables, counted by the oracle."""
     check_count("points", points)
     check_count("rounds", rounds)
+    for function in (oracle.upper, oracle.lower):
+        with torch.no_grad():
+            value = float(function(x, y, batch))
+        if not math.isfinite(value):
+            raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
     probe = _Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
     centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
     found = probe.measure()

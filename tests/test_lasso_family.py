@@ -175,7 +175,7 @@ def test_igjo_solves_singular_systems_in_the_sense_of_least_squares(consistent):
 def test_igjo_solves_the_orthogonal_group_lasso_to_rounding():
     problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO())
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     assert "lowered F by" in solution.message
     assert max(problem.distance(solution.x, solution.y)) < 1e-10
     assert solution.steps == 2  # F is (x - x*)^2 / 2 plus a constant, so that the first step is Newton's
@@ -201,7 +201,7 @@ def test_igjo_lowers_F_stays_in_X_and_never_enlarges_its_step():
     problem = meha.problems.group_lasso(45, groups=3)
     method = IGJO(iterations=6, decrease=0.0)
     solution = meha.solve(problem, problem.x0, problem.y0, method, callbacks=lambda run, info: bool((run.x < 0).any()))
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     upper, sizes = solution.history["upper"], solution.history["s"]
     assert all(after <= before for before, after in itertools.pairwise(upper))
     assert all(after <= before for before, after in itertools.pairwise(sizes))
@@ -214,14 +214,14 @@ def test_igjo_lowers_F_stays_in_X_and_never_enlarges_its_step():
     ("options", "message"),
     [
         ({"iterations": 2, "decrease": 0.0}, "2 iterations are done."),
-        ({"decrease": 100.0}, "< decrease=100."),
+        ({"decrease": 100.0}, "< decrease=100, an absolute number."),
         ({"alpha": 1e3, "min_alpha": 999.0}, "No step of at least min_alpha=999 lowers F any more."),
     ],
 )
 def test_igjo_says_why_it_is_finished(options, message):
     problem = meha.problems.group_lasso(30, groups=3)
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO(**options))
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     assert message in solution.message
 
 
@@ -379,7 +379,7 @@ def test_vfidca_approaches_the_orthogonal_group_lasso():
     """The penalty leaves an error of about 1 / beta: 2 percent after 70 steps, and 1 after 150."""
     problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     early = meha.solve(problem, problem.x0, problem.y0, VFiDCA(radii=1.0))
-    assert early.converged
+    assert early.status is meha.Status.FINISHED
     assert 0.03 < problem.distance(early.x, early.y).y < 0.1
     late = meha.solve(problem, problem.x0, problem.y0, VFiDCA(radii=1.0, tol=1e-5, iterations=70))
     assert max(problem.distance(late.x, late.y)) < 0.025
@@ -569,8 +569,26 @@ def test_restored_bit_for_bit(method):
 def test_gaussian_group_lasso_end_to_end(method, dtype):
     problem = meha.problems.group_lasso(30, groups=3, dtype=dtype)
     solution = meha.solve(problem, problem.x0, problem.y0, method)
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     assert solution.x.dtype == solution.y.dtype == dtype
     assert (solution.x >= 0).all()
     assert problem.metrics["test error"](solution.x, solution.y) < 0.5 * problem.metrics["null error"](solution.x, solution.y)
     assert solution.counts.hvp > 0
+
+
+def test_igjo_says_that_the_support_is_empty():
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
+    solution = meha.solve(problem, problem.x0 * 0 + 50, problem.y0, IGJO())
+    assert "The support is empty (y = 0)" in solution.message
+
+
+def test_igjo_shrinks_faster_where_the_lower_level_breaks_down():
+    """f has no value for x > 3, where the first trial goes; 0.1 is too much as well, 0.001 is not."""
+
+    def lower(x, y):
+        return (y - x).square().sum() + (3 - x).sqrt().sum() * 0
+
+    problem = meha.Problem(lambda x, y: 100 * (y - 2.5).square().sum(), lower)
+    zero = torch.zeros(1, dtype=torch.float64)
+    run = IGJO().start(problem, zero, zero)
+    assert run.step()["s"] == pytest.approx(1e-3)

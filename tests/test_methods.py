@@ -797,3 +797,60 @@ def test_an_objective_without_y_is_an_error(name, automatic):
         upper = meha.Problem(lambda x, y: x.square().sum(), lambda x, y: (x - y).square().sum())
         with pytest.raises(ValueError, match=r"^upper: its value does not depend on y"):
             method.start(upper, ONES, 2 * ONES).step()
+
+
+def test_darts_looks_ahead_as_its_optimizer_steps():
+    """Momentum, weight decay and a learning rate for each group, over several steps, against a hand computation."""
+
+    def factory(leaves):
+        a, b = leaves
+        options = {"momentum": 0.9, "weight_decay": 0.2}
+        return torch.optim.SGD([{"params": [a], "lr": 0.1}, {"params": [b], "lr": 0.4}], lr=1.0, **options)
+
+    problem = meha.Problem(
+        lambda x, y: 0.5 * (y[0] - 1).square().sum() + 0.5 * (y[1] + 2).square().sum() + 0.5 * x.square().sum(),
+        lambda x, y: 0.5 * (y[0] - x).square().sum() + (y[1] - x).square().sum(),
+    )
+    one = torch.ones(1, dtype=torch.float64)
+    run = meha.DARTS(alpha=0.3, y_optimizer=factory).start(problem, one, [2 * one, 3 * one])
+    x, y, lr, buffer = 1.0, np.array([2.0, 3.0]), np.array([0.1, 0.4]), None
+    curve, target = np.array([1.0, 2.0]), np.array([1.0, -2.0])
+    for _ in range(4):
+        slope = curve * (y - x) + 0.2 * y
+        ahead = y - lr * (slope if buffer is None else slope + 0.9 * buffer)
+        x = x - 0.3 * (x + (lr * curve * (ahead - target)).sum())  # f_xy = -curve
+        slope = curve * (y - x) + 0.2 * y
+        buffer = slope if buffer is None else 0.9 * buffer + slope
+        y = y - lr * buffer
+        run.step()
+        assert float(run.x) == pytest.approx(x, rel=1e-8)
+        assert [float(leaf) for leaf in run.y] == pytest.approx(list(y), rel=1e-8)
+    nesterov = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    with pytest.raises(ValueError, match="y_optimizer: the step ahead of DARTS knows no nesterov"):
+        meha.DARTS(alpha=0.3, y_optimizer=nesterov).start(problem, one, [one, one])
+
+
+def test_iaptt_moves_z_with_the_step_of_x_by_default():
+    p = Smooth(0)
+    left_out, given = (p.start(meha.IAPTT(alpha=0.1, beta=0.1, **eta)) for eta in ({}, {"eta": 0.1}))
+    for run in (left_out, given):
+        run.step(), run.step()
+    assert torch.equal(left_out.state.z.leaves[0], given.state.z.leaves[0])
+
+
+def test_bamm_says_when_mu_leaves_its_strategy_without_steps():
+    p = Smooth(0)
+    run = p.start(meha.BAMM(beta=0.1, mu=lambda k: max(0.0, 0.5 - 0.25 * k)))
+    run.step(), run.step()
+    with pytest.raises(ValueError, match="strategy: its steps are powers of mu, which is 0 at step 2"):
+        run.step()
+
+
+def test_schedules_that_end_can_be_saved():
+    """A table of steps has no value at the steps by which checkpoints tell schedules apart."""
+    p, table = Smooth(0), [0.1] * 5
+    run = p.start(meha.VPBGD(alpha=lambda k: table[k], beta=0.1, eta=0.1))
+    run.step()
+    other = p.start(meha.VPBGD(alpha=lambda k: table[k], beta=0.1, eta=0.1))
+    other.load_state_dict(run.state_dict())
+    assert other.k == 1

@@ -40,7 +40,7 @@ def shrinkage(upper=None, weight=lambda x: x, **options):
 @pytest.mark.parametrize("method", ALL, ids=lambda m: m.name)
 def test_values_are_those_of_the_closed_form_and_the_best_is_kept(method):
     solution = meha.solve(shrinkage(), ONE, ZERO, method)
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     run = method.start(shrinkage(), ONE, ZERO)
     best = math.inf
     while not run.finished:
@@ -279,7 +279,7 @@ def test_candidates_with_a_bad_F_are_counted_and_never_best(kind):
     assert 0 < bad < run.k
     assert run.finished.startswith(f"All {run.k} candidates were tried, of which {bad} failed: F was not finite")
     solution = meha.solve(shrinkage(nan_beyond), ONE, ZERO, method)
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     assert solution.steps == run.k
     assert torch.equal(solution.x, run.x)
     if kind is GridSearch:
@@ -460,7 +460,7 @@ def test_gaussian_group_lasso_end_to_end(kind):
     problem = meha.problems.group_lasso(30, groups=3)
     size = {"points": 2} if kind is GridSearch else {"trials": 12}
     solution = meha.solve(problem, problem.x0, problem.y0, kind(space=LogUniform(1e-2, 1.0), **size))
-    assert solution.converged
+    assert solution.status is meha.Status.FINISHED
     assert solution.counts.lower > 100
     assert solution.counts.hvp == 0
     assert problem.metrics["test error"](solution.x, solution.y) < problem.metrics["null error"](solution.x, solution.y)

@@ -83,22 +83,29 @@ class BAMM(Method):
         check_step("eta", self.eta)
         if self.strategy is not None and self.strategy not in POWERS:
             raise ValueError(f"strategy: must be one of {', '.join(POWERS)} or None, got {self.strategy!r}.")
-        if self.strategy is not None and fraction("mu", self.mu, 0) == 0:
-            raise ValueError("strategy: its steps are powers of mu, which is 0; pass strategy=None, or a positive mu.")
         check_tolerance("tau", self.tau)
-        fraction("mu", self.mu, 0)
+        self.average(0)
+
+    def average(self, k: int) -> float:
+        """mu_k, checked."""
+        mu = fraction("mu", self.mu, k)
+        if mu == 0 and self.strategy is not None:
+            raise ValueError(
+                f"strategy: its steps are powers of mu, which is 0 at step {k}; pass strategy=None, or a positive mu."
+            )
+        return mu
 
     def missing(self) -> list[str]:
         return [name for name in super().missing() if name == "beta" or self.strategy is None]
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = hypergradient_steps(constants, fraction("mu", self.mu, 0))
+        found = hypergradient_steps(constants, self.average(0))
         return {**found, "alpha": 0.1 * found["alpha"]}
 
     def steps(self, k: int) -> tuple[float, Schedule | None, Schedule | None]:
         """beta, eta and alpha of step k."""
         assert self.beta is not None
-        beta, mu = evaluate("beta", self.beta, k), fraction("mu", self.mu, k)
+        beta, mu = evaluate("beta", self.beta, k), self.average(k)
         if self.strategy is None:
             return beta, self.eta, self.alpha
         e, a = POWERS[self.strategy]
@@ -112,7 +119,7 @@ class BAMM(Method):
 
     def step(self, oracle: Oracle, state: BAMMState, batch: Any) -> Numbers:
         x, y, v, k = state.x, state.y, state.v.leaves, state.k
-        mu, (beta, eta, alpha) = fraction("mu", self.mu, k), self.steps(k)
+        mu, (beta, eta, alpha) = self.average(k), self.steps(k)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
         psi: list[Term] = [(mu, oracle.upper, x, y), (1 - mu, oracle.lower, x, y)]

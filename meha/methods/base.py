@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
+from meha.schedules import rests
 from meha.theory import Constants, estimate_at
 from meha.variables import Variable
 
@@ -148,9 +149,8 @@ class Method(ABC):
 
     def missing(self) -> list[str]:
         """The step sizes that were left out, and for which there is no optimizer."""
-        optimizers = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "z_optimizer"}
-        left_out = [name for name in optimizers if hasattr(self, name) and getattr(self, name) is None]
-        return [name for name in left_out if getattr(self, optimizers[name], None) is None]
+        taken = {"alpha": getattr(self, "x_optimizer", None), "beta": getattr(self, "y_optimizer", None), "eta": None}
+        return [name for name in taken if getattr(self, name, 0.0) is None and taken[name] is None]
 
     def choose(self, constants: Constants) -> dict[str, float]:
         """Step sizes for a problem with these constants."""
@@ -161,8 +161,8 @@ class Method(ABC):
         return ""
 
     def settles(self, k: int) -> bool:
-        """Whether a small step k means that the run has converged: a search stays where it is between two improvements."""
-        return True
+        """Whether small steps after k steps mean that the run has converged, and not that a schedule has yet to move."""
+        return all(rests(getattr(self, name, 0.0), k - 1) for name in ("c", "mu"))
 
     def finished(self, state: Any) -> str:
         """Why nothing is left to do, in a sentence; empty while something is."""
@@ -318,8 +318,16 @@ def describe(method: Method, *, exact: bool = False) -> str:
             options = getattr(value, "keywords", {})
             text += f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else ""
             if exact and not field.name.endswith("_optimizer"):
-                text += f" with values {[float(value(k)) for k in (0, 1, 2, 10, 100, 1000)]}"
+                text += f" with values {[_try(value, k) for k in (0, 1, 2, 10, 100, 1000)]}"
         else:
             text = f"{value:.6g}" if isinstance(value, float) and not exact else str(value)
         parts.append(f"{field.name}={text}")
     return ", ".join(parts)
+
+
+def _try(function: Callable[[int], float], k: int) -> float | None:
+    """The value of a user's function, None where it cannot be had."""
+    try:
+        return float(function(k))
+    except Exception:  # a table, for example, that ends before k
+        return None

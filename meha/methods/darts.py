@@ -33,8 +33,8 @@ class DARTS(Method):
     """The alternation of differentiable architecture search (Liu, Simonyan and Yang 2019), of first or second order.
 
         order 1:  h = F_x(x, y)
-        order 2:  y' = y - beta f_y(x, y);   h = F_x(x, y') - beta (f_x(x, y + e d) - f_x(x, y - e d)) / (2 e),
-                  d = F_y(x, y'), e = epsilon / ||d||, a difference quotient for f_xy [d]
+        order 2:  y' = y - beta f_y(x, y);   h = F_x(x, y') - (f_x(x, y + e d) - f_x(x, y - e d)) / (2 e),
+                  d = beta F_y(x, y'), e = epsilon / ||d||, a difference quotient for f_xy [d]
         x <- proj_X( x - alpha h );    y <- y - beta f_y(x, y)  at the new x
 
     With an optimizer for y, the step ahead uses its learning rate and, if it is SGD, its momentum and weight decay; it is an
@@ -81,12 +81,16 @@ class DARTS(Method):
         return hypergradient_steps(constants)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> DARTSState:
+        y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
+        groups = y_optimizer.param_groups if isinstance(y_optimizer, torch.optim.SGD) and self.order == 2 else []
+        if any(group["nesterov"] or group["dampening"] for group in groups):
+            raise ValueError("y_optimizer: the step ahead of DARTS knows no nesterov and no dampening; leave them out.")
         return DARTSState(
             x,
             y,
             ahead=y.copy(),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
-            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
+            y_optimizer=y_optimizer,
         )
 
     def step(self, oracle: Oracle, state: DARTSState, batch: Any) -> Numbers:
@@ -106,10 +110,11 @@ class DARTS(Method):
     def _second(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
         x, y, ahead = state.x, state.y, state.ahead
         _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
-        step, direction = self._ahead(state, f_y)
+        ahead_by, rates = self._ahead(state, f_y)
         copy_(ahead.leaves, y.leaves)
-        add_(ahead.leaves, direction, -step)
+        add_(ahead.leaves, ahead_by, -1.0)
         (upper,), (h, d) = oracle.gradients((x, ahead), [(1.0, oracle.upper, x, ahead)], batch)
+        d = [rate * part for rate, part in zip(rates, d, strict=True)]
         size = float(norm(d))
         if not size > 0:
             return upper, h
@@ -118,20 +123,23 @@ class DARTS(Method):
             copy_(ahead.leaves, y.leaves)
             add_(ahead.leaves, d, sign * e)
             _, f_x = oracle.gradient(x, [(1.0, oracle.lower, x, ahead)], batch)
-            h = [a - sign * step / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
+            h = [a - sign / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
         return upper, h
 
-    def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[float, Leaves]:
-        """The step that y would take now, by plain descent or by its SGD optimizer."""
+    def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[Leaves, list[float]]:
+        """The step that y would take now, and its length for each leaf."""
         optimizer = state.y_optimizer
         if optimizer is None:
             assert self.beta is not None
-            return evaluate("beta", self.beta, state.k), f_y
-        options = optimizer.param_groups[0]
-        sgd = isinstance(optimizer, torch.optim.SGD)
-        momentum, decay = (options["momentum"], options["weight_decay"]) if sgd else (0.0, 0.0)
-        direction = []
-        for leaf, slope in zip(state.y.leaves, f_y, strict=True):
-            buffer = optimizer.state.get(leaf, {}).get("momentum_buffer")
-            direction.append(slope + decay * leaf if buffer is None else slope + decay * leaf + momentum * buffer)
-        return float(options["lr"]), direction
+            step = evaluate("beta", self.beta, state.k)
+            return [step * part for part in f_y], [step] * len(f_y)
+        slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
+        moves, rates = {}, {}
+        for group in optimizer.param_groups:
+            sgd, rate = isinstance(optimizer, torch.optim.SGD), float(group["lr"])
+            for leaf in group["params"]:
+                part = slopes[id(leaf)] + group["weight_decay"] * leaf if sgd else slopes[id(leaf)]
+                buffer = optimizer.state.get(leaf, {}).get("momentum_buffer") if sgd else None
+                moves[id(leaf)] = rate * (part if buffer is None else part + group["momentum"] * buffer)
+                rates[id(leaf)] = rate
+        return [moves[id(leaf)] for leaf in state.y.leaves], [rates[id(leaf)] for leaf in state.y.leaves]

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
 from meha.checks import check_count
-from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import descend
+from meha.linear import Operator
+from meha.methods.implicit import ImplicitMethod
 from meha.methods.moves import check_step
-from meha.oracle import Oracle
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, add_
+from meha.variables import Leaves, add_, subtract
 
 __all__ = ["GALET"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GALET(HypergradientMethod):
+class GALET(ImplicitMethod):
     """Generalised alternating method (Xiao et al. 2023), for lower levels that satisfy the Polyak-Lojasiewicz inequality.
 
         y <- T steps of size beta on f(x, .)
-        w = 0;   ``terms`` times  w <- w - eta f_yy [F_y + f_yy [w]]        (least squares: ||F_y + f_yy w||^2 / 2)
-        x <- proj_X( x - alpha (F_x + f_xy [w]) )
+        v = 0;   ``terms`` times  v <- v + eta f_yy [F_y - f_yy [v]]        (descent on ||f_yy v - F_y||^2 / 2)
+        x <- proj_X( x - alpha (F_x - f_xy [v]) )
 
-    From w = 0 the least-squares solution of minimal norm is approached, also where f_yy is singular. A step costs T gradients
-    of f, 1 of F and 2 terms + 1 Hessian-vector products. That w starts at 0 in every step is our reading.
+    From v = 0 the least-squares solution of minimal norm is approached, also where f_yy is singular. A step costs T gradients
+    of f, 1 of F and 2 terms + 1 Hessian-vector products. That v (the paper's -w)
+    starts at 0 in every step is our reading.
 
     Args:
-        terms: steps on w.
+        terms: steps on v.
         eta: their size, below 2 / ||f_yy||^2.
         alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
 
@@ -47,8 +46,6 @@ class GALET(HypergradientMethod):
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
-    refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
-
     terms: int = 10
     eta: Schedule | None = None
 
@@ -61,16 +58,9 @@ class GALET(HypergradientMethod):
         found = super().choose(constants)
         return {**found, "eta": found["eta"] ** 2}
 
-    def hypergradient(self, oracle: Oracle, state: HypergradientState, batch: Any) -> tuple[dict[str, Any], Leaves]:
-        x, y = state.x, state.y
+    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
         assert self.eta is not None
-        descend(oracle, x, y, self.inner_steps, self.lower_step(state.k), batch)
-        (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        hessian, eta = oracle.hessian([(1.0, oracle.lower, x, y)], batch), evaluate("eta", self.eta, state.k)
-        w = [torch.zeros_like(leaf) for leaf in F_y]
+        eta, v = evaluate("eta", self.eta, k), [torch.zeros_like(leaf) for leaf in rhs]
         for _ in range(self.terms):
-            (image,) = hessian(w, y)
-            (slope,) = hessian([a + b for a, b in zip(F_y, image, strict=True)], y)
-            add_(w, slope, -eta)
-        (cross,) = hessian(w, x)
-        return {"upper": upper}, [a + b for a, b in zip(F_x, cross, strict=True)]
+            add_(v, apply(subtract(rhs, apply(v))), eta)
+        return v

@@ -37,7 +37,8 @@ class IAPTT(HypergradientMethod):
     both from one reverse sweep of length tbar. A step costs T gradients of f, 1 of F, T evaluations of F and tbar
     Hessian-vector products.
 
-    The answer is y_T(z); z itself, which some experiments with networks report, is ``run.state.z``.
+    f must give the same value twice (no dropout). The answer is y_T(z); z itself, which some experiments with networks report,
+    is ``run.state.z``.
 
     Args:
         eta: the step of z; when left out it is alpha or, where that is left out too, chosen from the curvature of F in y.

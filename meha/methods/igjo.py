@@ -15,6 +15,7 @@ from meha.lower import LowerSolution, solve_lower
 from meha.methods.base import Method, Numbers, State
 from meha.nonsmooth import GroupL2
 from meha.oracle import Oracle
+from meha.problem import Problem
 from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
 __all__ = ["IGJO", "IGJOState"]
@@ -28,10 +29,11 @@ SHRINK = 0.1
 
 @dataclass
 class IGJOState(State):
-    """x, y, the step size of x, and by how much the last step lowered F."""
+    """x, y, the step size of x, by how much the last step lowered F, and the size of the support before it."""
 
     size: float
     decrease: float = math.inf
+    support: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +132,19 @@ class IGJO(Method):
                 lowest, found = there, found_there
                 break
             state.size *= SHRINK if math.isfinite(found_there.residual) else SHRINK**3
-        state.decrease = upper - lowest
+        state.decrease, state.support = upper - lowest, int(numbers["support"])
         return {"upper": lowest, "residual": found.residual, "s": state.size, **numbers}
 
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        return "Start from other weights, or use MEHA."
+
     def finished(self, state: IGJOState) -> str:
+        if state.support == 0:
+            return "The support is empty (y = 0), so that x has no influence on y nearby; start from smaller weights."
         if state.size < self.min_alpha:
             return f"No step of at least min_alpha={self.min_alpha:g} lowers F any more."
         if state.decrease < self.decrease:
-            return f"The last step lowered F by {state.decrease:.2g} < decrease={self.decrease:g}."
+            return f"The last step lowered F by {state.decrease:.2g} < decrease={self.decrease:g}, an absolute number."
         return f"{state.k} iterations are done." if state.k >= self.iterations else ""
 
     def _solve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> LowerSolution:

@@ -80,7 +80,7 @@ class CG(ImplicitMethod):
         return conjugate_gradients(damped if self.damping else apply, rhs, steps=self.cg_steps)[0]
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return "Add damping, take smaller steps, or use a method that needs no positive definite Hessian, such as MEHA or BDA."
+        return "Add damping (or more of it), take smaller steps, or use a method without Hessians, such as MEHA or BOME."
 
 
 @dataclass(frozen=True, kw_only=True)

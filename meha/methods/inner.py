@@ -81,5 +81,6 @@ def reverse(
         d_x, d_y = hessian(q, x, y)
         h = [a - step * b for a, b in zip(h, d_x, strict=True)]
         q = [a - step * b for a, b in zip(q, d_y, strict=True)]
+        del hessian  # before the next one is built
     copy_(y.leaves, trace[-1])
     return h, q

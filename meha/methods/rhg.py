@@ -29,6 +29,8 @@ class RHG(HypergradientMethod):
         terms: how many of the last steps are differentiated through; all by default.
         alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
 
+    The sweep back recomputes derivatives at stored iterates, so that f must give the same value twice: no dropout.
+
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On
     :func:`meha.problems.sine` it ends in the valley nearest to the start.

@@ -18,6 +18,7 @@ from meha.checks import check_count, check_tolerance
 from meha.lower import solve_lower
 from meha.methods.base import Method, Numbers, State
 from meha.oracle import Oracle
+from meha.problem import Problem
 from meha.variables import Variable, copy_, select
 
 __all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
@@ -215,6 +216,9 @@ class Search(Method):
             return ""
         failed = f", of which {state.failed} failed: {self._failure()}" if state.failed else ""
         return f"All {total} candidates were tried{failed}."
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        return "Allow more inner_steps or a larger tol, or search elsewhere."
 
     @abstractmethod
     def total(self, x: Variable) -> int:

@@ -79,6 +79,9 @@ class SLM(PenaltyMethod):
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SLMState:
         return SLMState(**vars(super().init(oracle, x, y)), x_centre=x.copy(), y_centre=y.copy())
 
+    def settles(self, k: int) -> bool:
+        return k > 1  # lam is zero in the first step
+
     def step(self, oracle: Oracle, state: SLMState, batch: Any) -> Numbers:
         x, y, x_c, y_c = state.x, state.y, state.x_centre.leaves, state.y_centre.leaves
         self.follow(oracle, state, batch)

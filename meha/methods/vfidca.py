@@ -105,7 +105,7 @@ class VFiDCA(Method):
     >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     >>> solution = meha.solve(problem, problem.x0, problem.y0, VFiDCA(radii=1.0, tol=0.02))
     >>> print(f"{solution.status}, {problem.distance(solution.x, solution.y).y:.2f}")
-    converged, 0.03
+    finished, 0.03
     """
 
     refuses_y_set: ClassVar[str] = "its lower level has no constraints but the radii"
@@ -175,6 +175,9 @@ class VFiDCA(Method):
             "violation": state.violation,
             "beta": state.beta,
         }
+
+    def settles(self, k: int) -> bool:
+        return False  # beta grows where (x, y) rests; see finished
 
     def finished(self, state: VFiDCAState) -> str:
         reason = f"{state.k} iterations are done." if state.k >= self.iterations else ""
