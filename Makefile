@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench slow clean
+.PHONY: demo test lint bench compare slow clean
 
 demo: .venv/ready
 	$(BIN)/python examples/five_problems.py
@@ -22,6 +22,9 @@ slow: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
+
+compare: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/comparison.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -161,8 +161,9 @@ class Oracle:
                 if variable is x and function is self.upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
                     self.counts.upper -= len(wrt) == 1
-        levels = {function is self.upper for _, function, _, _ in terms}
-        if wrt[0].argument == "x" and not any(uses[0] for uses in used) and (False in levels and not self.upper_uses_x):
+        only_upper = all(function is self.upper for _, function, _, _ in terms)
+        unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
+        if unused and not only_upper and not self.upper_uses_x:
             raise ValueError(
                 "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
             )

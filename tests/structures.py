@@ -1,4 +1,4 @@
-"""Values of a given structure for tests: tensors, dicts and lists of them, from and to flat vectors."""
+"""What several tests share: values of a given structure, and a function that can be differentiated once."""
 
 from math import prod
 
@@ -32,3 +32,19 @@ def leaves(value):
 
 def flat(value):
     return np.concatenate([leaf.detach().double().numpy().reshape(-1) for leaf in leaves(value)])
+
+
+class OnlyOnce(torch.autograd.Function):
+    """y -> y^2 / 2, with a backward pass that refuses to be differentiated."""
+
+    @staticmethod
+    def forward(context, y):
+        context.save_for_backward(y)
+        return (y.square() / 2).sum()
+
+    @staticmethod
+    def backward(context, grad):
+        if torch.is_grad_enabled():  # only with create_graph=True, the first half of a double backward
+            raise RuntimeError("double backward")
+        (y,) = context.saved_tensors
+        return grad * y

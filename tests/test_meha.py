@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from structures import OnlyOnce
 
 import meha
 from meha.nonsmooth import L1, GroupL2
@@ -189,22 +190,6 @@ def test_gradients_of_the_lower_level_alone_do_not_hide_F():
     oracle.gradient(x, [(1.0, oracle.phi, x, y)])
     _, found = oracle.gradient(x, [(1.0, oracle.upper, x, y), (1.0, oracle.phi, x, y)])
     assert np.allclose(found[0].numpy(), gradients["F_x"](x0, y0) + gradients["f_x"](x0, y0))
-
-
-class OnlyOnce(torch.autograd.Function):
-    """y -> y^2 / 2, with a backward pass that refuses to be differentiated."""
-
-    @staticmethod
-    def forward(context, y):
-        context.save_for_backward(y)
-        return (y.square() / 2).sum()
-
-    @staticmethod
-    def backward(context, grad):
-        if torch.is_grad_enabled():  # only with create_graph=True, the first half of a double backward
-            raise RuntimeError("double backward")
-        (y,) = context.saved_tensors
-        return grad * y
 
 
 @pytest.mark.parametrize("method", [meha.problems.strong_convex().preset("paper"), meha.MEHA()], ids=["given", "automatic"])

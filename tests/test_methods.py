@@ -10,7 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from test_hypergradients import N, Smooth
+from smooth import N, Smooth
+from structures import OnlyOnce
 from test_linear import krylov
 
 import meha
@@ -406,22 +407,6 @@ def test_cg_spends_no_more_products_than_it_needs():
     run = CG(alpha=0.1, beta=0.2, inner_steps=T, cg_steps=20).start(problem, problem.x0, problem.y0)
     run.step()
     assert (run.counts.upper, run.counts.lower, run.counts.hvp) == (1, T, 2)
-
-
-class OnlyOnce(torch.autograd.Function):
-    """y -> y^2 / 2, with a backward pass that refuses to be differentiated."""
-
-    @staticmethod
-    def forward(context, y):
-        context.save_for_backward(y)
-        return (y.square() / 2).sum()
-
-    @staticmethod
-    def backward(context, grad):
-        if torch.is_grad_enabled():  # only with create_graph=True, the first half of a double backward
-            raise RuntimeError("double backward")
-        (y,) = context.saved_tensors
-        return grad * y
 
 
 @pytest.mark.parametrize("kind", [BOME, F2SA, VPBGD, SLM, BRC, DARTS, partial(DARTS, order=1), RHG, CG, NS, BAMM, GALET])
