@@ -31,7 +31,7 @@ class F2SA(PenaltyMethod):
         alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
 
     MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
-    it also solves :func:`meha.problems.merely_convex`, slowly.
+    it also solves :func:`meha.problems.merely_convex`.
 
     >>> import meha
     >>> problem = meha.problems.strong_convex(n=1)
