@@ -29,9 +29,9 @@ class RHG(HypergradientMethod):
         terms: how many of the last steps are differentiated through; all by default.
         alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
 
-    The sweep back recomputes derivatives at stored iterates, so that memory is that of T + 1 copies of y and one graph, and f must
-    give the same value twice: no dropout. That takes longer than one backward pass through the graph of all steps: 1.5 times on
-    the strong convex problem with n = 10^5 and T = 50, and 2.6 times with n = 10, where the time goes into calls.
+    The sweep back recomputes derivatives at stored iterates, so that memory is that of T + 1 copies of y and one graph, and f
+    must give the same value twice: no dropout. It takes longer than one backward pass through the graph of all steps: 1.5 times
+    on the strong convex problem with n = 10^5 and T = 50, and 2.6 times with n = 10, where the time goes into calls.
 
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On
