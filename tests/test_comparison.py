@@ -27,7 +27,9 @@ def check(row, problem, budget):
     assert "refused" not in found, found
     if expected["work"] is None:
         assert found["work"] is None, found
-        assert (row, problem) in comparison.KNOWN_FAILURES, "not solved, and no reason given"
+        reason = comparison.KNOWN_FAILURES[row, problem]  # not solved, and no reason given?
+        if budget == comparison.BUDGET and reason in ("open", "one step", "inexact"):  # where it ends is known
+            assert found["error"] == pytest.approx(expected["error"], rel=0.1)
     else:
         assert found["work"] == pytest.approx(expected["work"], rel=0.25), found
         assert found["error"] <= comparison.TARGET

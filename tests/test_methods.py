@@ -839,3 +839,9 @@ def test_schedules_that_end_can_be_saved():
     other = p.start(meha.VPBGD(alpha=lambda k: table[k], beta=0.1, eta=0.1))
     other.load_state_dict(run.state_dict())
     assert other.k == 1
+
+
+def test_mu_of_bda_is_a_schedule_of_inner_steps():
+    """It stands still for some t and moves later, which says nothing about the steps of the run."""
+    assert BDA(mu=lambda t: 0.5 if t < 8 else 0.1).settles(2)
+    assert not BAMM(mu=lambda k: 0.5 if k < 8 else 0.1).settles(2)

@@ -54,6 +54,9 @@ class BDA(RHG):
     def choose(self, constants: Constants) -> dict[str, float]:
         return hypergradient_steps(constants, fraction("mu", self.mu, 0))
 
+    def settles(self, k: int) -> bool:
+        return True  # mu is a function of the inner step, and the same in every step
+
     def objective(self, oracle: Oracle, x: Variable, y: Variable, k: int) -> tuple[Objective, float]:
         beta = self.lower_step(k)
         upper_beta = beta if self.upper_beta is None else evaluate("upper_beta", self.upper_beta, k)
