@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: demo test lint bench compare slow clean
 
 demo: .venv/ready
-	$(BIN)/python examples/five_problems.py
+	$(BIN)/meha reproduce --quick
 
 test: .venv/ready lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"

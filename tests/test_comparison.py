@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import meha
+from meha.reproduce.contenders import CONTENDERS, SETTINGS
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -14,7 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import comparison  # noqa: E402
 
 RESULTS = json.loads(comparison.RESULTS.read_text())
-CELLS = [pytest.param(row, problem, id=f"{row} on {problem}") for row in comparison.GRIDS for problem in comparison.PROBLEMS]
+CELLS = [pytest.param(row, problem, id=f"{row} on {problem}") for row in CONTENDERS for problem in comparison.PROBLEMS]
 
 
 def check(row, problem, budget):
@@ -49,12 +50,11 @@ def test_known_failures_use_the_whole_budget(row, problem):
 
 
 def test_every_method_has_a_row_and_eight_settings():
-    methods = {kind for kind, _ in comparison.GRIDS.values()}
+    methods = {contender.kind for contender in CONTENDERS.values()}
     offered = {value for value in vars(meha).values() if isinstance(value, type) and issubclass(value, meha.Method)}
     assert methods == offered - {meha.Method}
-    for row in comparison.GRIDS:
-        distinct = {str(setting) for setting in comparison.settings(row)}
-        assert len(distinct) == comparison.SETTINGS, row
+    for row, contender in CONTENDERS.items():
+        assert len({str(setting) for setting in contender.settings()}) == SETTINGS, row
 
 
 def test_the_table_in_the_documentation_is_the_one_that_was_measured():

@@ -1,0 +1,23 @@
+"""The experiments: what is measured for each table and figure, and what the page says about it."""
+
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Results
+from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
+from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
+from meha.reproduce.experiments.theorems import Rates
+
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Options", "Results"]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        StrongConvex(),
+        HighDimension(),
+        MerelyConvex(),
+        NonConvex(),
+        LargeScale(),
+        LassoToy(),
+        GroupLasso(),
+        Sensitivity(),
+        Rates(),
+    )
+}

@@ -1,0 +1,208 @@
+"""What all experiments share: options, cells from cases, and numbers over seeds."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import ClassVar, Literal
+
+import numpy as np
+from markupsafe import Markup
+
+from meha.reproduce.cells import Case, Cell
+from meha.reproduce.contenders import CONTENDERS, Setting
+from meha.reproduce.page import Mark, Prose, Section
+from meha.reproduce.race import Record
+from meha.reproduce.store import Store
+from meha.reproduce.tuning import Tuning
+
+__all__ = [
+    "PAPER",
+    "Claim",
+    "Experiment",
+    "Options",
+    "Race",
+    "Results",
+    "Spread",
+    "Verdict",
+    "holds",
+    "number",
+    "prose",
+    "spread",
+]
+
+PAPER = "MEHA, paper's values"
+"""MEHA with the numbers of the paper's table, in the text and in files."""
+
+QUICK_SECONDS, QUICK_LOOKS = 2.5, 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for.
+
+    Attributes:
+        quick: the smallest cases, two seeds, and a few seconds for each run.
+        seeds: how many seeds are reported; by default two when quick, otherwise five.
+        methods: only these; all when empty.
+    """
+
+    quick: bool = False
+    seeds: int | None = None
+    methods: frozenset[str] = field(default=frozenset())
+
+    @property
+    def reported(self) -> range:
+        """The seeds that are reported."""
+        return range(self.seeds if self.seeds is not None else 2 if self.quick else 5)
+
+    def wants(self, method: str) -> bool:
+        return not self.methods or method in self.methods
+
+    def limit(self, case: Case) -> Case:
+        """The case with the limits of a quick run, if this is one."""
+        return replace(case, seconds=QUICK_SECONDS, looks=QUICK_LOOKS) if self.quick else case
+
+
+Race = tuple[Case, Sequence[str]]
+"""A case and the methods that run on it."""
+
+
+Verdict = Literal["holds", "in part", "does not hold", "open"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A line of the summary: what the paper says, what was measured, and whether that agrees (open where it cannot be said)."""
+
+    claim: str
+    measured: str
+    verdict: Verdict
+
+
+def holds(condition: bool) -> Verdict:
+    """A verdict in a word."""
+    return "holds" if condition else "does not hold"
+
+
+def prose(name: str, part: str) -> Prose:
+    """A paragraph of the page, from the file ``prose/<name>.html``, where ``<!-- part -->`` goes before each."""
+    text = (files("meha.reproduce") / "prose" / f"{name}.html").read_text(encoding="utf-8")
+    parts = re.split(r"<!-- (.+) -->\n", text)
+    return Prose(Markup(dict(zip(parts[1::2], parts[2::2], strict=True))[part].strip()))
+
+
+class Results:
+    """Records by case and method, for the seeds that are reported."""
+
+    def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
+        self._found: dict[tuple[str, str, str], list[Record]] = {}
+        self.count = self.missing = 0
+        for cell in cells:
+            record = store.get(cell)
+            self.count += record is not None
+            self.missing += record is None
+            if record is not None:
+                self._found.setdefault((cell.case.name, cell.name, cell.kind), []).append(record)
+
+    def get(self, case: str, method: str, kind: str = "race") -> list[Record]:
+        """The records of all seeds; an empty list where nothing was measured."""
+        return self._found.get((case, method, kind), [])
+
+    def records(self) -> list[Record]:
+        """All records."""
+        return [record for records in self._found.values() for record in records]
+
+    def methods(self, case: str, kind: str = "race") -> list[str]:
+        """The methods that were measured on a case, in their order."""
+        return [method for found, method, what in self._found if found == case and what == kind]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds: its median, its 20 and 80 % quantiles, and for how many of the seeds there is one."""
+
+    middle: float | None
+    low: float | None
+    high: float | None
+    hits: int
+    seeds: int
+
+    def cell(self, band: bool = True) -> Mark:
+        """The same for a table, with the median as its number."""
+        return Mark(self.text(band), "number", self.middle)
+
+    def text(self, band: bool = True) -> str:
+        """The median, its band, and how many of the seeds have a value if not all do."""
+        if self.middle is None or self.low is None or self.high is None:
+            return "none"
+        around = f" [{number(self.low)}, {number(self.high)}]" if band and self.hits > 1 else ""
+        share = f" ({self.hits} of {self.seeds})" if self.hits < self.seeds else ""
+        return number(self.middle) + around + share
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """The median counts a missing value as infinite: it is none where half of the seeds or more have none.
+
+    >>> spread([1.0, 3.0, 2.0])
+    Spread(middle=2.0, low=1.4, high=2.6, hits=3, seeds=3)
+    >>> spread([1.0, None, None]).middle is None
+    True
+    """
+    known = sorted(value for value in values if value is not None)
+    if 2 * len(known) <= len(values):
+        return Spread(None, None, None, len(known), len(values))
+    padded = known + [np.inf] * (len(values) - len(known))
+    low, middle, high = (float(np.quantile(padded if q == 0.5 else known, q)) for q in (0.2, 0.5, 0.8))
+    return Spread(middle, round(low, 12), round(high, 12), len(known), len(values))
+
+
+def number(value: float) -> str:
+    """Three digits, in full.
+
+    >>> number(0.012345), number(130.4), number(12345.6)
+    ('0.0123', '130', '12,300')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
+class Experiment(ABC):
+    """An experiment of the paper (or beyond it): its cells, and what the page says about them."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    about: ClassVar[str]
+
+    def races(self, quick: bool = False) -> list[Race]:
+        """The cases and the methods that run on them with settings that are chosen."""
+        return []
+
+    @abstractmethod
+    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
+        """Everything that is to be measured."""
+
+    @abstractmethod
+    def section(self, results: Results) -> Section:
+        """What the page shows."""
+
+    @abstractmethod
+    def claims(self, results: Results) -> list[Claim]:
+        """Its lines in the summary."""
+
+    def raced(self, options: Options, tuning: Tuning) -> list[Cell]:
+        """The cells of the races: each method with its chosen setting, and MEHA with the paper's values."""
+        found: list[Cell] = []
+        for case, names in self.races(options.quick):
+            limited = options.limit(case)
+            entries: list[tuple[str, str, Setting]] = [
+                (name, "", tuning.setting(case, CONTENDERS[name])) for name in names if options.wants(name)
+            ]
+            if options.wants("MEHA"):
+                entries.append(("MEHA", PAPER, {"preset": "paper"}))
+            for name, label, setting in entries:
+                found += [Cell("race", limited, CONTENDERS[name], setting, seed, label) for seed in options.reported]
+        return found

@@ -1,0 +1,365 @@
+"""The non-smooth problems: the lasso toy, how MEHA's numbers matter there, and the group lasso."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from meha.methods import MEHA, Uniform
+from meha.reproduce.cells import Cell
+from meha.reproduce.contenders import CONTENDERS, Contender, Setting
+from meha.reproduce.experiments import paper
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Results, Spread, Verdict, holds, prose, spread
+from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
+from meha.reproduce.experiments.racing import first, picture, race_table, reached, shown, times
+from meha.reproduce.figures import Curve, Panel
+from meha.reproduce.page import Block, Mark, Section, Table
+from meha.reproduce.page import Cell as Entry
+from meha.reproduce.race import Record
+from meha.reproduce.tuning import Tuning
+
+__all__ = ["GroupLasso", "LassoToy", "Sensitivity"]
+
+CANDIDATES = 100
+"""What a search may try."""
+
+GIVEN = Contender("MEHA", MEHA, {})
+"""MEHA with numbers that are given, not chosen."""
+
+
+def _search(name: str, seed: int) -> Setting:
+    """A search on [0, 1]^n."""
+    if name == "GridSearch":
+        return {"shared": False, "space": Uniform(0.0, 1.0), "points": 10}
+    return {"shared": False, "space": Uniform(0.0, 1.0), "trials": CANDIDATES, "seed": seed}
+
+
+class LassoToy(Experiment):
+    """Time against the searches, and MEHA's curves."""
+
+    name = "lasso-toy"
+    title = "Non-smooth lower level: a lasso with one weight for each coefficient"
+    about = "time for n = 2, 100, 1000 against grid search, random search and TPE; curves for n = 100 to 2000"
+
+    def races(self, quick: bool = False) -> list[Race]:
+        return [(LASSO[n], ("MEHA",)) for n in ((2, 100) if quick else (2, 100, 500, 1000, 2000))]
+
+    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
+        found = self.raced(options, tuning)
+        for n in (2, 100) if options.quick else (2, 100, 1000):
+            names = ("GridSearch", "RandomSearch", "TPE") if n == 2 else ("RandomSearch", "TPE")
+            for name in names:
+                if options.wants(name):
+                    case, contender = options.limit(LASSO[n]), CONTENDERS[name]
+                    found += [Cell("race", case, contender, _search(name, seed), seed) for seed in options.reported]
+        return found
+
+    def section(self, results: Results) -> Section:
+        dimensions = [n for n in (100, 500, 1000, 2000) if results.get(LASSO[n].name, "MEHA")]
+        panels = [
+            Panel(
+                f"{name} against work",
+                "gradients",
+                f"error of {name}",
+                [
+                    Curve(f"n = {n}", [(r["curve"]["work"][1:], r["curve"][f"error {name}"][1:]) for r in records])
+                    for n in dimensions
+                    for records in [results.get(LASSO[n].name, "MEHA")]
+                ],
+                target=5e-2,
+            )
+            for name in ("x", "y")
+        ]
+        blocks: list[Block] = [
+            prose(self.name, "about"),
+            race_table(
+                results,
+                [(LASSO[n].name, f"n = {n}") for n in (2, 100, 1000)],
+                name="lasso-toy",
+                caption="Lasso toy: time and work until x and y are within 5 % of the solution set.",
+                paper={LASSO[n].name: paper.LASSO[n] for n in (2, 100, 1000)},
+            ),
+        ]
+        if dimensions:
+            blocks.append(
+                picture(
+                    "lasso-toy",
+                    "MEHA on the lasso toy by dimension: distance of x to its solution set until it is zero, and error of y;"
+                    " median and 20–80 % band over seeds.",
+                    "Two panels of falling curves, nearly the same for all n.",
+                    panels,
+                )
+            )
+        blocks.append(prose(self.name, "why"))
+        return Section(self.name, self.title, blocks)
+
+    def claims(self, results: Results) -> list[Claim]:
+        return [
+            first(results, LASSO[n].name, f"Lasso toy, n = {n}: MEHA is fastest")
+            for n in (2, 100, 1000)
+            if results.methods(LASSO[n].name)
+        ]
+
+
+BASES: Mapping[str, Mapping[str, float]] = {
+    "printed": {"alpha": 0.1, "beta": 1e-5, "eta": 0.1, "gamma": 10.0, "c": 2.0, "p": 0.49},
+    "recipe": {"alpha": 0.1, "beta": 0.1, "eta": 0.1, "gamma": 10.0, "c": 2000.0, "p": 0.49},
+}
+"""The first row of the paper's tables as printed, and with beta and c for which y can travel; rows scale with it."""
+
+
+class Sensitivity(Experiment):
+    """Both tables of how MEHA's numbers matter."""
+
+    name = "sensitivity"
+    title = "How much MEHA's numbers matter"
+    about = "both sensitivity tables: the lasso toy with one number changed at a time, n = 1000"
+
+    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
+        if not options.wants("MEHA"):
+            return []
+        case = replace(LASSO[100 if options.quick else 1000], work=2_500 if options.quick else 5_000)
+        n = dict(case.arguments)["n"]
+        found = {}
+        for table in ("main",) if options.quick else tuple(paper.SENSITIVITY):
+            for change, _, _ in paper.SENSITIVITY[table]:
+                for base in BASES:
+                    numbers = _row(base, change, n)
+                    cell = Cell("race", case, GIVEN, {"numbers": numbers}, 0, _label(base, change))
+                    found[cell.key] = cell
+        return list(found.values())
+
+    def section(self, results: Results) -> Section:
+        titles = {"main": "Sensitivity", "additional": "Sensitivity, additional rows"}
+        tables = [
+            Table(
+                f"sensitivity-{name}",
+                f"{titles[name]}: steps until x and y are within 5 % of the solution set, at most 1,000.",
+                ["changed", "as printed", "around the recipe", "seconds (recipe)", "paper: steps", "paper: seconds"],
+                [self._line(results, change, steps, seconds) for change, steps, seconds in rows],
+                "As printed: alpha 0.1, beta 1e-5, eta 0.1, gamma 10, c 2, p 0.49. Recipe: beta 0.1 and c = 2n instead, changed"
+                " by the same factors.",
+            )
+            for name, rows in paper.SENSITIVITY.items()
+            if any(results.get(case.name, _label("recipe", change)) for change, _, _ in rows[1:] for case in LASSO.values())
+        ]
+        return Section(
+            self.name,
+            self.title,
+            [
+                prose(self.name, "about"),
+                *tables,
+                prose(self.name, "why"),
+            ],
+        )
+
+    def _line(self, results: Results, change: Mapping[str, float], steps: int, seconds: float) -> list[Entry]:
+        cells: dict[str, list[Record]] = {}
+        for base in BASES:
+            cells[base] = next(
+                (found for case in LASSO.values() if (found := results.get(case.name, _label(base, change)))), []
+            )
+        row: list[Entry] = [", ".join(f"{name} {value:g}" for name, value in change.items()) or "nothing"]
+        for base in BASES:
+            told = reached(cells[base], "step") if cells[base] else None
+            if told is None:
+                row.append(None)
+            elif told.middle is None:
+                error = spread([r["last"]["error y"] for r in cells[base]]).middle
+                row.append(Mark("diverges" if error is None or error > 1e3 else f"not reached, error {error:.2g}", "failed"))
+            else:
+                row.append(told.cell(band=False))
+        took = reached(cells["recipe"], "seconds")
+        row.append(took.cell(band=False) if took.middle is not None else None)
+        return [*row, Mark("", "paper", steps), Mark("", "paper", seconds)]
+
+    def claims(self, results: Results) -> list[Claim]:
+        changes = [change for rows in paper.SENSITIVITY.values() for change, _, _ in rows]
+        good, total = dict.fromkeys(BASES, 0), 0
+        for base in BASES:
+            lines = sorted({_label(base, change) for change in changes})
+            runs = [found for line in lines for case in LASSO.values() if (found := results.get(case.name, line))]
+            total, good[base] = len(runs), sum(reached(records, "step").middle is not None for records in runs)
+        if not total:
+            return []
+        told = f"{good['recipe']} of {total} rows converge around the recipe, {good['printed']} with the printed numbers"
+        verdict = holds(good["printed"] > total / 2) if good["recipe"] <= total / 2 else "in part"
+        return [Claim("MEHA converges for many choices of its numbers", told, verdict)]
+
+
+def _label(base: str, change: Mapping[str, float]) -> str:
+    return f"MEHA, {base}: " + (", ".join(f"{name} {value:g}" for name, value in change.items()) or "as it is")
+
+
+def _row(base: str, change: Mapping[str, float], n: int) -> dict[str, float]:
+    """The six numbers of a row: what the paper changes, by the same factor around a base; c of the recipe is 2n."""
+    printed, numbers = BASES["printed"], dict(BASES[base])
+    if base == "recipe":
+        numbers["c"] = 2.0 * n
+    for name, value in change.items():
+        numbers[name] = value if name == "p" else numbers[name] * (value / printed[name])
+    return numbers
+
+
+PUBLISHED: Mapping[str, Setting] = {
+    "GridSearch": {"shared": True, "points": CANDIDATES, "tol": 1e-6},
+    "RandomSearch": {"shared": False, "trials": CANDIDATES, "tol": 1e-6},
+    "TPE": {"shared": False, "trials": CANDIDATES, "tol": 1e-6},
+    "IGJO": {"tol": 1e-6},
+    "VFiDCA": {},
+    "MEHA": {"preset": "recipe"},
+}
+
+
+class GroupLasso(Experiment):
+    """Test errors and time."""
+
+    name = "group-lasso"
+    title = "Group lasso: one weight for each group of features"
+    about = "test error and time of six methods for m = 600, 1200, 2400, 3600 features, on data of five seeds"
+
+    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
+        found = []
+        for case in [GROUP_LASSO[600]] if options.quick else list(GROUP_LASSO.values()):
+            for name, setting in PUBLISHED.items():
+                for seed in options.reported:
+                    drawn = {**setting, "seed": seed} if name in ("RandomSearch", "TPE") else setting
+                    if options.wants(name):
+                        found.append(Cell("race", options.limit(case), CONTENDERS[name], drawn, seed))
+        return found
+
+    def section(self, results: Results) -> Section:
+        cases = [(m, case.name) for m, case in GROUP_LASSO.items() if results.methods(case.name)]
+        panels = [
+            Panel(
+                f"m = {m}",
+                "seconds",
+                "validation error",
+                [Curve(shown(method), [_course(r) for r in results.get(case, method)]) for method in results.methods(case)],
+                logy=False,
+            )
+            for m, case in cases
+        ]
+        return Section(
+            self.name,
+            self.title,
+            [
+                prose(self.name, "about"),
+                *[self._table(results, case, m) for m, case in cases],
+                picture(
+                    "group-lasso",
+                    "Least validation error so far of a method's weights, with the lower level solved at these weights outside"
+                    " of the clock: median and 20–80 % band over data sets.",
+                    "Panels of validation error against time for six methods.",
+                    panels,
+                ),
+                prose(self.name, "errors"),
+                prose(self.name, "why"),
+            ],
+        )
+
+    def _table(self, results: Results, case: str, m: int) -> Table:
+        methods = results.methods(case)
+        errors = {method: _mean([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
+        best = min(errors, key=lambda method: errors[method][0])
+        rows: list[list[Entry]] = []
+        for method in methods:
+            records, theirs = results.get(case, method), paper.GROUP_LASSO[m][method]
+            looks = [_best(record) for record in records if record["at weights"]]
+            speed = None if method == "MEHA" else _speed(results, case, method)
+            rows.append(
+                [
+                    shown(method),
+                    _plus_minus(errors[method], "best" if method == best else "number"),
+                    _plus_minus(_mean([look["F"] for look in looks])),
+                    _plus_minus(_mean([look["test error"] for look in looks])),
+                    spread([r["last"]["seconds"] for r in records]).cell(),
+                    spread([r["last"]["step"] for r in records]).cell(band=False),
+                    None if speed is None else _factor(speed),
+                    _plus_minus(theirs[:2], "paper"),
+                    _plus_minus(theirs[2:], "paper"),
+                ]
+            )
+        columns = ["method", "test error of y", "weights: validation error", "weights: test error", "seconds", "steps"]
+        null = _mean([r["last"]["null error"] for r in results.get(case, best)])[0]
+        return Table(
+            f"group-lasso-{m}",
+            f"Group lasso, m = {m}: errors (mean ± standard deviation over data sets) and time.",
+            [*columns, "MEHA is faster by", "paper: test error", "paper: seconds"],
+            rows,
+            f"y = 0 has test error {null:.1f}. Weights: those of the least validation error along the run, with the lower level"
+            " solved at them. Steps: candidates for the searches. MEHA is faster by: seconds of the method's run, over those"
+            " after which MEHA's weights were as good by validation.",
+        )
+
+    def claims(self, results: Results) -> list[Claim]:
+        found = []
+        for m, case in GROUP_LASSO.items():
+            records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n != "MEHA"]
+            if not records:
+                continue
+            mean, deviation = _mean([r["last"]["test error"] for r in records])
+            theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
+            inside: Verdict = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
+            told = f"{_plus_minus((mean, deviation)).text} over {len(records)} data sets"
+            found.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", told, inside))
+            if not others:
+                continue
+            errors = {n: _mean([r["last"]["test error"] for r in results.get(case.name, n)])[0] for n in others}
+            best = min(errors, key=lambda n: errors[n])
+            told = f"{mean:.1f}; the least of the others is {shown(best)} with {errors[best]:.1f}"
+            found.append(Claim(f"{heading}MEHA's test error is the least", told, holds(mean < errors[best])))
+            speeds = {n: _speed(results, case.name, n) for n in others}
+            told = ", ".join(
+                f"{shown(n)} {_factor(s).text.lstrip('×').strip()}" for n, s in speeds.items() if s.middle is not None
+            )
+            missed = [shown(n) for n, s in speeds.items() if s.middle is None]
+            told = f"times faster than {told}" if told else "faster than none"
+            told += f"; does not get to the validation error of {', '.join(missed)}" if missed else ""
+            first = all(s.middle is not None and s.middle >= 1 for s in speeds.values())
+            found.append(Claim(f"{heading}MEHA is fastest to the same validation error", told, holds(first)))
+        return found
+
+
+def _best(record: Record) -> dict[str, float]:
+    """The weights of the least validation error along a run."""
+    return min(record["at weights"], key=lambda look: look["F"])
+
+
+def _course(record: Record) -> tuple[list[float], list[float | None]]:
+    """The least validation error so far, by time."""
+    looks = record["at weights"]
+    return [look["seconds"] for look in looks], list(np.minimum.accumulate([look["F"] for look in looks]))
+
+
+def _mean(values: Sequence[float | None]) -> tuple[float, float]:
+    """Mean and standard deviation; NaN if a value is missing."""
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
+    return float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
+
+
+def _plus_minus(number: Sequence[float], kind: Literal["number", "best", "paper"] = "number") -> Mark:
+    return Mark(f"{number[0]:.1f} ± {number[1]:.1f}", kind, number[0])
+
+
+def _factor(speed: Spread) -> Mark:
+    if speed.middle is None:
+        return Mark("MEHA does not get there", "failed")
+    return Mark(
+        times(speed.middle) + (f" ({speed.hits} of {speed.seeds})" if speed.hits < speed.seeds else ""), "number", speed.middle
+    )
+
+
+def _speed(results: Results, case: str, method: str) -> Spread:
+    """Seconds that a method took, over the seconds after which MEHA's weights were as good by validation, by data set."""
+    ratios: list[float | None] = []
+    own = {record["seed"]: record for record in results.get(case, "MEHA")}
+    for record in results.get(case, method):
+        if record["seed"] in own and record["at weights"]:
+            goal = _best(record)["F"]
+            times = [look["seconds"] for look in own[record["seed"]]["at weights"] if look["F"] <= goal]
+            ratios.append(record["last"]["seconds"] / times[0] if times else None)
+    return spread(ratios)

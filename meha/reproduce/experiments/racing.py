@@ -1,0 +1,169 @@
+"""How races are shown: a table of time and work to the target, curves over seeds, and who came first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from meha.reproduce.experiments.base import PAPER, Claim, Results, Spread, number, spread
+from meha.reproduce.figures import Curve, Panel, curves
+from meha.reproduce.page import Cell, Mark, Picture, Table
+from meha.reproduce.race import Record
+
+__all__ = ["compared", "first", "panel", "picture", "race_table", "reached", "shown", "times"]
+
+NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA": "VF-iDCA"}
+"""Methods whose name on the page is not that of their class."""
+
+
+def shown(method: str) -> str:
+    """The name of a method on the page."""
+    return NAMES.get(method, method)
+
+
+def reached(records: Sequence[Record], column: str) -> Spread:
+    """A column at the moment when the target was reached for good, over the seeds."""
+    return spread([record["reached"] and record["reached"][column] for record in records])
+
+
+def failure(records: Sequence[Record]) -> str:
+    """What happened to the runs that missed the target, in a few words."""
+    missed = [record for record in records if not record["reached"]]
+    kind = Counter(record["outcome"].partition(":")[0] for record in missed).most_common(1)[0][0]
+    errors = [_error(record) for record in missed if record["outcome"].startswith(kind)]
+    error = spread(errors).middle
+    found = f"error {number(float(f'{error:.2g}'))}" if error is not None and error < 1e4 else "error grows"
+    told = {
+        "diverged": "diverges",
+        "broke down": f"breaks down, {found}",
+        "refused": "refuses the problem",
+        "settled": f"settles elsewhere, {found}",
+        "work": f"{found} at the end of the budget",
+        "time": f"{found} when time is up",
+        "finished": f"{found} after all candidates",
+    }
+    return told.get(kind, found)
+
+
+def _error(record: Record) -> float | None:
+    errors = [record.get("last", {}).get(name) for name in ("error x", "error y")]
+    return None if None in errors else max(error for error in errors if error is not None)
+
+
+def race_table(
+    results: Results,
+    cases: Sequence[tuple[str, str]],
+    *,
+    name: str,
+    caption: str,
+    paper: Mapping[str, Mapping[str, float]],
+    note: str = "",
+) -> Table:
+    """A row for each method of each case.
+
+    Args:
+        cases: names of cases and the headings under which their rows stand (none when empty).
+        paper: its seconds by case and method.
+    """
+    columns = ["method", "seconds to target", "relative to MEHA", "gradients", "Hessian products"]
+    if any(paper.values()):
+        columns += ["paper: seconds", "paper: relative to MEHA"]
+    rows: list[list[Cell]] = []
+    for case, heading in cases:
+        if heading and results.methods(case):
+            rows.append([Mark(heading, "head")])
+        base, fastest = reached(results.get(case, "MEHA"), "seconds").middle, _fastest(results, case)
+        for method in results.methods(case):
+            records = results.get(case, method)
+            seconds, gradients = reached(records, "seconds"), reached(records, "gradients")
+            row: list[Cell] = [shown(method)]
+            if seconds.middle is None:
+                partly = f"{seconds.hits} of {seconds.seeds} reach it; else " if seconds.hits else "not reached: "
+                row += [Mark(partly + failure(records), "failed"), None, None, None]
+            else:
+                row.append(Mark(seconds.text(), "best", seconds.middle) if method == fastest else seconds.cell())
+                row.append(None if base is None else Mark(times(seconds.middle / base), "number", seconds.middle / base))
+                row += [gradients.cell(band=False), spread(_products(records)).cell(band=False)]
+            if any(paper.values()):
+                row += compared(paper.get(case, {}), method)
+            rows.append(row)
+    return Table(name, caption, columns, rows, note)
+
+
+def compared(published: Mapping[str, float], method: str) -> list[Cell]:
+    """The paper's number for a method as printed there, and its ratio to MEHA's."""
+    value, own = published.get(method), published.get("MEHA")
+    if value is None:
+        return [None, None]
+    return [Mark(f"{value:,}", "paper", value), None if own is None else Mark(times(value / own), "paper", value / own)]
+
+
+def _products(records: Sequence[Record]) -> list[float | None]:
+    return [r["reached"] and r["reached"]["work"] - r["reached"]["gradients"] for r in records]
+
+
+def times(ratio: float) -> str:
+    """A factor, to two digits.
+
+    >>> times(0.004671), times(213.7)
+    ('×\xa00.0047', '×\xa0210')
+    """
+    return f"×\N{NO-BREAK SPACE}{number(float(f'{ratio:.2g}'))}"
+
+
+def _fastest(results: Results, case: str) -> str:
+    times = {
+        method: reached(results.get(case, method), "seconds").middle for method in results.methods(case) if method != PAPER
+    }
+    known = {method: seconds for method, seconds in times.items() if seconds is not None}
+    return min(known, key=lambda method: known[method]) if known else ""
+
+
+def first(results: Results, case: str, claim: str) -> Claim:
+    """Whether MEHA was first to the target on a case, and by what factor."""
+    own = reached(results.get(case, "MEHA"), "seconds")
+    if not results.get(case, "MEHA"):
+        return Claim(claim, "MEHA was not measured", "open")
+    others = [method for method in results.methods(case) if method not in ("MEHA", PAPER)]
+    times = {method: reached(results.get(case, method), "seconds").middle for method in others}
+    rivals = {method: seconds for method, seconds in times.items() if seconds is not None}
+    if own.middle is None:
+        best = min(rivals, key=lambda method: rivals[method]) if rivals else ""
+        return Claim(claim, "MEHA does not reach the target" + (f"; {shown(best)} does" if best else ""), "does not hold")
+    failed = [shown(method) for method in others if method not in rivals]
+    rest = f"; {_listed(failed)} {'does' if len(failed) == 1 else 'do'} not reach it" if failed else ""
+    if not others:
+        return Claim(claim, "nothing to compare with", "open")
+    if not rivals:
+        return Claim(claim, f"the only one that reaches the target{rest}", "holds")
+    best = min(rivals, key=lambda method: rivals[method])
+    ratio = rivals[best] / own.middle
+    if ratio >= 1:
+        return Claim(claim, f"first, {number(ratio)} times faster than {shown(best)}{rest}", "holds")
+    ahead = sorted((method for method in rivals if rivals[method] < own.middle), key=lambda method: rivals[method])
+    told = ", ".join(f"{shown(method)} {number(own.middle / rivals[method])} times" for method in ahead)
+    return Claim(claim, f"not first; faster than MEHA: {told}{rest}", "does not hold")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def panel(results: Results, case: str, title: str, x: str, y: str, *, xlabel: str, ylabel: str, target: float | None) -> Panel:
+    """The curves of all methods on a case."""
+    drawn = []
+    for method in results.methods(case):
+        runs = [_series(record["curve"], x, y) for record in results.get(case, method) if y in record["curve"]]
+        if runs:
+            drawn.append(Curve(shown(method), runs))
+    return Panel(title, xlabel, ylabel, drawn, target=target)
+
+
+def _series(curve: Mapping[str, list[float | None]], x: str, y: str) -> tuple[list[float], list[float | None]]:
+    pairs = [(a, b) for a, b in zip(curve[x], curve[y], strict=True) if a is not None and a > 0]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def picture(name: str, caption: str, alt: str, panels: Sequence[Panel], columns: int = 2) -> Picture:
+    """Panels side by side, and one above the other for a phone."""
+    return Picture(name, caption, curves(panels, columns), alt, narrow=curves(panels, 1))

@@ -1,0 +1,115 @@
+"""Beyond the paper: the rates of its two theorems, measured."""
+
+from __future__ import annotations
+
+from meha.reproduce.cells import Case, Cell
+from meha.reproduce.contenders import CONTENDERS
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Results, holds, prose
+from meha.reproduce.experiments.racing import picture
+from meha.reproduce.figures import Curve, Panel
+from meha.reproduce.page import Cell as Entry
+from meha.reproduce.page import Mark, Section, Table
+from meha.reproduce.rates import TRIALS, Rate
+from meha.reproduce.tuning import Tuning
+
+__all__ = ["Rates"]
+
+QUICK_STEPS = 200
+
+COLUMNS = {
+    "theta": "distance of theta to its target",
+    "residual": "residual R",
+    "gap": "gap of the lower level",
+    "hypergradient": "hypergradient",
+}
+
+
+def _label(p: float) -> str:
+    return f"p = {p:g}"
+
+
+class Rates(Experiment):
+    """Slopes of the theorems' quantities."""
+
+    name = "rates"
+    title = "The rates of the two theorems"
+    about = "beyond the paper: how fast the quantities of its convergence theorems fall"
+
+    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
+        if not options.wants("MEHA"):
+            return []
+        found = []
+        for name, trial in TRIALS.items():
+            steps = QUICK_STEPS if options.quick else trial.steps
+            case = Case(f"rates, {name}", trial.problem.func, tuple(trial.problem.keywords.items()), steps=steps)
+            settings = [{"trial": name, "p": p, "c": trial.c} for p in trial.powers]
+            found += [
+                Cell("rates", case, CONTENDERS["MEHA"], setting, 0, _label(p))
+                for setting, p in zip(settings, trial.powers, strict=True)
+            ]
+        return found
+
+    def _rates(self, results: Results) -> list[tuple[str, float, Rate]]:
+        found = []
+        for name, trial in TRIALS.items():
+            for p in trial.powers:
+                for record in results.get(f"rates, {name}", _label(p), "rates"):
+                    found += [(name, p, rate) for rate in trial.rates(p, record["curve"])]
+        return found
+
+    def section(self, results: Results) -> Section:
+        rows: list[list[Entry]] = []
+        for name, trial in TRIALS.items():
+            lines = [(p, rate) for found, p, rate in self._rates(results) if found == name]
+            if lines:
+                rows.append([Mark(f"Theorem {trial.theorem}, {name}", "head")])
+            for p, rate in lines:
+                verdict: Entry = "yes" if rate.agrees else Mark("shallower", "failed")
+                rows.append([COLUMNS[rate.column], f"{p:g}", f"{rate.predicted:.2f}", f"{rate.measured:.2f}", verdict])
+        panels = []
+        for name, trial in TRIALS.items():
+            for column in ("residual", "gap") if trial.theorem == 1 else ("hypergradient",):
+                drawn = [
+                    Curve(_label(p), [(record["curve"]["K"], record["curve"][column])])
+                    for p in trial.powers
+                    for record in results.get(f"rates, {name}", _label(p), "rates")
+                    if column in trial.columns(p)
+                ]
+                if drawn:
+                    panels.append(Panel(f"{COLUMNS[column]}, {name}", "K", COLUMNS[column], drawn))
+        return Section(
+            self.name,
+            self.title,
+            [
+                prose(self.name, "about"),
+                Table(
+                    "rates",
+                    "Exponents of K: the theorems' bounds, and the slopes of the last decade of each run.",
+                    ["quantity", "p", "bound", "measured", "agrees"],
+                    rows,
+                    "Slopes of -1 and less are of curves that fall faster than the bound asks. A tolerance of 0.05 is given.",
+                ),
+                picture(
+                    "rates",
+                    "The quantities of the theorems against the number of steps K.",
+                    "Falling curves in logarithmic scales, one for each p.",
+                    panels,
+                ),
+                prose(self.name, "why"),
+            ],
+        )
+
+    def claims(self, results: Results) -> list[Claim]:
+        rates = self._rates(results)
+        if not rates:
+            return []
+        short = max(record["curve"]["K"][-1] for record in results.records()) <= QUICK_STEPS
+        found = []
+        for theorem in (1, 2):
+            own = [rate for name, _, rate in rates if TRIALS[name].theorem == theorem]
+            good = sum(rate.agrees for rate in own)
+            told = f"{good} of {len(own)} slopes agree with the bounds"
+            if short:
+                told += f", but after {QUICK_STEPS} steps they have not settled"
+            found.append(Claim(f"The rates of Theorem {theorem}", told, "open" if short else holds(good == len(own))))
+        return found

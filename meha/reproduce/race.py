@@ -1,0 +1,236 @@
+"""A cell run: a method against the clock, its memory, or its rates; what comes out is plain numbers for a JSON file."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from meha.lower import solve_lower
+from meha.methods import Run
+from meha.methods.base import describe
+from meha.oracle import Oracle
+from meha.problems import KnownProblem
+from meha.reproduce import rates
+from meha.reproduce.cells import Case, Cell
+from meha.reproduce.memory import peak
+from meha.schedules import evaluate
+from meha.variables import Variable
+
+__all__ = ["Record", "measure", "processor"]
+
+Record = dict[str, Any]
+
+WARM_STEPS, WARM_SECONDS = 3, 0.5
+"""A throwaway run goes before the clock: so many steps, or as many as fit into this time (a step is finished)."""
+
+MEMORY_STEPS = 3
+
+DENSITY = 1.15
+"""Ratio of the step numbers at which a curve is recorded."""
+
+SETTLED, LOOK = 1e-10, 200
+"""A run that misses the target has settled elsewhere when (x, y) changes by no more than this in so many steps."""
+
+
+def measure(cell: Cell) -> Record:
+    """Run a cell. Failures of the method are results; only errors of the program are raised."""
+    begin = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the theorem's range, for example: it is reported, not feared
+        found = {"race": _race, "memory": _memory, "rates": _rates}[cell.kind](cell)
+    about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
+    took = time.perf_counter() - begin
+    return _plain({**about, **found, "took": took, "machine": processor(), "torch": str(torch.__version__)})
+
+
+def processor() -> str:
+    """The model of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    """Five digits for every number; None for what is not a number, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+def _race(cell: Cell) -> Record:
+    case = cell.case
+    problem = case.problem(cell.seed)
+    try:
+        method = cell.contender.build(problem, cell.setting)
+        _warm_up(cell, problem)
+        run, seconds = _timed(lambda: method.start(problem, problem.x0, problem.y0))
+    except ValueError as refusal:
+        return {"outcome": f"refused: {refusal}", "reached": None, "curve": {}}
+    course = _Course(case, problem, run)
+    course.note(seconds)
+    outcome = ""
+    while not outcome:
+        try:
+            _, spent = _timed(run.step)
+        except (ArithmeticError, LinAlgError) as failure:
+            outcome = f"broke down: {failure}"
+            break
+        seconds += spent
+        outcome = course.note(seconds)
+    return {"outcome": outcome, "description": describe(run.method), **course.result()}
+
+
+def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
+    begin = time.perf_counter()
+    result = action()
+    return result, time.perf_counter() - begin
+
+
+def _warm_up(cell: Cell, problem: KnownProblem) -> None:
+    """Let libraries load and caches fill on a run that is thrown away; on small data where steps are long."""
+    if cell.case.data:
+        problem = cell.case.build(m=30, groups=3)
+    begin, method = time.perf_counter(), cell.contender.build(problem, cell.setting)
+    run = method.start(problem, problem.x0, problem.y0)
+    for _ in range(WARM_STEPS):
+        if run.finished or time.perf_counter() - begin > WARM_SECONDS:
+            return
+        try:
+            run.step()
+        except (ArithmeticError, LinAlgError):
+            return
+
+
+class _Course:
+    """What is seen of a run, outside of its clock."""
+
+    def __init__(self, case: Case, problem: KnownProblem, run: Run) -> None:
+        self.case, self.problem, self.run = case, problem, run
+        self.reached: dict[str, float] | None = None
+        self.rows: list[dict[str, float]] = []
+        self.looks: list[tuple[dict[str, float], torch.Tensor]] = []
+        self.kept: list[torch.Tensor] = []
+        self.previous = run.x.clone()
+        self.next = 0
+
+    def note(self, seconds: float) -> str:
+        """Look at the run after a step; why it is over, if it is."""
+        run, case = self.run, self.case
+        work = run.counts.upper + run.counts.lower + run.counts.hvp
+        now = {"step": run.k, "seconds": seconds, "work": work, "gradients": run.counts.upper + run.counts.lower}
+        error = math.inf
+        if case.target is not None:
+            x, y = self.problem.distance(run.x, run.y)
+            error = max(x, y) if math.isfinite(x + y) else math.inf
+            now |= {"error x": x, "error y": y}
+            if error > case.target:
+                self.reached = None
+            elif self.reached is None:
+                self.reached = dict(now)
+        outcome = self._over(run.k, seconds, work, error)
+        if run.k >= self.next or outcome:
+            self._record(now)
+        self.previous.copy_(run.x)
+        return outcome
+
+    def _over(self, k: int, seconds: float, work: int, error: float) -> str:
+        run, case = self.run, self.case
+        if case.target is not None and k and error > 1e6:
+            return "diverged"
+        if self.reached and work >= self.reached["work"] + max(self.reached["work"], case.stay):
+            return "target"
+        if run.finished:
+            return "finished"
+        if case.steps is not None and k >= case.steps:
+            return "steps"
+        if work >= case.work and not self.reached:
+            return "work"
+        if seconds >= case.seconds:
+            return "time"
+        if k % LOOK == 0 and case.target is not None and not self.reached:
+            before, self.kept = self.kept, [run.x.clone(), run.y.clone()]
+            if before and run.method.settles(k):
+                moved = sum(float((a - b).norm()) for a, b in zip(before, self.kept, strict=True))
+                if moved <= SETTLED * sum(float(a.norm()) for a in self.kept):
+                    return "settled"
+        return ""
+
+    def _record(self, now: dict[str, float]) -> None:
+        run = self.run
+        self.next = max(run.k + 1, math.ceil(run.k * DENSITY))
+        with torch.no_grad():
+            row = {**now, "F": float(self.problem.upper(run.x, run.y))}
+        alpha = getattr(run.method, "alpha", None)
+        if alpha is not None and run.k:
+            row["direction"] = float((run.x - self.previous).norm()) / evaluate("alpha", alpha, run.k - 1)
+        for name, value in self.problem.metrics.items():
+            row[name] = value(run.x, run.y)
+        self.rows.append(row)
+        if self.case.target is None and run.k:
+            self.looks.append((now, run.x.clone()))
+
+    def result(self) -> Record:
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        curve = {name: [row.get(name) for row in self.rows] for name in names}
+        return {"reached": self.reached, "last": self.rows[-1], "curve": curve, "at weights": self._at_weights()}
+
+    def _at_weights(self) -> list[dict[str, float]]:
+        """Validation and test error of the lower solution at the weights of some steps: what the weights are worth, whatever
+        the method's own y is."""
+        chosen = self.looks[:: max(1, math.ceil(len(self.looks) / self.case.looks))]
+        if self.looks and chosen[-1] is not self.looks[-1]:
+            chosen.append(self.looks[-1])
+        found, y, values, before = [], Variable(self.problem.y0, "y"), dict[str, float](), None
+        for now, weights in chosen:
+            if before is not None and torch.equal(weights, before):
+                found.append({**now, **values})
+                continue
+            x, before = Variable(weights, "x"), weights
+            y = solve_lower(Oracle(self.problem, x, y), x, y, tol=1e-6, max_steps=20_000).theta
+            values = {"F": float(self.problem.upper(x.value, y.detached()))}
+            values |= {name: metric(x.detached(), y.detached()) for name, metric in self.problem.metrics.items()}
+            found.append({**now, **values})
+        return found
+
+
+def _memory(cell: Cell) -> Record:
+    """Peak of tracked allocations above the start, over the start of a run and some steps."""
+    problem = cell.case.problem(cell.seed)
+    try:
+        method = cell.contender.build(problem, cell.setting)
+        _warm_up(cell, problem)
+
+        def work() -> None:
+            run = method.start(problem, problem.x0, problem.y0)
+            for _ in range(MEMORY_STEPS):
+                run.step()
+
+        found = peak(work)
+    except (ValueError, ArithmeticError, LinAlgError) as failure:
+        return {"outcome": f"failed: {failure}", "peak": None}
+    return {"outcome": "measured", "peak": found, "size": _bytes(problem.x0) + _bytes(problem.y0)}
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _rates(cell: Cell) -> Record:
+    """The curves of a theorem on a problem; the setting names the trial and p."""
+    trial, p = rates.TRIALS[cell.setting["trial"]], cell.setting["p"]
+    return {"outcome": "measured", "description": describe(trial.method(p)), "curve": trial.measure(p, cell.case.steps)}

@@ -1,0 +1,91 @@
+"""Cells at work: worker processes, results kept as they come, and what is left to do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+import torch
+
+from meha.reproduce.cells import Cell
+from meha.reproduce.race import Record, measure
+from meha.reproduce.store import Store
+
+__all__ = ["Watcher", "run", "time_left"]
+
+Watcher = Callable[[Cell, Record | None], None]
+"""Called with a cell when it begins (None) and when it ends (its record)."""
+
+
+def run(cells: Iterable[Cell], store: Store, jobs: int = 1, watch: Watcher = lambda cell, record: None) -> int:
+    """Measure the cells that have no result yet, in their order, and keep each result at once; how many there were.
+
+    Args:
+        jobs: worker processes, each with one thread; 0 to work in this process.
+        watch: is told what happens.
+
+    An interrupt loses the cells at work and nothing else; the same call goes on where it was.
+    """
+    todo = store.missing(cells)
+    for cell, record in _inline(todo, watch) if jobs == 0 else _pool(todo, jobs, watch):
+        store.put(cell, record)
+        watch(cell, record)
+    return len(todo)
+
+
+def _inline(cells: Sequence[Cell], watch: Watcher) -> Iterator[tuple[Cell, Record]]:
+    for cell in cells:
+        watch(cell, None)
+        yield cell, measure(cell)
+
+
+def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Cell, Record]]:
+    """Cells are handed out one by one, so that the display knows what runs, and an interrupt finds nothing queued."""
+    if not cells:
+        return
+    waiting, running = list(reversed(cells)), dict[Future[Record], Cell]()
+    context = multiprocessing.get_context("spawn")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the workers when they load their libraries
+    pool = ProcessPoolExecutor(min(jobs, len(cells)), context, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                cell = waiting.pop()
+                watch(cell, None)
+                running[pool.submit(measure, cell)] = cell
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                try:
+                    record = future.result()
+                except BrokenProcessPool as error:
+                    raise RuntimeError(
+                        f"A worker process died at {cell.case.name}, {cell.name}, seed {cell.seed}: out of memory, or killed."
+                        " Finished results are kept; the same command goes on from there."
+                    ) from error
+                yield cell, record
+    finally:
+        for process in list((pool._processes or {}).values()):
+            if running:
+                process.terminate()  # what it works on would be thrown away
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def time_left(cells: Sequence[Cell], store: Store, jobs: int) -> float | None:
+    """Seconds until the missing cells are done, judged by finished ones of the same method and case, else method, else any."""
+    took: dict[object, list[float]] = defaultdict(list)
+    for cell in cells:
+        record = store.get(cell)
+        if record is not None:
+            for like in ((cell.case.name, cell.name), cell.name, None):
+                took[like].append(record["took"])
+    if not took:
+        return None
+    total = 0.0
+    for cell in store.missing(cells):
+        known = next(took[like] for like in ((cell.case.name, cell.name), cell.name, None) if like in took)
+        total += sum(known) / len(known)
+    return total / max(jobs, 1)

@@ -1,0 +1,584 @@
+"""meha reproduce: tiny forms of every experiment, stored numbers against independent ones, resuming, and the command."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import meha
+from meha.lower import solve_lower
+from meha.oracle import Oracle
+from meha.problems import group_lasso, lasso, sine, strong_convex
+from meha.reproduce import report, tuning
+from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
+from meha.reproduce.contenders import CONTENDERS, Contender
+from meha.reproduce.experiments import EXPERIMENTS, Options, Results, paper
+from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
+from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
+from meha.reproduce.experiments.nonsmooth import BASES, _row
+from meha.reproduce.experiments.racing import first, race_table
+from meha.reproduce.memory import peak
+from meha.reproduce.page import Mark
+from meha.reproduce.race import measure
+from meha.reproduce.runner import run, time_left
+from meha.reproduce.store import Store
+from meha.reproduce.tuning import Tuning
+from meha.variables import Variable
+
+SHIPPED = Tuning.shipped()
+MEHA = CONTENDERS["MEHA"]
+
+
+def race(case, contender, setting, seed=0, **changes):
+    return measure(Cell("race", dataclasses.replace(case, **changes), contender, setting, seed))
+
+
+# --- a race ------------------------------------------------------------------------------------------------------------
+
+
+def errors(problem, method, steps):
+    """The larger error after each step, by a run of its own."""
+    run = method.start(problem, problem.x0, problem.y0)
+    found = []
+    for _ in range(steps):
+        run.step()
+        found.append(max(problem.distance(run.x, run.y)))
+    return np.array(found)
+
+
+def test_the_target_is_reached_where_an_independent_run_reaches_it_for_good():
+    case = Case("strong convex, n = 3", strong_convex, (("n", 3),), target=0.1, stay=60)
+    record = race(case, MEHA, {"c": 30, "p": 0.49}, seed=5)
+    problem = case.problem(5)
+    method = MEHA.build(problem, {"c": 30, "p": 0.49})
+    found = errors(problem, method, record["last"]["step"])
+    step = int(np.flatnonzero(found > 0.1)[-1]) + 2  # the step after the last that is off
+    assert record["outcome"] == "target"
+    assert record["reached"]["step"] == step
+    assert record["reached"]["work"] == 6 * step == record["reached"]["gradients"]
+    assert max(record["reached"]["error x"], record["reached"]["error y"]) == pytest.approx(found[step - 1], rel=1e-4)
+    assert record["last"]["work"] >= record["reached"]["work"] + max(record["reached"]["work"], 60)  # it stayed there
+    assert record["curve"]["step"][0] == 0
+    assert record["curve"]["error x"][0] == pytest.approx(problem.distance(problem.x0, problem.y0).x, rel=1e-4)
+    assert np.all(np.diff(record["curve"]["seconds"]) > 0)
+
+
+def test_passing_through_the_solution_does_not_count():
+    """With the paper's numbers the iterates come near the solution of the merely convex problem, and then diverge."""
+    record = race(MERELY_CONVEX, MEHA, {"preset": "paper"}, target=0.01, seconds=20.0, work=6000)
+    assert min(record["curve"]["error x"]) < 0.02
+    assert record["reached"] is None
+
+
+def test_a_run_that_settles_elsewhere_ends_and_says_so():
+    record = race(MERELY_CONVEX, CONTENDERS["RHG"], {"alpha": 1, "inner_steps": 10, "warm_start": True}, seconds=20.0)
+    assert record["outcome"] == "settled"
+    assert record["last"]["error x"] == pytest.approx(0.495, abs=0.01)  # x near 0.505, as half of y never moves
+
+
+def test_failures_of_a_method_are_results():
+    broken = race(MERELY_CONVEX, CONTENDERS["CG"], {"alpha": 1, "inner_steps": 1, "damping": 0.0})
+    assert broken["outcome"].startswith("broke down: ")
+    refused = race(LASSO[2], CONTENDERS["BOME"], {"steps": 1, "inner_steps": 1})
+    assert refused["outcome"].startswith("refused: nonsmooth")
+    wild = race(STRONG_CONVEX, Contender("MEHA", meha.MEHA, {}), {"numbers": {**BASES["printed"], "alpha": 1e3, "beta": 1e3}})
+    assert wild["outcome"] == "diverged"
+    for record in (broken, refused, wild):
+        json.dumps(record, allow_nan=False)
+
+
+def test_limits_of_time_steps_and_work():
+    slow = {"alpha": 1, "inner_steps": 1, "damping": 0.0}
+    assert race(STRONG_CONVEX, CONTENDERS["CG"], slow, target=1e-30, seconds=0.0)["outcome"] == "time"
+    assert race(STRONG_CONVEX, CONTENDERS["CG"], slow, target=1e-30, steps=3)["last"]["step"] == 3
+    record = race(STRONG_CONVEX, CONTENDERS["CG"], slow, target=1e-30, work=50)
+    assert record["outcome"] == "work"
+    assert 50 <= record["last"]["work"] < 60
+
+
+def test_the_direction_is_the_step_of_x_over_alpha():
+    numbers = {"alpha": 0.02, "beta": 0.1, "eta": 0.1, "gamma": 0.4, "c": 0.5, "p": 0.3}
+    record = race(SINE[1], Contender("MEHA", meha.MEHA, {}), {"numbers": numbers}, target=1e-9, work=30)
+    problem = sine(1)
+    runner = meha.MEHA(**numbers).start(problem, problem.x0, problem.y0)
+    before = runner.x.clone()
+    for row in range(1, 6):
+        runner.step()
+        expected = float((runner.x - before).norm()) / 0.02
+        assert record["curve"]["direction"][row] == pytest.approx(expected, rel=1e-4)
+        assert record["curve"]["F"][row] == pytest.approx(float(problem.upper(runner.x, runner.y)), rel=1e-4)
+        before = runner.x.clone()
+
+
+def test_seed_zero_is_the_start_of_the_paper_and_others_move_it_by_a_tenth_of_the_way():
+    case = Case("strong convex", strong_convex, (("n", 4000),))
+    assert torch.equal(case.problem(0).x0, strong_convex(4000).x0)
+    noise = case.problem(3).x0 - case.problem(0).x0
+    assert float(noise.std()) == pytest.approx(0.15, rel=0.05)  # the distance of 2 to 1/2 is 1.5
+    assert not torch.equal(case.problem(3).x0, case.problem(4).x0)
+    moved = Case("lasso", lasso, (("n", 1000),)).problem(1)
+    assert float(moved.x0.min()) == 0.0  # projected on X
+    assert float(moved.x0.max()) > 0.0
+    drawn = Case("group lasso", group_lasso, (("m", 30), ("groups", 3)), data=True)
+    assert torch.equal(drawn.problem(2).x0, drawn.problem(3).x0)
+    assert drawn.problem(2).metrics["null error"](None, None) != drawn.problem(3).metrics["null error"](None, None)
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_peak_memory_counts_what_lives_at_one_time():
+    x = torch.ones(1000, dtype=torch.float64, requires_grad=True)
+
+    def work():
+        return torch.autograd.grad(x.sin().cos().sum(), x)
+
+    # sin and cos keep 8000 bytes each, the sum and its gradient 8 each; backward adds -sin and the products with it
+    assert peak(work) == pytest.approx(32_000, abs=100)
+    assert peak(lambda: [torch.ones(1000) for _ in range(3)]) == 12_000
+    assert peak(lambda: x.detach().mul_(2.0)) == 0
+
+
+def test_memory_of_rhg_grows_with_its_inner_steps_and_that_of_meha_is_a_few_copies():
+    def bytes_of(name, setting):
+        return measure(
+            Cell("memory", dataclasses.replace(STRONG_CONVEX, arguments=(("n", 10_000),)), CONTENDERS[name], setting, 0)
+        )
+
+    short, long = (bytes_of("RHG", {"alpha": 1, "inner_steps": t, "warm_start": True}) for t in (10, 30))
+    single = bytes_of("MEHA", {"c": 1, "p": 0.49})
+    assert single["size"] == 160_000
+    assert long["peak"] - short["peak"] == pytest.approx(20 * 80_000, rel=0.02)  # one y for each step
+    assert single["peak"] < 8 * single["size"]
+
+
+# --- every experiment, tiny ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Runs the quick form of an experiment with some methods, and gives its results by case, method and kind."""
+    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 1.0)
+    monkeypatch.setattr("meha.reproduce.experiments.theorems.QUICK_STEPS", 12)
+
+    def go(name, *methods, seeds=1):
+        options = Options(quick=True, seeds=seeds, methods=frozenset(methods))
+        store = Store(tmp_path / "results")
+        cells = EXPERIMENTS[name].cells(options, SHIPPED)
+        assert run(cells, store, jobs=0) == len({cell.key for cell in cells})
+        assert run(cells, store, jobs=0) == 0
+        results = Results(store, cells)
+        page, claims = report.draw(store, options, SHIPPED, tmp_path / "page", "the command", [name])
+        text = page.read_text()
+        assert f'id="{name}"' in text
+        assert "the command" in text
+        return results, claims, text
+
+    return go
+
+
+def only(records):
+    (record,) = records
+    return record
+
+
+def test_strong_convex(tiny):
+    results, claims, text = tiny("strong-convex", "MEHA", "CG", "RHG")
+    case = STRONG_CONVEX.name
+    assert only(results.get(case, "CG"))["reached"]["work"] == SHIPPED.results[case]["CG"][SHIPPED.best(case, "CG")][0][0]
+    assert only(results.get(case, "CG"))["last"]["error x"] < 1e-6
+    assert results.methods(case) == ["RHG", "CG", "MEHA", PAPER]
+    assert only(results.get(case, "MEHA", "memory"))["peak"] < only(results.get(case, "RHG", "memory"))["peak"]
+    fastest, memory = claims
+    assert fastest.verdict == "does not hold"  # CG inverts an identity
+    assert "CG" in fastest.measured
+    assert memory.verdict == "holds"
+    for published in ("14", "15.7", "0.166", "160,768", "1,536"):
+        assert published in text
+
+
+def test_high_dimension_needs_as_many_steps_as_a_hundred_coordinates(tiny):
+    results, _, text = tiny("high-dimension", "CG", "RHG", "NS")
+    small = race(STRONG_CONVEX, CONTENDERS["NS"], SHIPPED.setting(STRONG_CONVEX, CONTENDERS["NS"]))
+    assert only(results.get("strong convex, n = 10,000", "NS"))["reached"]["step"] == small["reached"]["step"]
+    assert only(results.get("strong convex, n = 10,000", "RHG", "memory"))["size"] == 160_000
+    assert "36.97" in text or "37" in text
+
+
+def test_merely_convex(tiny):
+    results, claims, text = tiny("merely-convex", "MEHA", "BOME", "NS")
+    case = MERELY_CONVEX.name
+    assert only(results.get(case, "BOME"))["reached"]["work"] == pytest.approx(296, abs=40)
+    assert only(results.get(case, "NS"))["reached"] is None
+    assert only(results.get(case, PAPER))["reached"] is None
+    assert only(claims).verdict == "does not hold"
+    assert "NS does not reach it" in only(claims).measured
+    assert "not reached" in text
+
+
+def test_non_convex(tiny):
+    results, claims, _ = tiny("non-convex", "MEHA", "IAPTT")
+    for n in (1, 10):
+        record = only(results.get(SINE[n].name, "MEHA"))
+        problem = sine(n)
+        method = MEHA.build(problem, SHIPPED.setting(SINE[n], MEHA))
+        found = errors(problem, method, record["reached"]["step"])
+        assert found[-1] <= 0.05 < found[-2]
+    assert only(results.get(SINE[10].name, "IAPTT"))["reached"] is None
+    assert claims[1].verdict == "holds"
+    assert claims[1].measured == "the only one that reaches the target; IAPTT does not reach it"
+
+
+def test_large_scale(tiny):
+    results, claims, text = tiny("large-scale", "MEHA", "BOME")
+    assert only(results.get(SINE[200].name, "MEHA"))["reached"]["work"] == pytest.approx(564, abs=30)
+    assert only(results.get(SINE[200].name, "BOME"))["reached"] is None
+    assert only(claims).verdict == "holds"
+    assert "44.5" in text  # BOME's seconds in the paper
+
+
+def test_lasso_toy(tiny):
+    results, claims, text = tiny("lasso-toy", "MEHA", "GridSearch", "RandomSearch")
+    grid = only(results.get("lasso, n = 2", "GridSearch"))
+    assert grid["reached"]["step"] == 51  # x_1 = 0, 1/9, ..., 5/9: the first of at least 1/2, with x_2 = 0
+    assert only(results.get("lasso, n = 100", "RandomSearch"))["reached"] is None
+    assert only(results.get("lasso, n = 100", "RandomSearch"))["last"]["step"] <= 100
+    hundred = only(results.get("lasso, n = 100", "MEHA"))
+    assert hundred["reached"]["work"] == 5 * hundred["reached"]["step"]  # F does not use x
+    assert claims[-1].verdict == "holds"
+    assert "17.1" in text
+
+
+def test_group_lasso(tiny):
+    results, claims, text = tiny("group-lasso", "MEHA", "GridSearch")
+    record = only(results.get(GROUP_LASSO[600].name, "MEHA"))
+    problem = group_lasso(600, seed=0)
+    runner = problem.preset("recipe").start(problem, problem.x0, problem.y0)
+    weights = {}
+    for _ in range(record["last"]["step"]):
+        runner.step()
+        weights[runner.k] = runner.x.clone()
+    assert record["last"]["test error"] == pytest.approx(problem.metrics["test error"](runner.x, runner.y), rel=1e-4)
+    assert record["last"]["F"] == pytest.approx(float(problem.upper(runner.x, runner.y)), rel=1e-4)
+    look = record["at weights"][0]
+    x = Variable(weights[look["step"]], "x")
+    lower = solve_lower(Oracle(problem, x, Variable(problem.y0, "y")), x, Variable(problem.y0, "y"), tol=1e-8)
+    assert look["F"] == pytest.approx(float(problem.upper(x.value, lower.theta.detached())), rel=0.02)
+    assert claims[0].verdict == "open"  # one data set is not five
+    assert "71.9 ± 10.5" in text
+    assert "84.2 ± 16.1" in text
+
+
+def test_sensitivity(tiny):
+    results, claims, text = tiny("sensitivity", "MEHA")
+    base = only(results.get("lasso, n = 100", "MEHA, recipe: as it is"))
+    problem = lasso(100)
+    found = errors(problem, problem.preset("recipe"), base["reached"]["step"])
+    assert found[-1] <= 0.05 < found[-2]
+    assert only(results.get("lasso, n = 100", "MEHA, printed: as it is"))["reached"] is None
+    assert len(results.records()) == 2 * len(paper.SENSITIVITY["main"])
+    assert only(claims).verdict == "in part"
+    assert "956" in text
+    assert _row("recipe", {"beta": 3e-5}, 100)["beta"] == pytest.approx(0.3)
+    assert _row("recipe", {"c": 50.0}, 100)["c"] == pytest.approx(5000.0)
+    assert _row("printed", {"alpha": 0.4, "gamma": 100.0}, 100) == {**BASES["printed"], "alpha": 0.4, "gamma": 100.0}
+
+
+def test_rates(tiny):
+    results, claims, text = tiny("rates", "MEHA")
+    record = only(results.get("rates, strongly convex", "p = 0.25", "rates"))
+    assert record["curve"]["K"][-1] == 12
+    assert set(record["curve"]) >= {"theta", "residual", "gap", "hypergradient"}
+    assert all(claim.verdict == "open" for claim in claims)  # twelve steps say nothing
+    assert "Theorem 2" in text
+
+
+def test_every_experiment_is_tested_here():
+    assert {f"test_{name.replace('-', '_')}" for name in EXPERIMENTS} <= {
+        "test_high_dimension" if name.startswith("test_high_dimension") else name for name in globals()
+    }
+
+
+def test_the_whole_protocol_has_the_cells_that_the_paper_has():
+    cells = {name: experiment.cells(Options(), SHIPPED) for name, experiment in EXPERIMENTS.items()}
+    raced = {(cell.case.name, cell.name) for found in cells.values() for cell in found if cell.kind == "race"}
+    for n, methods in paper.SINE.items():
+        assert {(SINE[n].name, method) for method in methods} <= raced
+    for n, methods in paper.LASSO.items():
+        assert {(LASSO[n].name, method) for method in methods} <= raced
+    for m, methods in paper.GROUP_LASSO.items():
+        assert {(GROUP_LASSO[m].name, method) for method in methods} <= raced
+    for n, methods in paper.HIGH_DIMENSION.items():
+        assert {(f"strong convex, n = {n:,}", method) for method in methods} <= raced
+    assert {(STRONG_CONVEX.name, method) for method in paper.STRONG_CONVEX} <= raced
+    assert ("strong convex, n = 1,000,000", "MEHA") in raced
+    seeds = {cell.seed for found in cells.values() for cell in found}
+    assert seeds == set(range(5))
+    assert not seeds & set(TUNING_SEEDS)
+    for change, steps, seconds in itertools.chain(*paper.SENSITIVITY.values()):
+        assert steps > 0
+        assert seconds > 0
+        assert set(change) <= set(BASES["printed"])
+
+
+# --- settings ------------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_settings_are_complete_and_belong_to_the_declared_ones():
+    races = [race for experiment in EXPERIMENTS.values() for race in experiment.races()]
+    for case, names in races:
+        for name in names:
+            assert SHIPPED.setting(case, CONTENDERS[name]) in CONTENDERS[name].settings()
+            results = SHIPPED.results[case.tuned_at or case.name][name]
+            assert [len(seeds) for seeds in results] == [len(TUNING_SEEDS)] * 8
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [(STRONG_CONVEX, "CG"), (MERELY_CONVEX, "BOME"), (SINE[10], "MEHA"), (LASSO[2], "MEHA")]
+)
+def test_shipped_settings_do_what_the_file_says(case, name):
+    best = SHIPPED.best(case.name, name)
+    for seed, (work, _) in zip(TUNING_SEEDS, SHIPPED.results[case.name][name][best], strict=True):
+        record = race(case, CONTENDERS[name], CONTENDERS[name].settings()[best], seed)
+        assert record["reached"]["work"] == pytest.approx(work, rel=0.02)
+
+
+def test_the_best_setting_reaches_the_target_most_often_then_with_the_least_work_or_comes_closest():
+    often = [[[10, 0.01], [None, 0.5]], [[90, 0.01], [80, 0.01]], [[70, 0.01], [80, 0.01]]]
+    never = [[[None, 0.5], [None, 0.4]], [[None, 0.2], [None, 0.3]], [[None, 0.1], [None, None]]]
+    found = Tuning({"case": {"often": often, "never": never}})
+    assert found.best("case", "often") == 2
+    assert found.best("case", "never") == 1
+
+
+def test_tuning_from_stored_results(tmp_path):
+    case = Case("tiny", strong_convex, (("n", 2),), target=0.05, work=200)
+    races = [(case, ["CG"])]
+    store = Store(tmp_path)
+    assert Tuning.of(store, races).results == {}
+    run(tuning.cells(races), store, jobs=0)
+    found = Tuning.of(store, races)
+    assert len(found.results["tiny"]["CG"]) == 8
+    assert found.setting(case, CONTENDERS["CG"]) == {"alpha": 1, "inner_steps": 1, "damping": 0.0}
+    found.save(tmp_path / "tuning.json")
+    assert json.loads((tmp_path / "tuning.json").read_text()) == found.results
+    with pytest.raises(KeyError, match="--tune"):
+        found.setting(MERELY_CONVEX, CONTENDERS["CG"])
+
+
+# --- store and runner ------------------------------------------------------------------------------------------------------
+
+
+def cells_of(*names, seeds=2):
+    return [
+        Cell("race", dataclasses.replace(STRONG_CONVEX, seconds=1.0), CONTENDERS[name], CONTENDERS[name].settings()[4], seed)
+        for name in names
+        for seed in range(seeds)
+    ]
+
+
+def test_a_damaged_result_is_measured_again(tmp_path):
+    cells = cells_of("CG")
+    store = Store(tmp_path)
+    assert run(cells, store, jobs=0) == 2
+    whole, other = sorted(tmp_path.rglob("*.json"))
+    whole.write_text(whole.read_text()[:100])
+    other.write_text("[]")
+    assert run(cells, Store(tmp_path), jobs=0) == 2
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_result_is_kept_for_exactly_what_it_was_measured_for():
+    cell = cells_of("CG", seeds=1)[0]
+    others = [
+        dataclasses.replace(cell, seed=1),
+        dataclasses.replace(cell, setting=CONTENDERS["CG"].settings()[3]),
+        dataclasses.replace(cell, case=dataclasses.replace(cell.case, seconds=2.0)),
+        dataclasses.replace(cell, case=dataclasses.replace(cell.case, target=0.5)),
+        dataclasses.replace(cell, case=dataclasses.replace(cell.case, arguments=(("n", 101),))),
+        dataclasses.replace(cell, contender=CONTENDERS["NS"]),
+        dataclasses.replace(cell, kind="memory"),
+    ]
+    assert len({cell.key, *(other.key for other in others)}) == 1 + len(others)
+    assert cell.key == dataclasses.replace(cell).key
+
+
+def test_time_left_is_judged_by_what_is_like_it(tmp_path):
+    cells = cells_of("CG", "NS")
+    store = Store(tmp_path)
+    assert time_left(cells, store, 1) is None
+    store.put(cells[0], {"outcome": "target", "took": 4.0})
+    store.put(cells[2], {"outcome": "target", "took": 10.0})
+    assert time_left(cells, store, 1) == pytest.approx(14.0)
+    assert time_left(cells, store, 2) == pytest.approx(7.0)
+
+
+COMMAND = [sys.executable, "-m", "meha.cli", "reproduce"]
+
+
+def meha_reproduce(*arguments, **options):
+    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, **options)
+
+
+def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
+    arguments = ["merely-convex", "--quick", "--methods", "MEHA,BOME,F2SA,RHG,NS", "--jobs", "1", "--out", str(tmp_path)]
+    results = tmp_path / "results"
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while len(list(results.rglob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    kept = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in results.rglob("*.json")}
+    assert 3 <= len(kept) < 12
+    assert not (tmp_path / "index.html").exists()
+
+    again = meha_reproduce(*arguments)
+    assert again.returncode == 0, again.stderr
+    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in results.rglob("*.json")}
+    assert len(after) == 12  # five methods and MEHA with the paper's values, two seeds
+    assert {path: after[path] for path in kept} == kept
+    assert f"{12 - len(kept)} runs measured." in again.stdout
+    assert str(tmp_path / "index.html") in again.stdout.replace("\n", "")
+
+    page = (tmp_path / "index.html").read_bytes()
+    third = meha_reproduce(*arguments)
+    assert "Nothing was left to measure." in third.stdout
+    assert (tmp_path / "index.html").read_bytes() == page
+    assert {path.stat().st_mtime_ns for path in results.rglob("*.json")} == {stamp for stamp, _ in after.values()}
+
+
+def test_an_interrupt_keeps_what_is_finished(tmp_path):
+    arguments = ["merely-convex", "--quick", "--methods", "BOME,RHG,NS", "--jobs", "2", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, error)
+    assert "the same command goes on" in " ".join(out.split())
+    assert "Traceback" not in out + error
+
+
+# --- the command -----------------------------------------------------------------------------------------------------------
+
+
+def test_list_names_every_experiment():
+    listed = meha_reproduce("--list")
+    assert listed.returncode == 0
+    for name in EXPERIMENTS:
+        assert name in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["strong"], "NAME: there is no experiment 'strong'; there are strong-convex"),
+        (["--methods", "MEHA,SGD"], "--methods: there is no method 'sgd'; there are MEHA"),
+        (["rates", "--methods", "CG"], "--methods: none of CG takes part in rates"),
+        (["--seeds", "0"], "0 is not in the range"),
+        (["--jobs", "none"], "is not a valid int"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, told, tmp_path):
+    found = meha_reproduce(*arguments, "--out", str(tmp_path))
+    assert found.returncode == 2
+    assert told in " ".join((found.stdout + found.stderr).replace("│", " ").split())
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = meha_reproduce("rates", "--out", str(tmp_path / "file"))
+    assert found.returncode == 2
+    assert "--out" in found.stdout
+
+
+# --- what the page says ------------------------------------------------------------------------------------------------------
+
+
+class Told(Results):
+    """Results that are made up: seconds to the target by method, None where it is not reached."""
+
+    def __init__(self, case, seconds):
+        self.count, self.missing = len(seconds), 0
+        self._found = {
+            (case, method, "race"): [
+                {
+                    "reached": None if t is None else {"seconds": t, "work": 12.0, "gradients": 10.0, "step": 2},
+                    "outcome": "target" if t is not None else "settled",
+                    "last": {"error x": 0.3, "error y": 0.2},
+                    "seed": seed,
+                }
+                for seed, t in enumerate(times)
+            ]
+            for method, times in seconds.items()
+        }
+
+
+def test_the_verdict_on_who_is_first():
+    won = first(Told("case", {"MEHA": [1.0] * 3, "CG": [2.5] * 3, "NS": [None] * 3}), "case", "claim")
+    assert (won.measured, won.verdict) == ("first, 2.5 times faster than CG; NS does not reach it", "holds")
+    lost = first(Told("case", {"MEHA": [3.0] * 3, "CG": [1.0] * 3, "NS": [1.5] * 3, "RHG": [9.0] * 3}), "case", "claim")
+    assert (lost.measured, lost.verdict) == ("not first; faster than MEHA: CG 3 times, NS 2 times", "does not hold")
+    failed = first(Told("case", {"MEHA": [None, None, 1.0], "CG": [1.0] * 3}), "case", "claim")
+    assert (failed.measured, failed.verdict) == ("MEHA does not reach the target; CG does", "does not hold")
+    assert first(Told("case", {"CG": [1.0]}), "case", "claim").verdict == "open"
+    assert first(Told("case", {"MEHA": [1.0]}), "case", "claim").verdict == "open"
+    assert holds(True) == "holds"
+
+
+def test_rows_of_a_race():
+    results = Told("case", {"CG": [0.5, 1.0, 1.5], "MEHA": [2.0, 2.0, None], "NS": [None] * 3})
+    table = race_table(results, [("case", "")], name="t", caption="c", paper={"case": {"CG": 6.0, "MEHA": 3.0}})
+    cg, own, ns = table.rows
+    assert cg[1] == Mark("1 [0.7, 1.3]", "best", 1.0)
+    assert cg[2:5] == ["× 0.5", "10", "2"]
+    assert cg[5:] == [Mark("", "paper", 6.0), Mark("× 2", "paper", 2.0)]
+    assert own[1] == "2 [2, 2] (2 of 3)"
+    assert ns[1] == Mark("not reached: settles elsewhere, error 0.3", "failed")
+
+
+def test_a_median_needs_more_than_half_of_the_seeds():
+    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]).middle == 3.0
+    assert spread([1.0, 2.0, 3.0, None, None]).middle == 3.0  # the others are larger than all
+    assert spread([1.0, 2.0, None, None]).middle is None
+    assert spread([]).middle is None
+    assert [number(v) for v in (0.000123456, 1.0, 99.96, 1234567)] == ["0.000123", "1", "100", "1,230,000"]
+
+
+def test_the_prose_of_every_experiment_can_be_read():
+    for name in EXPERIMENTS:
+        for part in ("about", "why"):
+            assert len(str(prose(name, part).text)) > 50
+    with pytest.raises(KeyError):
+        prose("rates", "nonsense")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [STRONG_CONVEX, MERELY_CONVEX, SINE[1]], ids=lambda case: case.name)
+def test_shipped_settings_are_what_tuning_finds(case, tmp_path):
+    """All settings of all methods again. Work may differ by rounding on another machine, the choice may then too."""
+    names = list(SHIPPED.results[case.name])
+    store = Store(tmp_path)
+    run(tuning.cells([(case, names)]), store, jobs=2)
+    found = Tuning.of(store, [(case, names)])
+    for name in names:
+        own, theirs = found.best(case.name, name), SHIPPED.best(case.name, name)
+        assert own == theirs or SHIPPED.results[case.name][name][own][0][0] == pytest.approx(
+            SHIPPED.results[case.name][name][theirs][0][0], rel=0.05
+        )
