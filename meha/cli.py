@@ -43,10 +43,11 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Experiments; all by default.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Experiments; all by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small cases, two seeds, seconds instead of minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds to report; 5 by default, 2 when quick.")] = None,
     methods: Annotated[str, typer.Option(help="Only these methods, separated by commas.")] = "",
+    limit: Annotated[float | None, typer.Option(min=0.1, help="Seconds for a run, instead of those of its experiment.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results and report.")] = Path("out/reproduce"),
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs side by side; more disturb the times. Quick: all cores.")
@@ -80,7 +81,7 @@ def reproduce(
     strange = [method for method in wanted if method not in spelled]
     if strange:
         _fail(console, f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
-    options = Options(quick, seeds, frozenset(spelled[method] for method in wanted))
+    options = Options(quick, seeds, frozenset(spelled[method] for method in wanted), limit)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

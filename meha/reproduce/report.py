@@ -52,6 +52,8 @@ def draw(
     lead = [prose("lead", "about").text, prose("lead", "care").text]
     if options.quick:
         lead.append(prose("lead", "quick").text)
+    if options.limit is not None:
+        lead.append(f"Here a run had at most {options.limit:g} seconds, whatever its section says.")
     left = sum(results.missing for results in shown.values())
     if left:
         lead.append(f"{left} runs are still to be measured; the same command goes on with them.")

@@ -37,7 +37,7 @@ __all__ = [
 PAPER = "MEHA, paper's values"
 """MEHA with the numbers of the paper's table, in the text and in files."""
 
-QUICK_SECONDS, QUICK_LOOKS = 2.5, 3
+QUICK_SECONDS, QUICK_LOOKS = 2.0, 2
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class Options:
         quick: the smallest cases, two seeds, and a few seconds for each run.
         seeds: how many seeds are reported; by default two when quick, otherwise five.
         methods: only these; all when empty.
+        limit: seconds for a run, instead of those that its case allows.
     """
 
     quick: bool = False
     seeds: int | None = None
     methods: frozenset[str] = field(default=frozenset())
+    limit: float | None = None
 
     @property
     def reported(self) -> range:
@@ -62,9 +64,10 @@ class Options:
     def wants(self, method: str) -> bool:
         return not self.methods or method in self.methods
 
-    def limit(self, case: Case) -> Case:
-        """The case with the limits of a quick run, if this is one."""
-        return replace(case, seconds=QUICK_SECONDS, looks=QUICK_LOOKS) if self.quick else case
+    def adapt(self, case: Case) -> Case:
+        """The case with these limits."""
+        seconds = self.limit or (QUICK_SECONDS if self.quick else case.seconds)
+        return replace(case, seconds=seconds, looks=QUICK_LOOKS if self.quick else case.looks)
 
 
 Race = tuple[Case, Sequence[str]]
@@ -155,9 +158,9 @@ def spread(values: Sequence[float | None]) -> Spread:
     known = sorted(value for value in values if value is not None)
     if 2 * len(known) <= len(values):
         return Spread(None, None, None, len(known), len(values))
-    padded = known + [np.inf] * (len(values) - len(known))
-    low, middle, high = (float(np.quantile(padded if q == 0.5 else known, q)) for q in (0.2, 0.5, 0.8))
-    return Spread(middle, round(low, 12), round(high, 12), len(known), len(values))
+    middle = (known[(len(values) - 1) // 2] + known[len(values) // 2]) / 2
+    low, high = (round(float(np.quantile(known, q)), 12) for q in (0.2, 0.8))
+    return Spread(middle, low, high, len(known), len(values))
 
 
 def number(value: float) -> str:
@@ -197,7 +200,7 @@ class Experiment(ABC):
         """The cells of the races: each method with its chosen setting, and MEHA with the paper's values."""
         found: list[Cell] = []
         for case, names in self.races(options.quick):
-            limited = options.limit(case)
+            limited = options.adapt(case)
             entries: list[tuple[str, str, Setting]] = [
                 (name, "", tuning.setting(case, CONTENDERS[name])) for name in names if options.wants(name)
             ]

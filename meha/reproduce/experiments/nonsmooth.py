@@ -53,7 +53,7 @@ class LassoToy(Experiment):
             names = ("GridSearch", "RandomSearch", "TPE") if n == 2 else ("RandomSearch", "TPE")
             for name in names:
                 if options.wants(name):
-                    case, contender = options.limit(LASSO[n]), CONTENDERS[name]
+                    case, contender = options.adapt(LASSO[n]), CONTENDERS[name]
                     found += [Cell("race", case, contender, _search(name, seed), seed) for seed in options.reported]
         return found
 
@@ -124,8 +124,8 @@ class Sensitivity(Experiment):
         case = replace(LASSO[100 if options.quick else 1000], work=2_500 if options.quick else 5_000)
         n = dict(case.arguments)["n"]
         found = {}
-        for table in ("main",) if options.quick else tuple(paper.SENSITIVITY):
-            for change, _, _ in paper.SENSITIVITY[table]:
+        for rows in [paper.SENSITIVITY["main"][::3]] if options.quick else paper.SENSITIVITY.values():
+            for change, _, _ in rows:
                 for base in BASES:
                     numbers = _row(base, change, n)
                     cell = Cell("race", case, GIVEN, {"numbers": numbers}, 0, _label(base, change))
@@ -139,7 +139,7 @@ class Sensitivity(Experiment):
                 f"sensitivity-{name}",
                 f"{titles[name]}: steps until x and y are within 5 % of the solution set, at most 1,000.",
                 ["changed", "as printed", "around the recipe", "seconds (recipe)", "paper: steps", "paper: seconds"],
-                [self._line(results, change, steps, seconds) for change, steps, seconds in rows],
+                [line for row in rows if any((line := self._line(results, *row))[1:3])],
                 "As printed: alpha 0.1, beta 1e-5, eta 0.1, gamma 10, c 2, p 0.49. Recipe: beta 0.1 and c = 2n instead, changed"
                 " by the same factors.",
             )
@@ -225,10 +225,10 @@ class GroupLasso(Experiment):
         found = []
         for case in [GROUP_LASSO[600]] if options.quick else list(GROUP_LASSO.values()):
             for name, setting in PUBLISHED.items():
-                for seed in options.reported:
+                for seed in options.reported[:1] if options.quick else options.reported:
                     drawn = {**setting, "seed": seed} if name in ("RandomSearch", "TPE") else setting
                     if options.wants(name):
-                        found.append(Cell("race", options.limit(case), CONTENDERS[name], drawn, seed))
+                        found.append(Cell("race", options.adapt(case), CONTENDERS[name], drawn, seed))
         return found
 
     def section(self, results: Results) -> Section:
@@ -304,7 +304,7 @@ class GroupLasso(Experiment):
             mean, deviation = _mean([r["last"]["test error"] for r in records])
             theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
             inside: Verdict = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
-            told = f"{_plus_minus((mean, deviation)).text} over {len(records)} data sets"
+            told = f"{_plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
             found.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", told, inside))
             if not others:
                 continue
@@ -342,7 +342,7 @@ def _mean(values: Sequence[float | None]) -> tuple[float, float]:
 
 
 def _plus_minus(number: Sequence[float], kind: Literal["number", "best", "paper"] = "number") -> Mark:
-    return Mark(f"{number[0]:.1f} ± {number[1]:.1f}", kind, number[0])
+    return Mark(f"{number[0]:.1f}" + (f" ± {number[1]:.1f}" if number[1] else ""), kind, number[0])
 
 
 def _factor(speed: Spread) -> Mark:
