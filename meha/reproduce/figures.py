@@ -171,7 +171,7 @@ def limits(panel: Panel) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def band(panel: Panel, curve: Curve, points: int = 160) -> tuple[Array, Array]:
+def band(panel: Panel, curve: Curve, points: int = 80) -> tuple[Array, Array]:
     """The x of a curve, and the 20 %, 50 % and 80 % quantiles of its runs there, in three rows.
 
     Runs are clipped to the limits of the panel and are straight lines between their points in the plot; before the first point

@@ -160,7 +160,7 @@ class _Course:
             return "steps"
         if work >= case.work and not self.reached:
             return "work"
-        if seconds >= case.seconds:
+        if seconds >= case.seconds and not self.reached:
             return "time"
         if k % LOOK == 0 and case.target is not None and not self.reached:
             before, self.kept = self.kept, [run.x.clone(), run.y.clone()]

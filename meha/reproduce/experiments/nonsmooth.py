@@ -88,7 +88,7 @@ class LassoToy(Experiment):
                 picture(
                     "lasso-toy",
                     "MEHA on the lasso toy by dimension: distance of x to its solution set until it is zero, and error of y;"
-                    " median and 20–80 % band over seeds.",
+                    " median and 20–80 % band over seeds. The curves coincide.",
                     "Two panels of falling curves, nearly the same for all n.",
                     panels,
                 )
@@ -276,7 +276,7 @@ class GroupLasso(Experiment):
                     _plus_minus(errors[method], "best" if method == best else "number"),
                     _plus_minus(_mean([look["F"] for look in looks])),
                     _plus_minus(_mean([look["test error"] for look in looks])),
-                    spread([r["last"]["seconds"] for r in records]).cell(),
+                    spread([r["last"]["seconds"] for r in records]).cell(band=False),
                     spread([r["last"]["step"] for r in records]).cell(band=False),
                     None if speed is None else _factor(speed),
                     _plus_minus(theirs[:2], "paper"),

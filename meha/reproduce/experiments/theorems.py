@@ -65,7 +65,8 @@ class Rates(Experiment):
                 rows.append([Mark(f"Theorem {trial.theorem}, {name}", "head")])
             for p, rate in lines:
                 verdict: Entry = "yes" if rate.agrees else Mark("shallower", "failed")
-                rows.append([COLUMNS[rate.column], f"{p:g}", f"{rate.predicted:.2f}", f"{rate.measured:.2f}", verdict])
+                bound, slope = (Mark(f"{value:.2f}", "number", value) for value in (rate.predicted, rate.measured))
+                rows.append([COLUMNS[rate.column], Mark(f"{p:g}", "number", p), bound, slope, verdict])
         panels = []
         for name, trial in TRIALS.items():
             for column in ("residual", "gap") if trial.theorem == 1 else ("hypergradient",):
