@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -59,58 +60,79 @@ def reproduce(
 
     Finished runs are kept: the same command goes on where it was interrupted, and only draws the report when nothing is left.
     """
-    console = Console()
-    jobs = jobs or (os.cpu_count() or 1 if quick else 1)
     try:
-        from meha.reproduce import report, tuning
-        from meha.reproduce.contenders import CONTENDERS
-        from meha.reproduce.experiments import EXPERIMENTS, Options
-        from meha.reproduce.store import Store
+        _reproduce(names or [], quick, seeds, methods, limit, out, jobs or (os.cpu_count() or 1 if quick else 1), tune, listing)
+    except KeyboardInterrupt:
+        Console().print("Interrupted. Finished runs are kept; the same command goes on where this one was.")
+        raise typer.Exit(130) from None
     except ImportError as error:
-        _fail(console, f'meha reproduce needs {error.name}; install it with: pip install "meha[reproduce]"')
+        package = (error.name or str(error)).partition(".")[0]
+        _fail(f'meha reproduce needs {package}; install it with: pip install "meha[reproduce]"')
+    except OSError as error:
+        _fail(f"{error}; give another folder with --out.")
+    except _RefusalError as error:
+        _fail(str(error))
 
+
+class _RefusalError(Exception):
+    """Why the command cannot do what it is asked for, in a sentence."""
+
+
+def _reproduce(
+    names: list[str],
+    quick: bool,
+    seeds: int | None,
+    methods: str,
+    limit: float | None,
+    out: Path,
+    jobs: int,
+    tune: bool,
+    listing: bool,
+) -> None:
+    from meha.reproduce import report, tuning
+    from meha.reproduce.contenders import CONTENDERS
+    from meha.reproduce.experiments import EXPERIMENTS, Options
+    from meha.reproduce.store import Store
+
+    console = Console()
     if listing:
         console.print(_listing([(experiment.name, experiment.about) for experiment in EXPERIMENTS.values()]))
         return
     asked = names or list(EXPERIMENTS)
     unknown = [name for name in asked if name not in EXPERIMENTS]
     if unknown:
-        _fail(console, f"NAME: there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}.")
+        raise _RefusalError(f"NAME: there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}.")
     spelled = {name.lower(): name for name in CONTENDERS}
     wanted = [method.strip().lower() for method in methods.split(",") if method.strip()]
     strange = [method for method in wanted if method not in spelled]
     if strange:
-        _fail(console, f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
+        raise _RefusalError(f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
     options = Options(quick, seeds, frozenset(spelled[method] for method in wanted), limit)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _fail(console, f"--out: {out} cannot be made a folder ({error.strerror}); name another.")
 
-    store = Store(out / "results")
+    store, chosen = Store(out / "results"), out / "tuning.json"
     choice = tuning.Tuning.shipped()
-    try:
-        if tune:
-            races = {name: EXPERIMENTS[name].races(quick) for name in asked}
-            _work(console, {f"settings for {name}": tuning.cells(race) for name, race in races.items()}, store, jobs)
-            choice = choice.updated(tuning.Tuning.of(store, [race for found in races.values() for race in found]))
-            choice.save(out / "tuning.json")
-        cells = {name: EXPERIMENTS[name].cells(options, choice) for name in asked}
-        if not any(cells.values()):
-            _fail(console, f"--methods: none of {methods} takes part in {', '.join(asked)}.")
-        done = _work(console, cells, store, jobs)
-    except KeyboardInterrupt:
-        console.print("Interrupted. Finished runs are kept; the same command goes on where this one was.")
-        raise typer.Exit(130) from None
-    except RuntimeError as error:
-        _fail(console, str(error))
+    if tune:
+        races = {name: EXPERIMENTS[name].tuned(options) for name in asked}
+        _work(console, {f"settings for {name}": tuning.cells(found) for name, found in races.items()}, store, jobs)
+        choice = choice.updated(tuning.Tuning.of(store, [race for found in races.values() for race in found]))
+        choice.save(chosen)
+    elif chosen.exists():
+        try:
+            choice = tuning.Tuning.load(chosen)
+        except ValueError as error:
+            raise _RefusalError(str(error)) from error
+        console.print(f"With the settings of {chosen}.", highlight=False)
+    cells = {name: EXPERIMENTS[name].cells(options, choice) for name in asked}
+    if not any(cells.values()):
+        raise _RefusalError(f"--methods: none of {methods} takes part in {', '.join(asked)}.")
+    done = _work(console, cells, store, jobs)
     command = shlex.join(["meha", *sys.argv[1:]])
     page, claims = report.draw(store, options, choice, out, command, asked)
     _summary(console, claims, done, page)
 
 
-def _fail(console: Console, message: str) -> NoReturn:
-    console.print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+def _fail(message: str) -> NoReturn:
+    Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(2)
 
 
@@ -125,13 +147,26 @@ def _listing(rows: Sequence[tuple[str, str]]) -> Table:
 
 def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: int) -> int:
     """Measure what is missing, with a display; how many runs that were."""
-    from meha.reproduce.runner import run
+    from meha.reproduce.runner import WorkerDiedError, run
 
     display = _Display(cells, store, jobs)
     if not display.total:
         return 0
+    _check_extras(cells)
+    store.folder.mkdir(parents=True, exist_ok=True)
     with Live(display, console=console, refresh_per_second=2, transient=True):
-        return run([cell for found in cells.values() for cell in found], store, jobs, display.watch)
+        try:
+            return run([cell for found in cells.values() for cell in found], store, jobs, display.watch)
+        except WorkerDiedError as error:
+            raise _RefusalError(str(error)) from error
+
+
+def _check_extras(cells: dict[str, list[Cell]]) -> None:
+    """Tell at the start, and not after an hour, that a method cannot run here."""
+    kinds = {cell.contender.kind for found in cells.values() for cell in found}
+    for kind, package in ((meha.TPE, "optuna"), (meha.VFiDCA, "cvxpy")):
+        if kind in kinds and find_spec(package) is None:
+            raise ImportError(f"{kind.__name__} needs {package}", name=package)
 
 
 class _Display:
@@ -173,6 +208,14 @@ def _duration(seconds: float) -> str:
 
 
 def _summary(console: Console, claims: Sequence[Claim], done: int, page: Path) -> None:
+    if claims:
+        console.print(_claims(claims))
+    told = f"{done} run{'s' if done > 1 else ''} measured." if done else "Nothing was left to measure."
+    console.print(told, highlight=False)
+    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+
+
+def _claims(claims: Sequence[Claim]) -> Table:
     table = Table(title="What the paper says, and what was measured", title_justify="left", box=None, pad_edge=False)
     table.add_column("claim", ratio=5)
     table.add_column("measured", ratio=6)
@@ -180,9 +223,7 @@ def _summary(console: Console, claims: Sequence[Claim], done: int, page: Path) -
     styles = {"holds": "green", "does not hold": "red", "in part": "yellow", "open": "yellow"}
     for claim in claims:
         table.add_row(Text(claim.claim), Text(claim.measured), Text(claim.verdict, style=styles[claim.verdict]))
-    console.print(table)
-    console.print(f"{done} runs measured." if done else "Nothing was left to measure.", highlight=False)
-    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+    return table
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from meha.reproduce import figures
-from meha.reproduce.figures import DASH, MINUS, TIMES, Curve, Panel, band, bars, curves, limits, render, style
+from meha.reproduce.figures import DASH, MINUS, TIMES, Curve, Panel, band, curves, limits, render, style
 from meha.reproduce.page import Details, Mark, Page, Picture, Prose, Section, Table, show, write
 
 HOSTILE = '<script>alert("1 & 2")</script>'
@@ -216,23 +216,11 @@ def test_slope_starts_on_the_curve():
     np.testing.assert_allclose((x, y), [[4, 64], [2, 0.5]])
 
 
-def test_bars_show_what_was_not_reached():
-    figure = bars("t", "s", [("n = 1", {"MEHA": 0.5, "RHG": None, "CG": nan}), ("n = 10", {"MEHA": 20.0, "RHG": 0.0})])
-    words = text_of(figure)
-    assert words.count("not reached") == 2
-    assert all(word in words for word in ("0.500", "20.0", "n = 10", DASH))
-    ends = [[patch.get_x() + patch.get_width() for patch in ax.patches] for ax in figure.axes]
-    assert ends[0] == [0.5]
-    assert ends[1][0] == 20
-    assert ends[1][1] == figure.axes[1].get_xlim()[0]  # nothing is longer than the least that a logarithm shows
-    assert "not reached" in text_of(bars("t", "s", [("a", {"MEHA": None})]))
-
-
 def test_styles_differ_and_last():
     named = [*figures.STYLES, "p = 0.1", "p = 0.2", "p = 0.3", "p = 0.4"]
     looks = figures.styles(named)
     assert len({(look.color, look.dash) for look in looks.values()}) == len(named)
     assert all(style(label) == figures.styles(["BDA", label])[label] for label in named)
-    assert style("VFiDCA") == style("VF-iDCA") != style("IGJO")
+    assert style("VF-iDCA") != style("IGJO")
     assert style("MEHA").width > max(look.width for label, look in looks.items() if label != "MEHA")
-    assert "Grid search" in text_of(curves([Panel("t", "x", "y", [Curve("GridSearch", [([1, 2], [1.0, 2.0])])])]))
+    assert "Grid search" in text_of(curves([Panel("t", "x", "y", [Curve("Grid search", [([1, 2], [1.0, 2.0])])])]))

@@ -61,7 +61,7 @@ class Case:
         >>> from meha.problems import strong_convex
         >>> case = Case("strong convex", strong_convex, (("n", 2),))
         >>> case.problem(0).x0, case.problem(1).x0
-        (tensor([2., 2.], dtype=torch.float64), tensor([1.9008, 2.1069], dtype=torch.float64))
+        (tensor([2., 2.], dtype=torch.float64), tensor([2.0992, 2.0400], dtype=torch.float64))
         """
         arguments = dict(self.arguments)
         if self.data:
@@ -112,8 +112,7 @@ class Cell:
         'lasso-n-2/meha-seed-0-race'
         """
         case = replace(self.case, build=None, name="", tuned_at="")  # type: ignore[arg-type]
-        build = getattr(self.case.build, "__name__", repr(self.case.build))
-        told = (PROTOCOL, self.kind, build, case, self.contender.kind.__name__, sorted(self.setting.items()))
+        told = (PROTOCOL, self.kind, self.case.build.__name__, case, self.contender.kind.__name__, sorted(self.setting.items()))
         digest = hashlib.sha256(repr((*told, self.seed)).encode()).hexdigest()[:10]
         return f"{_slug(self.case.name)}/{_slug(self.name)}-seed-{self.seed}-{self.kind}-{digest}"
 

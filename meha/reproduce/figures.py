@@ -1,4 +1,4 @@
-"""Figures of convergence: the median and the band of several runs, and bars of what each method needed."""
+"""Figures of convergence: the median and the band of several runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, floor, inf, isfinite, log10
+from math import ceil, inf, isfinite, log10
 from typing import Any, Literal
 from zlib import crc32
 
@@ -93,12 +93,12 @@ FAMILIES = (  # a dash for each family, a hue for each method in it
     ("BOME", "F2SA", "BAMM", "BVFIM", "VPBGD"),
     ("Grid search", "Random search", "TPE", "IGJO", "VF-iDCA"),
 )
-NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA": "VF-iDCA"}
 STYLES = {
     "MEHA": Style(VERMILION, width=2.8, order=5),
     "MEHA, paper's values": Style(VERMILION, (0, (3, 1.2)), width=2, order=4),
     **{name: Style(HUES[i], dash) for names, dash in zip(FAMILIES, DASHES, strict=True) for i, name in enumerate(names)},
 }
+SHADES = ("#a6bddb", "#57a0cc", "#0570b0", "#023858")
 OTHERS = [Style(hue, dash) for dash, hue in product([(0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1))], HUES)]
 
 
@@ -127,15 +127,17 @@ def styles(labels: Iterable[str]) -> dict[str, Style]:
     for label in dict.fromkeys(labels):
         first = crc32(label.encode()) % len(OTHERS)
         free = [other for other in OTHERS[first:] + OTHERS[:first] if other not in found.values()]
-        found[label] = STYLES.get(NAMES.get(label, label)) or (free or OTHERS[first:])[0]
+        found[label] = STYLES.get(label) or (free or OTHERS[first:])[0]
+    ordered = [label for label in found if " = " in label]  # the values of a number, from light to dark
+    found |= {label: Style(shade) for label, shade in zip(ordered, SHADES, strict=False)}
     return found
 
 
 def style(label: str) -> Style:
     """The style of a method, the same on every figure.
 
-    >>> style("MEHA").color == style("MEHA, paper's values").color, style("GridSearch") == style("Grid search")
-    (True, True)
+    >>> style("MEHA").color == style("MEHA, paper's values").color
+    True
     """
     return styles([label])[label]
 
@@ -199,7 +201,7 @@ def curves(panels: Sequence[Panel], columns: int = 2) -> Figure:
     A dot ends the longest run of a curve; a cross is where the median leaves the plot for good.
     """
     looks = styles(curve.label for panel in panels for curve in panel.curves)
-    names = [NAMES.get(label, label) for label in looks]
+    names = list(looks)
     with rc_context(RC):
         figure, axes = _figure(len(panels), columns, height=2.9)
         for panel, ax in zip(panels, axes, strict=True):
@@ -276,37 +278,6 @@ def _log_ticks(axis: Axis, low: float, high: float) -> None:
     axis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if few else (1,), numticks=7))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}" if plain else power_of_ten(round(log10(v)))))
-
-
-def bars(
-    title: str, xlabel: str, groups: Sequence[tuple[str, Mapping[str, float | None]]], log: bool = True, columns: int = 2
-) -> Figure:
-    """Horizontal bars by method, one panel for a case; None is shown as "not reached", a method that a case lacks as a dash."""
-    methods = list(dict.fromkeys(method for _, values in groups for method in values))
-    looks = styles(methods)
-    finite = [v for _, values in groups for v in values.values() if v is not None and isfinite(v) and (v > 0 or not log)]
-    low = 10.0 ** floor(log10(min(finite)) - 0.3) if log and finite else 0.0
-    high = max([*finite, 10 * low or 1.0])
-    high = high * (high / low) ** 0.3 if log and finite else 1.25 * high
-    with rc_context(RC):
-        figure, axes = _figure(len(groups), columns, height=0.85 + 0.25 * len(methods))
-        figure.suptitle(title, fontsize=11)
-        for i, (ax, (case, values)) in enumerate(zip(axes, groups, strict=True)):
-            ax.set(title=case, xlabel=xlabel, xlim=(low, high), ylim=(len(methods) - 0.4, -0.6))
-            ax.set_yticks(range(len(methods)), [NAMES.get(method, method) for method in methods])
-            ax.tick_params(axis="y", length=0, labelleft=i % columns == 0)
-            if log and finite:
-                ax.set_xscale("log")
-                _log_ticks(ax.xaxis, low, high)
-            for row, method in enumerate(methods):
-                value, look = values.get(method), looks[method]
-                edge, word, color = low, *((NOT_REACHED, RED) if method in values else (DASH, FAINT))
-                if value is not None and isfinite(value):
-                    edge, word, color = max(low, value), three_digits(value), INK
-                    faint = look.color == VERMILION and look.dash != "-"  # beside the bar of MEHA itself
-                    ax.barh(row, edge - low, left=low, height=0.72, color=look.color, alpha=0.55 if faint else 1)
-                ax.annotate(word, (edge, row), (4, 0), textcoords="offset points", va="center", fontsize=9, color=color)
-    return figure
 
 
 def render(figure: Figure, kind: Literal["png", "svg"]) -> bytes:

@@ -17,7 +17,8 @@ def peak(work: Callable[[], Any]) -> int:
     """The largest number of bytes that tensors made by ``work`` occupy at one time, on any device.
 
     Every operation of torch is seen, forward and backward, so that what the graph keeps counts as well; memory that an
-    operation takes and returns within itself is not seen, nor are tensors that were there before.
+    operation takes and returns within itself is not seen, nor are tensors that were there before or come from outside of
+    torch (lists, numpy arrays).
 
     >>> def work():
     ...     a = torch.zeros(1000, dtype=torch.float64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from meha.reproduce.figures import DASH, MINUS, render, three_digits
+from meha.reproduce.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def write(page: Page, folder: Path) -> Path:
         if picture.narrow:
             drawings[picture.name] += inline(render(picture.narrow, "svg"), f"{picture.name}.narrow", picture.alt, "narrow")
     template = _environment().get_template("page.html")
-    files["index.html"] = template.render(page=page, drawings=drawings).encode()
+    files["index.html"] = template.render(page=page, drawings=drawings).encode("utf-8", "replace")
     for name, content in files.items():
-        _put(folder / name, content)
+        write_atomically(folder / name, content)
     return folder / "index.html"
 
 
@@ -227,14 +227,3 @@ def _environment() -> Environment:
     environment.filters |= {"show": show}
     environment.globals |= {"numeric": numeric, "spans": spans}
     return environment
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

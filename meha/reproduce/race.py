@@ -80,18 +80,22 @@ def _race(cell: Cell) -> Record:
         _warm_up(cell, problem)
         run, seconds = _timed(lambda: method.start(problem, problem.x0, problem.y0))
     except ValueError as refusal:
-        return {"outcome": f"refused: {refusal}", "reached": None, "curve": {}}
+        return {"outcome": f"refused: {refusal}", "reached": None, "last": {}, "curve": {}, "at weights": []}
     course = _Course(case, problem, run)
-    course.note(seconds)
-    outcome = ""
+    outcome = course.note(seconds)
     while not outcome:
         try:
             _, spent = _timed(run.step)
         except (ArithmeticError, LinAlgError) as failure:
             outcome = f"broke down: {failure}"
             break
+        except ValueError as refusal:
+            outcome = f"refused: {refusal}"
+            break
         seconds += spent
         outcome = course.note(seconds)
+    if outcome not in ("target", "finished"):
+        course.reached = None  # it was not there long enough to say that it stays
     return {"outcome": outcome, "description": describe(run.method), **course.result()}
 
 

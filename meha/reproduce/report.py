@@ -16,10 +16,11 @@ from markupsafe import Markup
 from meha.reproduce.contenders import CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Results
 from meha.reproduce.experiments.base import Verdict, prose
+from meha.reproduce.files import write_atomically
 from meha.reproduce.page import Cell as Entry
 from meha.reproduce.page import Details, Mark, Page, Prose, Section, Table, write
 from meha.reproduce.race import Record
-from meha.reproduce.store import Store, write_atomically
+from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["draw"]
@@ -35,7 +36,7 @@ def draw(
     """Write the page of the experiments that were asked for, and of others that are complete; its path, and its summary."""
     found = {name: Results(store, experiment.cells(options, tuning)) for name, experiment in EXPERIMENTS.items()}
     shown = {name: results for name, results in found.items() if results.count and (name in asked or not results.missing)}
-    records = [record for results in shown.values() for record in results.records()]
+    records = list({id(record): record for results in shown.values() for record in results.records()}.values())  # each once
     machines = list(dict.fromkeys(record["machine"] for record in records))
     sections, claims = [], list[Claim]()
     for name, results in shown.items():
@@ -49,11 +50,11 @@ def draw(
         style = STYLES.get(claim.verdict)
         rows.append([claim.claim, claim.measured, Mark(claim.verdict, style) if style else claim.verdict])
     summary = Table("summary", "What the paper says, and what was measured.", ["claim", "measured", "verdict"], rows)
-    lead = [prose("lead", "about").text, prose("lead", "care").text]
+    lead = [prose("lead", part).text for part in ("about", "meha", "care")]
     if options.quick:
         lead.append(prose("lead", "quick").text)
     if options.limit is not None:
-        lead.append(f"Here a run had at most {options.limit:g} seconds, whatever its section says.")
+        lead.append(f"Here a race had at most {options.limit:g} seconds, whatever its section says.")
     left = sum(results.missing for results in shown.values())
     if left:
         lead.append(f"{left} runs are still to be measured; the same command goes on with them.")
@@ -103,7 +104,6 @@ def _write_runs(records: Sequence[Record], path: Path) -> None:
         writer.writerow(
             [*(record[name] for name in columns), *numbers, last.get("F"), last.get("test error"), record.get("peak")]
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, file.getvalue())
 
 
@@ -111,16 +111,21 @@ def _facts(records: Sequence[Record], command: str) -> dict[str, str]:
     took = sum(record["took"] for record in records)
     return {
         "Command": command,
-        "Machine": _machines(records),
-        "System": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "Versions": ", ".join(f"{name} {_version(name)}" for name in ("meha", *PACKAGES)),
+        "Measured on": _machines(records),
+        "Drawn with": ", ".join(f"{name} {_version(name)}" for name in ("meha", *PACKAGES))
+        + f", Python {platform.python_version()} on {platform.system()} {platform.machine()}",
         "Runs": f"{len(records)}, {took / 60:.0f} minutes in all",
     }
 
 
 def _machines(records: Sequence[Record]) -> str:
-    """Processors and versions of torch that the records come from."""
-    return "; ".join(sorted({f"{record['machine']}, torch {record['torch']}" for record in records}))
+    """Where the records come from, and how many runs shared the machine."""
+    found = {f"{record['machine']}, torch {record['torch']}, {_side_by_side(record['jobs'])}" for record in records}
+    return "; ".join(sorted(found))
+
+
+def _side_by_side(jobs: int) -> str:
+    return "one run at a time" if jobs == 1 else f"{jobs} runs side by side"
 
 
 def _version(package: str) -> str:

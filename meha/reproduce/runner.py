@@ -15,10 +15,21 @@ from meha.reproduce.cells import Cell
 from meha.reproduce.race import Record, measure
 from meha.reproduce.store import Store
 
-__all__ = ["Watcher", "run", "time_left"]
+__all__ = ["Watcher", "WorkerDiedError", "run", "time_left"]
 
 Watcher = Callable[[Cell, Record | None], None]
 """Called with a cell when it begins (None) and when it ends (its record)."""
+
+
+class WorkerDiedError(RuntimeError):
+    """A worker process is gone, and what it worked on."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        at_work = "; ".join(f"{cell.case.name}, {cell.name}, seed {cell.seed}" for cell in cells)
+        super().__init__(
+            f"A worker process died, out of memory or killed. At work: {at_work}. Finished results are kept, and the same"
+            " command goes on from there; leave out a method that needs too much with --methods."
+        )
 
 
 def run(cells: Iterable[Cell], store: Store, jobs: int = 1, watch: Watcher = lambda cell, record: None) -> int:
@@ -32,7 +43,7 @@ def run(cells: Iterable[Cell], store: Store, jobs: int = 1, watch: Watcher = lam
     """
     todo = store.missing(cells)
     for cell, record in _inline(todo, watch) if jobs == 0 else _pool(todo, jobs, watch):
-        store.put(cell, record)
+        store.put(cell, {**record, "jobs": max(jobs, 1)})
         watch(cell, record)
     return len(todo)
 
@@ -62,10 +73,7 @@ def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Ce
                 try:
                     record = future.result()
                 except BrokenProcessPool as error:
-                    raise RuntimeError(
-                        f"A worker process died at {cell.case.name}, {cell.name}, seed {cell.seed}: out of memory, or killed."
-                        " Finished results are kept; the same command goes on from there."
-                    ) from error
+                    raise WorkerDiedError([cell, *running.values()]) from error
                 yield cell, record
     finally:
         for process in list((pool._processes or {}).values()):

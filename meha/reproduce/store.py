@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from meha.reproduce.cells import Cell
+from meha.reproduce.files import write_atomically
 from meha.reproduce.race import Record
 
-__all__ = ["Store", "write_atomically"]
+__all__ = ["Store"]
+
+FIELDS = {
+    "race": {"reached", "last", "curve", "at weights"},
+    "memory": {"peak", "size"},
+    "rates": {"curve"},
+}
+"""What a result must have, besides what all have."""
+
+COMMON = {"case", "method", "setting", "seed", "outcome", "took", "machine", "torch", "jobs"}
+
+REACHED = {"step", "seconds", "work", "gradients"}
 
 
 class Store:
@@ -20,13 +31,14 @@ class Store:
     >>> from meha.problems import lasso
     >>> from meha.reproduce.cells import Case
     >>> from meha.reproduce.contenders import CONTENDERS
-    >>> cell = Cell("race", Case("lasso, n = 2", lasso, (("n", 2),)), CONTENDERS["MEHA"], {"c": 3}, seed=0)
+    >>> from meha.reproduce.race import measure
+    >>> cell = Cell("race", Case("lasso, n = 2", lasso, (("n", 2),), target=0.5), CONTENDERS["MEHA"], {"c": 3}, seed=0)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     store = Store(Path(folder))
     ...     before = store.get(cell)
-    ...     store.put(cell, {"outcome": "target"})
-    ...     before, store.get(cell)
-    (None, {'outcome': 'target'})
+    ...     store.put(cell, {**measure(cell), "jobs": 1})
+    ...     before, store.get(cell)["outcome"]
+    (None, 'target')
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,17 +53,15 @@ class Store:
                 found = json.loads(self._path(key).read_text())
             except (OSError, ValueError):
                 return None
-            if not isinstance(found, dict) or "outcome" not in found:
+            if not _whole(found, cell):
                 return None
             self._read[key] = found
         return self._read[key]
 
     def put(self, cell: Cell, record: Record) -> None:
         """Keep a result."""
-        path = self._path(cell.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(record, allow_nan=False) + "\n")
-        self._read[cell.key] = json.loads(json.dumps(record))
+        write_atomically(self._path(cell.key), json.dumps(record, allow_nan=False) + "\n")
+        self._read.pop(cell.key, None)
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells without a result, each once."""
@@ -61,8 +71,9 @@ class Store:
         return self.folder / f"{key}.json"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file under another name first, so that a reader never meets half of it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text)
-    os.replace(part, path)
+def _whole(found: object, cell: Cell) -> bool:
+    """Whether a file holds a result of this cell."""
+    if not isinstance(found, dict) or not COMMON | FIELDS[cell.kind] <= set(found) or found["seed"] != cell.seed:
+        return False
+    reached = found.get("reached")
+    return reached is None or (isinstance(reached, dict) and set(reached) >= REACHED)

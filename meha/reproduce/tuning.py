@@ -14,8 +14,9 @@ from typing import Any
 
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
+from meha.reproduce.files import write_atomically
 from meha.reproduce.race import Record
-from meha.reproduce.store import Store, write_atomically
+from meha.reproduce.store import Store
 
 __all__ = ["Tuning", "cells"]
 
@@ -50,6 +51,25 @@ class Tuning:
     def shipped(cls) -> Tuning:
         """The one that comes with the package."""
         return cls(json.loads((files("meha.reproduce") / "tuning.json").read_text()))
+
+    @classmethod
+    def load(cls, path: Path) -> Tuning:
+        """What :meth:`save` wrote.
+
+        Raises:
+            ValueError: the file cannot be read.
+        """
+        try:
+            results = json.loads(path.read_text())
+            found = cls(results)
+            for case, methods in results.items():
+                for name in methods:
+                    CONTENDERS[name].settings()[found.best(case, name)]
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ValueError(
+                f"{path} is not a choice of settings ({error!r}); remove it, or choose again with --tune."
+            ) from error
+        return found
 
     @classmethod
     def of(cls, store: Store, races: Iterable[tuple[Case, Sequence[str]]]) -> Tuning:

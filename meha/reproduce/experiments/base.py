@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import ClassVar, Literal
 
-import numpy as np
 from markupsafe import Markup
 
 from meha.reproduce.cells import Case, Cell
@@ -140,15 +140,16 @@ class Spread:
 
     def text(self, band: bool = True) -> str:
         """The median, its band, and how many of the seeds have a value if not all do."""
-        if self.middle is None or self.low is None or self.high is None:
+        if self.middle is None:
             return "none"
-        around = f" [{number(self.low)}, {number(self.high)}]" if band and self.hits > 1 else ""
+        ends = ["–" if end is None else number(end) for end in (self.low, self.high)]
+        around = f" [{ends[0]}, {ends[1]}]" if band and self.seeds > 1 else ""
         share = f" ({self.hits} of {self.seeds})" if self.hits < self.seeds else ""
         return number(self.middle) + around + share
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """The median counts a missing value as infinite: it is none where half of the seeds or more have none.
+    """A missing value counts as infinite, and an infinite quantile is None; so is the median where half of the seeds miss.
 
     >>> spread([1.0, 3.0, 2.0])
     Spread(middle=2.0, low=1.4, high=2.6, hits=3, seeds=3)
@@ -158,9 +159,17 @@ def spread(values: Sequence[float | None]) -> Spread:
     known = sorted(value for value in values if value is not None)
     if 2 * len(known) <= len(values):
         return Spread(None, None, None, len(known), len(values))
-    middle = (known[(len(values) - 1) // 2] + known[len(values) // 2]) / 2
-    low, high = (round(float(np.quantile(known, q)), 12) for q in (0.2, 0.8))
+    middle, low, high = (_quantile(known, len(values), q) for q in (0.5, 0.2, 0.8))
     return Spread(middle, low, high, len(known), len(values))
+
+
+def _quantile(known: Sequence[float], total: int, q: float) -> float | None:
+    """Of sorted values, after which come others that are infinite, up to ``total``; None for infinity."""
+    place = round(q * (total - 1), 9)
+    below, above = math.floor(place), math.ceil(place)
+    if above >= len(known):
+        return None
+    return round(known[below] + (place - below) * (known[above] - known[below]), 12)
 
 
 def number(value: float) -> str:
@@ -183,6 +192,11 @@ class Experiment(ABC):
     def races(self, quick: bool = False) -> list[Race]:
         """The cases and the methods that run on them with settings that are chosen."""
         return []
+
+    def tuned(self, options: Options) -> list[Race]:
+        """The races in which settings are chosen."""
+        races = [(case, [name for name in names if options.wants(name)]) for case, names in self.races(options.quick)]
+        return [(case, names) for case, names in races if names and not case.tuned_at]
 
     @abstractmethod
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from meha.reproduce.figures import Curve, Panel, curves
 from meha.reproduce.page import Cell, Mark, Picture, Table
 from meha.reproduce.race import Record
 
-__all__ = ["compared", "first", "panel", "picture", "race_table", "reached", "shown", "times"]
+__all__ = ["compared", "failure", "first", "panel", "picture", "race_table", "reached", "shown", "times"]
 
 NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA": "VF-iDCA"}
 """Methods whose name on the page is not that of their class."""
@@ -121,28 +122,38 @@ def _fastest(results: Results, case: str) -> str:
 
 def first(results: Results, case: str, claim: str) -> Claim:
     """Whether MEHA was first to the target on a case, and by what factor."""
-    own = reached(results.get(case, "MEHA"), "seconds")
-    if not results.get(case, "MEHA"):
-        return Claim(claim, "MEHA was not measured", "open")
     others = [method for method in results.methods(case) if method not in ("MEHA", PAPER)]
-    times = {method: reached(results.get(case, method), "seconds").middle for method in others}
-    rivals = {method: seconds for method, seconds in times.items() if seconds is not None}
+    if not results.get(case, "MEHA") or not others:
+        return Claim(claim, "nothing to compare with" if others or results.get(case, "MEHA") else "not measured", "open")
+    own = reached(results.get(case, "MEHA"), "seconds")
+    times = {method: reached(results.get(case, method), "seconds") for method in others}
+    rivals = {method: found.middle for method, found in times.items() if found.middle is not None}
+    best = min(rivals, key=lambda method: rivals[method]) if rivals else ""
     if own.middle is None:
-        best = min(rivals, key=lambda method: rivals[method]) if rivals else ""
         return Claim(claim, "MEHA does not reach the target" + (f"; {shown(best)} does" if best else ""), "does not hold")
-    failed = [shown(method) for method in others if method not in rivals]
-    rest = f"; {_listed(failed)} {'does' if len(failed) == 1 else 'do'} not reach it" if failed else ""
-    if not others:
-        return Claim(claim, "nothing to compare with", "open")
+    never = [shown(method) for method, found in times.items() if not found.hits]
+    seldom = [
+        f"{shown(m)} on {found.hits} of {found.seeds} starts" for m, found in times.items() if found.hits and m not in rivals
+    ]
+    rest = f"; {_listed(never)} {'does' if len(never) == 1 else 'do'} not reach it" if never else ""
+    rest += f"; {_listed(seldom)} only" if seldom else ""
     if not rivals:
-        return Claim(claim, f"the only one that reaches the target{rest}", "holds")
-    best = min(rivals, key=lambda method: rivals[method])
-    ratio = rivals[best] / own.middle
-    if ratio >= 1:
-        return Claim(claim, f"first, {number(ratio)} times faster than {shown(best)}{rest}", "holds")
+        told = "the only one that reaches the target from most starts" if seldom else "the only one that reaches the target"
+        return Claim(claim, told + rest, "holds")
+    if _overlap(own, times[best]):
+        told = f"level with {shown(best)}: {number(own.middle)} s against {number(rivals[best])} s, and the bands overlap"
+        return Claim(claim, told + rest, "in part")
+    if rivals[best] > own.middle:
+        return Claim(claim, f"first, {number(rivals[best] / own.middle)} times faster than {shown(best)}{rest}", "holds")
     ahead = sorted((method for method in rivals if rivals[method] < own.middle), key=lambda method: rivals[method])
     told = ", ".join(f"{shown(method)} {number(own.middle / rivals[method])} times" for method in ahead)
     return Claim(claim, f"not first; faster than MEHA: {told}{rest}", "does not hold")
+
+
+def _overlap(one: Spread, other: Spread) -> bool:
+    """Whether the bands have points in common."""
+    ends = [math.inf if end is None else end for end in (one.low, one.high, other.low, other.high)]
+    return ends[0] <= ends[3] and ends[2] <= ends[1]
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -79,7 +79,7 @@ class StrongConvex(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         races = self.raced(options, tuning)
         memory = [
-            Cell("memory", cell.case, cell.contender, cell.setting, 0, cell.label)
+            Cell("memory", STRONG_CONVEX, cell.contender, cell.setting, 0)
             for cell in races
             if cell.seed == 0 and cell.label != PAPER
         ]
@@ -109,7 +109,7 @@ class StrongConvex(Experiment):
                 picture(
                     "strong-convex",
                     "Relative errors of x and y on the strongly convex problem: median and 20–80 % band over seeds.",
-                    "Four panels of falling error curves, one line for each method.",
+                    "Four panels of error curves, one line for each method.",
                     _four(results, case, 1e-2),
                 ),
                 table,
@@ -142,6 +142,9 @@ class HighDimension(Experiment):
 
     def races(self, quick: bool = False) -> list[Race]:
         return [(case, ("RHG", "CG", "NS", "BAMM", "MEHA")) for case in HIGH_DIMENSION[: 1 if quick else None]]
+
+    def tuned(self, options: Options) -> list[Race]:
+        return [(STRONG_CONVEX, [name for name in self.races()[0][1] if options.wants(name)])]
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         races = self.raced(options, tuning)
@@ -205,7 +208,7 @@ class MerelyConvex(Experiment):
                 picture(
                     "merely-convex",
                     "Relative errors of x and y on the merely convex problem: median and 20–80 % band over seeds.",
-                    "Four panels of error curves; RHG, CG and NS stay away from the solution.",
+                    "Four panels of error curves, one line for each method.",
                     _four(results, case, 1e-3),
                 ),
                 race_table(
@@ -221,7 +224,7 @@ class MerelyConvex(Experiment):
         )
 
     def claims(self, results: Results) -> list[Claim]:
-        return [first(results, MERELY_CONVEX.name, "Merely convex, n = 10: MEHA is fastest, others fail")]
+        return [first(results, MERELY_CONVEX.name, "Merely convex, n = 10: MEHA is fastest, some others fail")]
 
 
 RIVALS = ("BVFIM", "BOME", "IAPTT", "MEHA")
@@ -272,7 +275,7 @@ class NonConvex(Experiment):
                     "non-convex-one",
                     "n = 1: length of the direction in which x moves, ‖x_new − x‖ / alpha (of another scale for every method);"
                     " upper objective, which is 0.254 at the solution; relative error of x.",
-                    "Three panels of curves for BVFIM, BOME, IAPTT and MEHA.",
+                    "Three panels of curves, one line for each method.",
                     single,
                 ),
                 picture(

@@ -9,12 +9,15 @@ from meha.reproduce.experiments.racing import picture
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Cell as Entry
 from meha.reproduce.page import Mark, Section, Table
-from meha.reproduce.rates import TRIALS, Rate
+from meha.reproduce.rates import TRIALS, Rate, predicted
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["Rates"]
 
 QUICK_STEPS = 200
+
+GUIDE = 0.25
+"""The p whose bounds are drawn."""
 
 COLUMNS = {
     "theta": "distance of theta to its target",
@@ -77,7 +80,8 @@ class Rates(Experiment):
                     if column in trial.columns(p)
                 ]
                 if drawn:
-                    panels.append(Panel(f"{COLUMNS[column]}, {name}", "K", COLUMNS[column], drawn))
+                    guide = (predicted(GUIDE)[column], "bound")
+                    panels.append(Panel(f"{COLUMNS[column]}, {name}", "K", COLUMNS[column], drawn, slopes=[guide]))
         return Section(
             self.name,
             self.title,
@@ -92,7 +96,7 @@ class Rates(Experiment):
                 ),
                 picture(
                     "rates",
-                    "The quantities of the theorems against the number of steps K.",
+                    f"The quantities of the theorems against the number of steps K; dotted, the slope of the bound for {_label(GUIDE)}.",
                     "Falling curves in logarithmic scales, one for each p.",
                     panels,
                 ),

@@ -1,0 +1,19 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["write_atomically"]
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under another name first, so that a reader never meets half of it; its folder is made if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
