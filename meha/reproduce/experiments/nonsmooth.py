@@ -284,8 +284,7 @@ class GroupLasso(Experiment):
                     _plus_minus(_mean([look["test error"] for look in looks])),
                     _took(records),
                     None if speed is None else _factor(speed),
-                    _plus_minus(theirs[:2], "paper"),
-                    Mark(f"{theirs[2]}", "paper", theirs[2]),
+                    Mark(f"{theirs[0]} ± {theirs[1]} ({theirs[2]} s)", "paper", theirs[0]),
                 ]
             )
         columns = ["method", "test error of y", "weights: validation error", "weights: test error", "seconds (steps)"]
@@ -293,7 +292,7 @@ class GroupLasso(Experiment):
         return Table(
             f"group-lasso-{m}",
             f"Group lasso, m = {m}: errors (mean ± standard deviation over data sets) and time.",
-            [*columns, "MEHA is faster by", "paper: test error", "paper: seconds"],
+            [*columns, "MEHA is faster by", "paper: test error (time)"],
             rows,
             f"y = 0 has test error {null:.1f}. Weights: those of the least validation error along the run, with the lower level"
             " solved at them. Steps: candidates for the searches. MEHA is faster by: seconds until the method's best"
@@ -346,7 +345,7 @@ def _mean(values: Sequence[float | None]) -> tuple[float, float]:
     return float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
 
 
-def _plus_minus(number: Sequence[float], kind: Literal["number", "best", "paper"] = "number") -> Mark:
+def _plus_minus(number: Sequence[float], kind: Literal["number", "best"] = "number") -> Mark:
     return Mark(f"{number[0]:.1f}" + (f" ± {number[1]:.1f}" if number[1] else ""), kind, number[0])
 
 

@@ -96,7 +96,7 @@ class Rates(Experiment):
                 ),
                 picture(
                     "rates",
-                    f"The quantities of the theorems against the number of steps K; dotted, the slope of the bound for {_label(GUIDE)}.",
+                    f"The theorems' quantities against the number of steps; dotted: slope of the bound for {_label(GUIDE)}.",
                     "Falling curves in logarithmic scales, one for each p.",
                     panels,
                 ),
