@@ -192,10 +192,9 @@ class _Display:
 
     def __rich__(self) -> RenderableType:
         left = "" if self.left is None else f", about {_duration(max(0.0, self.left - (time.monotonic() - self.since)))} left"
-        lines: list[RenderableType] = [
-            ProgressBar(total=self.total, completed=self.done, width=60),
-            Text(f"{self.done} of {self.total} runs{left}"),
-        ]
+        head = Table.grid(padding=(0, 1))
+        head.add_row(ProgressBar(total=self.total, completed=self.done, width=40), f"{self.done} of {self.total} runs{left}")
+        lines: list[RenderableType] = [head]
         for cell, begin in list(self.running.values()):
             seconds = time.monotonic() - begin
             text = f"{self.experiments[cell.key]}: {cell.case.name}, {cell.name}, seed {cell.seed}  {seconds:.0f} s"

@@ -541,7 +541,7 @@ def test_a_missing_package_is_named_before_anything_runs(package, tmp_path):
 
 
 def test_tune_chooses_for_the_methods_that_are_asked_for_and_is_used_again(tmp_path):
-    arguments = ["strong-convex", "--quick", "--methods", "CG", "--out", str(tmp_path), "--jobs", "2"]
+    arguments = ["strong-convex", "--quick", "--methods", "CG", "--limit", "0.2", "--out", str(tmp_path), "--jobs", "2"]
     assert meha_reproduce(*arguments, "--tune").returncode == 0
     chosen = Tuning.load(tmp_path / "tuning.json")
     assert chosen.best(STRONG_CONVEX.name, "CG") == SHIPPED.best(STRONG_CONVEX.name, "CG")

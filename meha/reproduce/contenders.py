@@ -12,31 +12,7 @@ from typing import Any
 
 import torch
 
-from meha.methods import (
-    BAMM,
-    BDA,
-    BOME,
-    BRC,
-    BVFIM,
-    CG,
-    DARTS,
-    F2SA,
-    GALET,
-    IAPTT,
-    IGJO,
-    MEHA,
-    NS,
-    RHG,
-    SLM,
-    TPE,
-    VPBGD,
-    GridSearch,
-    LogUniform,
-    Method,
-    RandomSearch,
-    Uniform,
-    VFiDCA,
-)
+from meha import methods
 from meha.methods.search import Search
 from meha.oracle import Oracle
 from meha.problems import KnownProblem
@@ -66,7 +42,7 @@ class Contender:
     """
 
     name: str
-    kind: type[Method]
+    kind: type[methods.Method]
     grid: Mapping[str, tuple[Any, ...]]
 
     def settings(self) -> list[Setting]:
@@ -74,7 +50,7 @@ class Contender:
         names, values = zip(*self.grid.items(), strict=True)
         return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
 
-    def build(self, problem: KnownProblem, setting: Setting) -> Method:
+    def build(self, problem: KnownProblem, setting: Setting) -> methods.Method:
         """The method of a setting for a problem, complete."""
         if "preset" in setting:
             return problem.preset(setting["preset"])
@@ -94,17 +70,17 @@ class Contender:
         return replace(chosen, **{name: factor * getattr(chosen, name) for name, factor in multiples.items()})
 
 
-def _complete(method: Method, problem: KnownProblem) -> Method:
+def _complete(method: methods.Method, problem: KnownProblem) -> methods.Method:
     x, y = Variable(problem.x0, "x"), Variable(problem.y0, "y")
     return method.resolve(Oracle(problem, x, y), x, y, None)[0]
 
 
-def _search(kind: type[Search], problem: KnownProblem, setting: dict[str, Any]) -> Method:
+def _search(kind: type[Search], problem: KnownProblem, setting: dict[str, Any]) -> methods.Method:
     """All coordinates of x in the same interval, each by itself or with one value for all."""
     like = problem.x0
     interval = setting.pop("space", None)
     if interval is None:
-        interval = Uniform(-6.0, 6.0) if problem.x_set is None else LogUniform(1e-3, 10.0)
+        interval = methods.Uniform(-6.0, 6.0) if problem.x_set is None else methods.LogUniform(1e-3, 10.0)
     space: Any = {"space": interval}
     if setting.pop("shared"):
         space = {"space": {"value": interval}, "to_x": lambda values: torch.full_like(like, values["value"])}
@@ -116,42 +92,52 @@ def _search(kind: type[Search], problem: KnownProblem, setting: dict[str, Any]) 
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("MEHA", MEHA, {"c": (0.3, 3, 30, 300), "p": (0.1, 0.49)}),
-        Contender("RHG", RHG, {"alpha": (0.2, 1), "inner_steps": (10, 50), "warm_start": (True, False)}),
-        Contender("RHG, truncated", RHG, {"alpha": (0.2, 1), "inner_steps": (20, 100), "terms": (5, 10)}),
-        Contender("BDA", BDA, {"alpha": (0.2, 1), "inner_steps": (16, 64), "mu": (0.1, InversePower(0.5, power=1.0))}),
-        Contender("IAPTT", IAPTT, {"alpha": (0.2, 1), "beta": (0.1, 1), "eta": (0.1, 1), "inner_steps": (40,)}),
-        Contender("CG", CG, {"alpha": (0.2, 1), "inner_steps": (1, 20), "damping": (0.0, 0.1)}),
-        Contender("NS", NS, {"alpha": (0.2, 1), "inner_steps": (1, 20), "terms": (5, 40)}),
-        Contender("GALET", GALET, {"alpha": (0.2, 1), "inner_steps": (1, 20), "terms": (5, 40)}),
+        Contender("MEHA", methods.MEHA, {"c": (0.3, 3, 30, 300), "p": (0.1, 0.49)}),
+        Contender("RHG", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (10, 50), "warm_start": (True, False)}),
+        Contender("RHG, truncated", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (20, 100), "terms": (5, 10)}),
+        Contender("BDA", methods.BDA, {"alpha": (0.2, 1), "inner_steps": (16, 64), "mu": (0.1, InversePower(0.5, power=1.0))}),
+        Contender("IAPTT", methods.IAPTT, {"alpha": (0.2, 1), "beta": (0.1, 1), "eta": (0.1, 1), "inner_steps": (40,)}),
+        Contender("CG", methods.CG, {"alpha": (0.2, 1), "inner_steps": (1, 20), "damping": (0.0, 0.1)}),
+        Contender("NS", methods.NS, {"alpha": (0.2, 1), "inner_steps": (1, 20), "terms": (5, 40)}),
+        Contender("GALET", methods.GALET, {"alpha": (0.2, 1), "inner_steps": (1, 20), "terms": (5, 40)}),
         Contender(
-            "BAMM", BAMM, {"mu": (0.0, *(InversePower(0.9, power=q) for q in (0.1, 0.3, 1.0))), "line_search": (False, True)}
+            "BAMM",
+            methods.BAMM,
+            {"mu": (0.0, *(InversePower(0.9, power=q) for q in (0.1, 0.3, 1.0))), "line_search": (False, True)},
         ),
-        Contender("BRC", BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
-        Contender("DARTS, order 1", DARTS, {"order": (1,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
-        Contender("DARTS, order 2", DARTS, {"order": (2,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
-        Contender("BOME", BOME, {"steps": (0.01, 0.1, 0.3, 1), "inner_steps": (1, 10)}),
+        Contender("BRC", methods.BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
+        Contender("DARTS, order 1", methods.DARTS, {"order": (1,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
+        Contender("DARTS, order 2", methods.DARTS, {"order": (2,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
+        Contender("BOME", methods.BOME, {"steps": (0.01, 0.1, 0.3, 1), "inner_steps": (1, 10)}),
         Contender(
-            "F2SA", F2SA, {"alpha": (0.2, 1), "inner_steps": (1, 10), "c": (Power(1.0, 1 / 3), Ramp(0.1, 300.0, 10_000))}
+            "F2SA",
+            methods.F2SA,
+            {"alpha": (0.2, 1), "inner_steps": (1, 10), "c": (Power(1.0, 1 / 3), Ramp(0.1, 300.0, 10_000))},
         ),
         Contender(
-            "VPBGD", VPBGD, {"alpha": (0.2, 1), "inner_steps": (1, 5), "c": (Ramp(0.0, 30.0, 300), Ramp(0.0, 30.0, 1500))}
+            "VPBGD",
+            methods.VPBGD,
+            {"alpha": (0.2, 1), "inner_steps": (1, 5), "c": (Ramp(0.0, 30.0, 300), Ramp(0.0, 30.0, 1500))},
         ),
-        Contender("SLM", SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
-        Contender("BVFIM", BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
+        Contender("SLM", methods.SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
+        Contender("BVFIM", methods.BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
         Contender(
-            "BVFIM, sequential", BVFIM, {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)}
+            "BVFIM, sequential",
+            methods.BVFIM,
+            {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)},
         ),
-        Contender("IGJO", IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
+        Contender("IGJO", methods.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
         Contender(
-            "VFiDCA", VFiDCA, {"radii": (0.05, 1.0), "rho": (0.1, 1.0), "beta": (1, 10), "tol": (1e-4,), "iterations": (300,)}
+            "VFiDCA",
+            methods.VFiDCA,
+            {"radii": (0.05, 1.0), "rho": (0.1, 1.0), "beta": (1, 10), "tol": (1e-4,), "iterations": (300,)},
         ),
-        Contender("GridSearch", GridSearch, {"shared": (True, False), "warm_start": (True, False), "points": (3, 200)}),
+        Contender("GridSearch", methods.GridSearch, {"shared": (True, False), "warm_start": (True, False), "points": (3, 200)}),
         Contender(
             "RandomSearch",
-            RandomSearch,
+            methods.RandomSearch,
             {"shared": (True, False), "warm_start": (True, False), "seed": (0, 1), "trials": (400,)},
         ),
-        Contender("TPE", TPE, {"shared": (True, False), "warm_start": (True, False), "seed": (0, 1), "trials": (200,)}),
+        Contender("TPE", methods.TPE, {"shared": (True, False), "warm_start": (True, False), "seed": (0, 1), "trials": (200,)}),
     )
 }
