@@ -14,7 +14,7 @@ from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Results, Spread, Verdict, holds, prose, spread
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
-from meha.reproduce.experiments.racing import failure, first, picture, race_table, reached, shown, times
+from meha.reproduce.experiments.racing import first, last_error, picture, race_table, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
@@ -174,7 +174,7 @@ class Sensitivity(Experiment):
             if told is None:
                 row.append(None)
             elif told.middle is None:
-                row.append(Mark(f"not reached: {failure(cells[base])}", "failed"))
+                row.append(Mark(f"no, {last_error(cells[base])}", "failed"))
             else:
                 row.append(told.cell(band=False))
         took = reached(cells["recipe"], "seconds")

@@ -11,7 +11,7 @@ from meha.reproduce.figures import Curve, Panel, curves
 from meha.reproduce.page import Cell, Mark, Picture, Table
 from meha.reproduce.race import Record
 
-__all__ = ["compared", "failure", "first", "panel", "picture", "race_table", "reached", "shown", "times"]
+__all__ = ["compared", "first", "last_error", "panel", "picture", "race_table", "reached", "shown", "times"]
 
 NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA": "VF-iDCA"}
 """Methods whose name on the page is not that of their class."""
@@ -31,9 +31,7 @@ def failure(records: Sequence[Record]) -> str:
     """What happened to the runs that missed the target, in a few words."""
     missed = [record for record in records if not record["reached"]]
     kind = Counter(record["outcome"].partition(":")[0] for record in missed).most_common(1)[0][0]
-    errors = [_error(record) for record in missed if record["outcome"].startswith(kind)]
-    error = spread(errors).middle
-    found = f"error {number(float(f'{error:.2g}'))}" if error is not None and error < 1e4 else "error grows"
+    found = last_error([record for record in missed if record["outcome"].startswith(kind)])
     told = {
         "diverged": "diverges",
         "broke down": f"breaks down, {found}",
@@ -46,9 +44,11 @@ def failure(records: Sequence[Record]) -> str:
     return told.get(kind, found)
 
 
-def _error(record: Record) -> float | None:
-    errors = [record.get("last", {}).get(name) for name in ("error x", "error y")]
-    return None if None in errors else max(error for error in errors if error is not None)
+def last_error(records: Sequence[Record]) -> str:
+    """The larger of the errors of x and y at the end, in the median."""
+    ends = [[record["last"].get(name) for name in ("error x", "error y")] for record in records]
+    error = spread([None if None in errors else max(errors) for errors in ends]).middle
+    return f"error {number(float(f'{error:.2g}'))}" if error is not None and error < 1e4 else "error grows"
 
 
 def race_table(
