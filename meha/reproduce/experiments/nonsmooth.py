@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from meha.methods import MEHA, Uniform
+from meha.problems import lasso
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.experiments import paper
@@ -110,11 +111,10 @@ def _until_zero(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], 
     return list(xs[:end]), list(ys[:end])
 
 
-BASES: Mapping[str, Mapping[str, float]] = {
-    "printed": {"alpha": 0.1, "beta": 1e-5, "eta": 0.1, "gamma": 10.0, "c": 2.0, "p": 0.49},
-    "recipe": {"alpha": 0.1, "beta": 0.1, "eta": 0.1, "gamma": 10.0, "c": 2000.0, "p": 0.49},
-}
-"""The first row of the paper's tables as printed, and with beta and c for which y can travel; rows scale with it."""
+BASES = {"printed": "paper", "recipe": "recipe"}
+"""The presets around which rows are built: the paper's first row as printed, and numbers that are known to work."""
+
+NUMBERS = ("alpha", "beta", "eta", "gamma", "c", "p")
 
 
 class Sensitivity(Experiment):
@@ -201,10 +201,9 @@ def _label(base: str, change: Mapping[str, float]) -> str:
 
 
 def _row(base: str, change: Mapping[str, float], n: int) -> dict[str, float]:
-    """The six numbers of a row: what the paper changes, by the same factor around a base; c of the recipe is 2n."""
-    printed, numbers = BASES["printed"], dict(BASES[base])
-    if base == "recipe":
-        numbers["c"] = 2.0 * n
+    """The six numbers of a row: what the paper changes, by the same factor around a base."""
+    problem = lasso(n)
+    printed, numbers = ({name: getattr(problem.preset(BASES[b]), name) for name in NUMBERS} for b in ("printed", base))
     for name, value in change.items():
         numbers[name] = value if name == "p" else numbers[name] * (value / printed[name])
     return numbers
