@@ -13,10 +13,10 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from meha.files import write_atomically
 from meha.reproduce.contenders import CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Results
 from meha.reproduce.experiments.base import Verdict, prose
-from meha.reproduce.files import write_atomically
 from meha.reproduce.page import Cell as Entry
 from meha.reproduce.page import Details, Mark, Page, Prose, Section, Table, write
 from meha.reproduce.race import Record

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from meha.files import write_atomically
 from meha.reproduce.cells import Cell
-from meha.reproduce.files import write_atomically
 from meha.reproduce.race import Record
 
 __all__ = ["Store"]

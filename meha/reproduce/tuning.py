@@ -12,9 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from meha.files import write_atomically
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
-from meha.reproduce.files import write_atomically
 from meha.reproduce.race import Record
 from meha.reproduce.store import Store
 
