@@ -144,6 +144,29 @@ class Oracle:
                 gradient = _differentiate(total, targets)
         return values, _split(gradient if gradient is not None else [torch.zeros_like(leaf) for leaf in targets], wrt)
 
+    def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
+        """The gradient of a weighted sum of functions with respect to ``wrt``, as a part of the graph."""
+        with torch.enable_grad():
+            total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
+            assert isinstance(total, Tensor)
+            for _, function, _, _ in terms:
+                if function is self.upper:
+                    self.counts.upper += 1
+                else:
+                    self.counts.lower += 1
+            return _differentiate(total, wrt.leaves, create_graph=True)
+
+    def pull_back(
+        self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
+    ) -> tuple[list[Tensor], list[Leaves]]:
+        """The value of a function at (x, last iterate), and its gradients with respect to x and the first iterate.
+
+        The iterates come from traced gradients, one for each after the first; the pass back through these is a Hessian-vector
+        product each.
+        """
+        self.counts.hvp += len(iterates) - 1
+        return self.gradients((x, iterates[0]), [(1.0, function, x, iterates[-1])], batch, strict=False)
+
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
         """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
         for (_, function, x, y), uses in zip(terms, used, strict=True):

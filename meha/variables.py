@@ -134,6 +134,11 @@ class Variable:
         """The device of all leaves."""
         return self.leaves[0].device
 
+    @property
+    def has_modules(self) -> bool:
+        """Whether the value is or contains a module."""
+        return next(_modules(self.value), None) is not None
+
     def copy(self) -> Variable:
         """An independent variable with the same numbers.
 

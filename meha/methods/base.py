@@ -20,7 +20,7 @@ from meha.oracle import Counts, Oracle
 from meha.problem import Problem
 from meha.schedules import rests
 from meha.theory import Constants, estimate_at
-from meha.variables import Variable
+from meha.variables import Variable, copy_
 
 __all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
 
@@ -63,11 +63,22 @@ class StepInfo(Mapping[str, float]):
 
 @dataclass
 class State:
-    """What changes from step to step: variables, optimizers and numbers. Methods add fields of their own."""
+    """What changes from step to step: variables, optimizers and numbers. Methods add fields of their own.
+
+    Attributes:
+        start: where lower variables begin anew in every step; None where they go on from the last one.
+    """
 
     x: Variable
     y: Variable
     k: int = dataclasses.field(default=0, kw_only=True)
+    start: Variable | None = dataclasses.field(default=None, kw_only=True)
+
+    def restart(self, *variables: Variable) -> None:
+        """Put lower variables back to where they began, if they begin anew in every step."""
+        if self.start is not None:
+            for variable in variables:
+                copy_(variable.leaves, self.start.leaves)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors and numbers."""

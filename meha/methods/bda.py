@@ -32,7 +32,7 @@ class BDA(RHG):
         mu: the weight of F in [0, 1), a number or a function of the inner step t; with 0 the method is RHG. By default
             1/2 / (t+1): the answer tends to the right one as mu falls and T grows, and is biased otherwise.
         upper_beta: the step along F, beta by default.
-        alpha, beta, inner_steps, terms, warm_start, x_optimizer: as in :class:`~meha.RHG`.
+        alpha, beta, inner_steps, terms, warm_start, keep_graph, x_optimizer: as in :class:`~meha.RHG`.
 
     >>> import meha
     >>> problem = meha.problems.merely_convex(n=2)
@@ -57,11 +57,11 @@ class BDA(RHG):
     def settles(self, k: int) -> bool:
         return True  # mu is a function of the inner step, and the same in every step
 
-    def objective(self, oracle: Oracle, x: Variable, y: Variable, k: int) -> tuple[Objective, float]:
+    def objective(self, oracle: Oracle, x: Variable, k: int) -> tuple[Objective, float]:
         beta = self.lower_step(k)
         upper_beta = beta if self.upper_beta is None else evaluate("upper_beta", self.upper_beta, k)
 
-        def mixed(t: int) -> list[Term]:
+        def mixed(t: int, y: Variable) -> list[Term]:
             mu = fraction("mu", self.mu, t)
             terms: list[Term] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
             return [term for term in terms if term[0]]

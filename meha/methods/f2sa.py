@@ -9,7 +9,7 @@ from meha.methods.base import Numbers
 from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.variables import norm
+from meha.variables import Variable, norm
 
 __all__ = ["F2SA"]
 
@@ -28,6 +28,7 @@ class F2SA(PenaltyMethod):
 
     Args:
         c: the weight of the lower level, a number or a function of k; (k+1)^(1/3) by default, the paper's choice without noise.
+        warm_start: whether y and z go on from where they were, or begin at y0 in every step.
         alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
 
     MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
@@ -43,14 +44,21 @@ class F2SA(PenaltyMethod):
     """
 
     c: Schedule = GROWING
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_schedule("c", self.c)
 
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
+        state = super().init(oracle, x, y)
+        state.start = None if self.warm_start else y.copy()
+        return state
+
     def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
         c = evaluate("c", self.c, state.k)
         s = 1 / max(1.0, c)
+        state.restart(state.y, state.z)
         first, second, third = gap_terms(oracle, state, s, c * s)
         for _ in range(self.inner_steps):
             self.follow(oracle, state, batch, steps=1)

@@ -15,16 +15,15 @@ from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, mo
 from meha.oracle import Oracle
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, Variable, copy_, norm
+from meha.variables import Leaves, Variable, norm
 
 __all__ = ["HypergradientMethod", "HypergradientState"]
 
 
 @dataclass
 class HypergradientState(State):
-    """x, y, where y begins anew in every step (None: where it is), and the optimizer of x."""
+    """x, y and the optimizer of x."""
 
-    start: Variable | None = None
     x_optimizer: torch.optim.Optimizer | None = None
 
 
@@ -59,11 +58,10 @@ class HypergradientMethod(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> HypergradientState:
         optimizer = build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem)
-        return HypergradientState(x, y, None if self.warm_start else y.copy(), optimizer)
+        return HypergradientState(x, y, optimizer, start=None if self.warm_start else y.copy())
 
     def step(self, oracle: Oracle, state: HypergradientState, batch: Any) -> Numbers:
-        if state.start is not None:
-            copy_(state.y.leaves, state.start.leaves)
+        state.restart(state.y)
         numbers, h = self.hypergradient(oracle, state, batch)
         move("alpha", self.alpha, state.k, state.x, h, oracle.project, state.x.value, state.x_optimizer)
         return {**numbers, "d_x": norm(h)}

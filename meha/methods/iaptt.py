@@ -9,7 +9,7 @@ import torch
 
 from meha.methods.automatic import SAFETY
 from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import descend, reverse
+from meha.methods.inner import descend, reverse, unroll
 from meha.methods.moves import check_step, move
 from meha.oracle import Oracle
 from meha.schedules import Schedule
@@ -42,6 +42,7 @@ class IAPTT(HypergradientMethod):
 
     Args:
         eta: the step of z; when left out it is alpha or, where that is left out too, chosen from the curvature of F in y.
+        keep_graph: as in :class:`~meha.RHG`.
         alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`; ``warm_start`` has
             no meaning here, because z decides where the steps start.
 
@@ -59,6 +60,7 @@ class IAPTT(HypergradientMethod):
     """
 
     eta: Schedule | None = None
+    keep_graph: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +82,15 @@ class IAPTT(HypergradientMethod):
         assert z is not None
         beta = self.lower_step(state.k)
         copy_(y.leaves, z.leaves)
+        if self.keep_graph:
+            iterates = unroll(oracle, x, y, range(self.inner_steps), beta, batch)
+            with torch.no_grad():
+                values = [oracle.upper(x, iterate, batch) for iterate in iterates[1:]]
+            worst = 1 + int(torch.stack(values).argmax())
+            _, (h, q) = oracle.pull_back(oracle.upper, x, iterates[: worst + 1], batch)
+            copy_(y.leaves, iterates[-1].leaves)
+            self._move_z(oracle, state, q)
+            return {"upper": values[-1], "pessimistic": worst}, h
         descend(oracle, x, y, self.inner_steps, beta, batch, trace=trace)
         values = []
         for iterate in trace[1:]:
@@ -89,6 +100,11 @@ class IAPTT(HypergradientMethod):
         copy_(y.leaves, trace[worst])
         _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
-        move("eta", self.alpha if self.eta is None else self.eta, state.k, z, q, oracle.prox, x.value)
+        self._move_z(oracle, state, q)
         copy_(y.leaves, trace[-1])
         return {"upper": values[-1], "pessimistic": worst}, h
+
+    def _move_z(self, oracle: Oracle, state: IAPTTState, direction: Leaves) -> None:
+        assert state.z is not None
+        eta = self.alpha if self.eta is None else self.eta
+        move("eta", eta, state.k, state.z, direction, oracle.prox, state.x.value)

@@ -1,22 +1,24 @@
-"""Steps on the lower level, and the sweep that pulls a gradient back through them."""
+"""Steps on the lower level, and the ways to pull a gradient back through them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from meha.oracle import Oracle, Term
 from meha.variables import Leaves, Variable, add_, copy_
 
-__all__ = ["Objective", "descend", "lower_objective", "reverse"]
+__all__ = ["Objective", "descend", "lower_objective", "reverse", "unroll"]
 
-Objective = Callable[[int], list[Term]]
-"""What step t descends on, as a weighted sum of functions at (x, y)."""
+Objective = Callable[[int, Variable], list[Term]]
+"""What step t descends on, as a weighted sum of functions at (x, y), as a function of t and y."""
 
 
-def lower_objective(oracle: Oracle, x: Variable, y: Variable) -> Objective:
+def lower_objective(oracle: Oracle, x: Variable) -> Objective:
     """f itself, in every step."""
-    return lambda t: [(1.0, oracle.lower, x, y)]
+    return lambda t, y: [(1.0, oracle.lower, x, y)]
 
 
 def descend(
@@ -30,17 +32,17 @@ def descend(
     trace: list[Leaves] | None = None,
     ridge: float = 0.0,
 ) -> None:
-    """y <- proj_Y(y - step * grad_y objective(t)) for t = 0, ..., steps - 1, in place; f is the objective by default.
+    """y <- proj_Y(y - step * grad_y objective(t, y)) for t = 0, ..., steps - 1, in place; f is the objective by default.
 
     Args:
         trace: takes copies of y_0, ..., y_{steps}.
         ridge: adds ridge/2 ||y||^2 to the objective.
     """
-    objective = objective or lower_objective(oracle, x, y)
+    objective = objective or lower_objective(oracle, x)
     for t in range(steps):
         if trace is not None:
             trace.append([leaf.detach().clone() for leaf in y.leaves])
-        _, direction = oracle.gradient(y, objective(t), batch)
+        _, direction = oracle.gradient(y, objective(t, y), batch)
         if ridge:
             add_(y.leaves, y.leaves, -step * ridge)
         add_(y.leaves, direction, -step)
@@ -70,11 +72,11 @@ def reverse(
     One Hessian-vector product a step. Iterates are kept and derivatives recomputed, so that memory is that of the iterates and
     of one graph; objectives must give the same value when they are called again.
     """
-    objective = objective or lower_objective(oracle, x, y)
+    objective = objective or lower_objective(oracle, x)
     steps = len(trace) - 1
     for t in reversed(range(steps - min(terms if terms is not None else steps, steps), steps)):
         copy_(y.leaves, trace[t])
-        hessian = oracle.hessian(objective(t), batch)
+        hessian = oracle.hessian(objective(t, y), batch)
         if not oracle.prox.identity:
             ahead = [leaf - step * d for leaf, d in zip(trace[t], hessian.gradient, strict=True)]
             q = oracle.prox.pull_back(x.value, ahead, step, q)
@@ -84,3 +86,31 @@ def reverse(
         del hessian  # before the next one is built
     copy_(y.leaves, trace[-1])
     return h, q
+
+
+def unroll(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    steps: range,
+    step: float,
+    batch: Any,
+    objective: Objective | None = None,
+) -> list[Variable]:
+    """y and what :func:`descend` makes of it in each of the steps, with the graph that leads there from x and from the first.
+
+    One backward pass from any of them then does what :func:`reverse` does step by step: in less time, with the memory of all
+    graphs. y itself stays where it is.
+    """
+    if y.has_modules or not oracle.prox.identity:
+        found = "holds a module" if y.has_modules else "has a set Y"
+        raise ValueError(f"keep_graph: y {found}, and steps are kept as graphs for free tensors only; leave keep_graph out.")
+    objective = objective or lower_objective(oracle, x)
+    iterates = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
+    for t in steps:
+        last = iterates[-1]
+        direction = oracle.traced(last, objective(t, last), batch)
+        with torch.enable_grad():
+            leaves = [leaf - step * d for leaf, d in zip(last.leaves, direction, strict=True)]
+            iterates.append(Variable.of(last.like(leaves), y.argument))
+    return iterates

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.checks import check_positive
+from meha.checks import check_count, check_positive
 from meha.methods.automatic import advise, choose
 from meha.methods.base import Method, Numbers, State
 from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
@@ -43,6 +43,9 @@ class MEHA(Method):
     with prox including the projection on Y, theta = y at the start, and c_k = c (k+1)^p. It costs 4 gradients of f and 2 of F
     (1 if F does not depend on x), and never a double backward pass. The smooth case is the same code with g = 0.
 
+    Lower levels that belong to a batch, such as the heads of its tasks, begin anew with each batch. For them, and wherever x
+    should wait for y, there are further steps of theta and y at the same x.
+
     Args:
         alpha, beta, eta: step sizes of x, y and theta: numbers, or functions of k (:mod:`meha.schedules`).
         gamma: the parameter of the Moreau envelope.
@@ -51,6 +54,10 @@ class MEHA(Method):
             then takes the step along the direction instead of ``- alpha *``, and alpha is not given. A prox or a projection
             that mixes coordinates is only correct after plain steps, so there only SGD is accepted, and its lr is the step
             of the prox.
+        inner_steps: T, the steps of theta and y; T - 1 of them (theta, then y) go before the step above, which is the algorithm
+            for T = 1. Each costs 2 gradients of f and 1 of F.
+        warm_start: whether theta and y go on from where they were, or begin at y0 in every step. Then the last step of y, which
+            would be thrown away, is left out, and T must be at least 2.
 
     Modules run as they are: in training mode, batch-norm statistics of y see the data of both objectives (those of theta, a
     copy, only its own passes), and dropout draws a new mask in every pass.
@@ -80,6 +87,8 @@ class MEHA(Method):
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
     theta_optimizer: OptimizerFactory | None = None
+    inner_steps: int = 1
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
         for name, optimizer in (("alpha", "x_optimizer"), ("beta", "y_optimizer"), ("eta", "theta_optimizer")):
@@ -93,6 +102,9 @@ class MEHA(Method):
                 raise ValueError(f"p: c is a function of the step, so p={self.p} has no meaning; leave one out.")
             if not 0 <= self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
+        check_count("inner_steps", self.inner_steps)
+        if not self.warm_start and self.inner_steps < 2:
+            raise ValueError("inner_steps: with warm_start=False, y would stay at y0 with one; take at least 2.")
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
@@ -120,7 +132,7 @@ class MEHA(Method):
         return advise(self, problem, x, y, batch)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> MEHAState:
-        state = MEHAState(x=x, y=y, theta=y.copy())
+        state = MEHAState(x=x, y=y, theta=y.copy(), start=None if self.warm_start else y.copy())
         for level in ("x", "y", "theta"):
             name = f"{level}_optimizer"
             setattr(state, name, build_optimizer(name, getattr(self, name), getattr(state, level), oracle.problem))
@@ -128,22 +140,24 @@ class MEHA(Method):
 
     def step(self, oracle: Oracle, state: MEHAState, batch: Any) -> Numbers:
         x, y, theta = state.x, state.y, state.theta
-        F, f, phi = oracle.upper, oracle.lower, oracle.phi
+        F, phi = oracle.upper, oracle.phi
         gamma, c = self.gamma, self.penalty(state.k)
         assert gamma is not None
 
-        _, d = oracle.gradient(theta, [(1.0, f, x, theta)], batch)
-        d_theta = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
-        m_theta = self._move(state, "eta", "theta", d_theta, oracle.prox)
+        state.restart(y, theta)
+        for _ in range(self.inner_steps - 1):
+            self._move_theta(oracle, state, batch)
+            m_y = self._move_y(oracle, state, batch, c)
+
+        m_theta = self._move_theta(oracle, state, batch)
 
         terms = [(1 / c, F, x, y), (1.0, phi, x, y), (-1.0, phi, x, theta)]
         (upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
         m_x = self._move(state, "alpha", "x", d_x, oracle.project)
 
         apart = norm(subtract(theta.leaves, y.leaves))
-        _, d = oracle.gradient(y, [(1 / c, F, x, y), (1.0, f, x, y)], batch)
-        d_y = add_difference(d, theta.leaves, y.leaves, 1 / gamma)
-        m_y = self._move(state, "beta", "y", d_y, oracle.prox)
+        if self.warm_start:
+            m_y = self._move_y(oracle, state, batch, c)
 
         return {
             "upper": upper,
@@ -158,6 +172,20 @@ class MEHA(Method):
         """c_k."""
         assert self.c is not None
         return evaluate("c", self.c if callable(self.c) else Power(self.c, self.p or 0.0), k)
+
+    def _move_theta(self, oracle: Oracle, state: MEHAState, batch: Any) -> Tensor:
+        x, y, theta = state.x, state.y, state.theta
+        assert self.gamma is not None
+        _, d = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
+        d = add_difference(d, theta.leaves, y.leaves, 1 / self.gamma)
+        return self._move(state, "eta", "theta", d, oracle.prox)
+
+    def _move_y(self, oracle: Oracle, state: MEHAState, batch: Any, c: float) -> Tensor:
+        x, y, theta = state.x, state.y, state.theta
+        assert self.gamma is not None
+        _, d = oracle.gradient(y, [(1 / c, oracle.upper, x, y), (1.0, oracle.lower, x, y)], batch)
+        d = add_difference(d, theta.leaves, y.leaves, 1 / self.gamma)
+        return self._move(state, "beta", "y", d, oracle.prox)
 
     def _move(self, state: MEHAState, name: str, level: str, direction: Leaves, prox: Prox) -> Tensor:
         step, optimizer = getattr(self, name), getattr(state, f"{level}_optimizer")
