@@ -1,0 +1,176 @@
+"""Omniglot: 1623 handwritten characters of 50 alphabets, 20 drawings each."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from meha.datasets.fetch import find
+from meha.datasets.sources import SOURCES, Folder, cache_folder, damaged
+from meha.files import write_atomically
+
+__all__ = ["Omniglot", "omniglot"]
+
+CHARACTERS = {"images_background.zip": 964, "images_evaluation.zip": 659}
+DRAWINGS = 20
+SIDE = 105
+LARGEST = 2**16  # bytes of one drawing; the published ones have some hundreds
+
+Drawings = dict[tuple[str, str], list[zipfile.ZipInfo]]
+"""The drawings in an archive, in order, of each alphabet and character."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Omniglot:
+    """Characters, each drawn by 20 people.
+
+    Args:
+        images: (1623 characters, 20 drawings, size, size), uint8; 255 is ink on paper of 0.
+        alphabets: the alphabet of each character, such as "Greek".
+        characters: its name within that alphabet, such as "character01".
+        background: (1623,), bool; which characters the publishers mean for training (``images_background``, 964 of 30
+            alphabets); the others are ``images_evaluation``, 659 of 20 alphabets.
+
+    >>> Omniglot(torch.zeros(1, 20, 28, 28, dtype=torch.uint8), ("Greek",), ("character01",), torch.tensor([True]))
+    Omniglot(1 characters, 20 drawings of 28x28 each)
+    """
+
+    images: Tensor
+    alphabets: tuple[str, ...]
+    characters: tuple[str, ...]
+    background: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        count, drawings, height, width = self.images.shape
+        return f"Omniglot({count} characters, {drawings} drawings of {height}x{width} each)"
+
+
+def omniglot(folder: Folder | None = None, download: bool = False, size: int = 28) -> Omniglot:
+    """Omniglot (Lake, Salakhutdinov, Tenenbaum 2015), from ``images_background.zip`` and ``images_evaluation.zip``.
+
+    The drawings, black and white and 105x105, are turned to grey and resized by Pillow's Lanczos filter, as few-shot learning
+    does since MAML. The 32,460 of them take some seconds, so they are kept in the cache, in one file for each size, which is
+    made again whenever it is damaged or the drawings are others. That needs Pillow: ``pip install "meha[data]"``.
+
+    Args:
+        folder: where the files are, or where a subfolder ``omniglot`` with them is; left out, ``MEHA_DATA`` and then the cache.
+        download: whether missing files may be downloaded (into ``folder``, or the cache).
+        size: height and width of the images, 1 to 105 pixels.
+
+    >>> omniglot(size=0)
+    Traceback (most recent call last):
+    ValueError: size: must be a whole number from 1 to 105, got 0.
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SIDE:
+        raise ValueError(f"size: must be a whole number from 1 to {SIDE}, got {size!r}.")
+    paths = find(SOURCES["omniglot"], list(CHARACTERS), folder, download)
+    archives = {path: _drawings(path, count) for path, count in zip(paths, CHARACTERS.values(), strict=True)}
+    names = [name for drawings in archives.values() for name in drawings]
+    cache = cache_folder() / "omniglot" / f"drawings-{size}.npz"
+    key = _key(archives)
+    images = _stored(cache, key, (len(names), DRAWINGS, size, size))
+    if images is None:
+        images = np.concatenate([_decode(path, drawings, size) for path, drawings in archives.items()])
+        _store(cache, key, images)
+    first = next(iter(archives.values()))
+    return Omniglot(
+        torch.from_numpy(images),
+        tuple(alphabet for alphabet, _ in names),
+        tuple(character for _, character in names),
+        torch.arange(len(names)) < len(first),
+    )
+
+
+def _drawings(path: Path, count: int) -> Drawings:
+    """What the archive holds, by alphabet and character; it must be ``count`` characters of 20 drawings."""
+    source = SOURCES["omniglot"]
+    if not path.is_file():
+        raise damaged(path, source, "is a folder or a device, not a file")
+    with path.open("rb") as file:
+        try:
+            entries = sorted(zipfile.ZipFile(file).infolist(), key=lambda entry: entry.filename)
+        except Exception as error:  # zipfile has many ways to say that a file is no archive
+            raise damaged(path, source, f"is not a zip archive that can be read ({error})") from error
+    drawings: Drawings = {}
+    for entry in entries:
+        parts = PurePosixPath(entry.filename).parts  # images_background, Greek, character01, 0394_01.png
+        if len(parts) < 3 or parts[0] == "__MACOSX" or not parts[-1].endswith(".png"):
+            continue
+        if entry.file_size > LARGEST:
+            size = f"{entry.file_size:,} bytes"
+            raise damaged(path, source, f"{entry.filename} in it has {size}, a drawing has less than {LARGEST:,}")
+        drawings.setdefault((parts[-3], parts[-2]), []).append(entry)
+    if len(drawings) != count:
+        raise damaged(path, source, f"must hold {count} characters, holds {len(drawings)}")
+    for (alphabet, character), found in drawings.items():
+        if len(found) != DRAWINGS:
+            raise damaged(path, source, f"must hold {DRAWINGS} drawings of {alphabet}/{character}, holds {len(found)}")
+    return drawings
+
+
+def _decode(path: Path, drawings: Drawings, size: int) -> NDArray[np.uint8]:
+    """All drawings of an archive, (characters, 20, size, size)."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError('omniglot() needs Pillow; install it with: pip install "meha[data]"') from error
+    images = np.empty((len(drawings), DRAWINGS, size, size), np.uint8)
+    with zipfile.ZipFile(path) as archive:
+        for position, entry in enumerate(entry for entries in drawings.values() for entry in entries):
+            try:
+                with archive.open(entry) as file:
+                    content = file.read(entry.file_size)  # without the number, an entry that lies about it is unpacked whole
+                with Image.open(io.BytesIO(content), formats=("PNG",)) as drawing:
+                    if drawing.size != (SIDE, SIDE):
+                        raise ValueError(f"must be {SIDE}x{SIDE} pixels, is {drawing.width}x{drawing.height}")
+                    grey = drawing.convert("L")  # as it is, of 1 bit, Pillow would only leave out pixels
+                images[divmod(position, DRAWINGS)] = np.asarray(grey.resize((size, size), Image.Resampling.LANCZOS))
+            except Exception as error:  # zipfile and Pillow have many ways to say that a file is damaged
+                raise damaged(path, SOURCES["omniglot"], f"{entry.filename} in it cannot be read ({error})") from error
+    return np.subtract(255, images, out=images)
+
+
+def _key(archives: dict[Path, Drawings]) -> str:
+    """A digest of the names and checksums of all drawings, the same however they were packed."""
+    digest = hashlib.sha256()
+    for drawings in archives.values():
+        for (alphabet, character), entries in drawings.items():
+            digest.update(f"{alphabet}/{character}: {[entry.CRC for entry in entries]}\n".encode())
+    return digest.hexdigest()
+
+
+def _stored(cache: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """The images that :func:`_store` kept, if they are intact and were made from the drawings of this key."""
+    try:
+        with cache.open("rb") as file, np.load(file) as stored:  # an .npz file has a checksum of each array
+            if str(stored["key"]) != key:
+                return None
+            images: NDArray[np.uint8] = stored["images"]
+    except Exception:  # whatever is wrong with it, it can be made again
+        return None
+    return images if images.shape == shape and images.dtype == np.uint8 else None
+
+
+def _store(cache: Path, key: str, images: NDArray[np.uint8]) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, key=np.array(key), images=images)
+    try:
+        write_atomically(cache, buffer.getvalue())
+    except OSError as error:
+        warnings.warn(
+            f"omniglot: the images could not be kept in {cache} ({error}), so that the next call decodes them again. "
+            f"Set the environment variable MEHA_CACHE to a folder that can be written.",
+            stacklevel=3,
+        )
