@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from meha import diagnostics
 from meha.methods.base import Method, describe
@@ -61,6 +62,15 @@ class History(Mapping[str, list[float]]):
         for name, column in self._columns.items():
             column.append(float(row.get(name, float("nan"))))
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The columns, as tensors."""
+        return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the columns of another history."""
+        self._columns = {name: column.tolist() for name, column in state.items()}
+        self._rows = max((len(column) for column in self._columns.values()), default=0)
+
     def __getitem__(self, name: str) -> list[float]:
         return self._columns[name]
 
@@ -83,7 +93,8 @@ class Solution:
         status: how the run ended.
         message: the same in a sentence, with what to try when it went wrong.
         steps: steps taken.
-        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of diagnostics, rules, callbacks.
+        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of diagnostics, rules, callbacks,
+            checkpoints.
         counts: gradients of F and of f, Hessian-vector products.
         history: numbers of the recorded steps.
         method: the hyper-parameters, with those that were left out filled in.

@@ -1,9 +1,11 @@
-"""solve(): the loop around a run, with stopping, history, callbacks and a progress bar."""
+"""solve(): the loop around a run, with stopping, history, callbacks, checkpoints and a progress bar."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,12 +14,18 @@ from typing import Any
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from meha.checkpoints import REMEDY, Checkpoint
 from meha.checks import check_count, check_positive, check_tolerance
+from meha.divergence import Runaway
+from meha.loaders import Endless, Stateful, check_resumable, random_states, set_random_states
+from meha.loggers import work
 from meha.methods import MEHA, Method, Run, StepInfo
+from meha.oracle import MicroBatches
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
 from meha.stopping import RelativeChange, Rule
-from meha.variables import Leaves, Variable, copy_, norm, subtract
+from meha.theory import Constants
+from meha.variables import Variable, _modules, copy_, norm, subtract
 
 __all__ = ["Callback", "solve"]
 
@@ -37,12 +45,20 @@ def solve(
     tol: float | None = 1e-8,
     stop: Rule | Sequence[Rule] = (),
     batches: Iterable[Any] | None = None,
+    accumulate: int = 1,
     callbacks: Callback | Sequence[Callback] = (),
     record: int = 1,
     progress: bool = False,
     divergence: float = 1e8,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int = 1000,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
+
+    With ``checkpoint`` a run can be killed at any moment. The same call, in a new process that builds the same problem, start
+    and batches, then goes on from the last checkpoint and ends with the same numbers, bit for bit, as if nothing had happened.
+    Called again after its end, a run returns the same solution; with a larger ``max_steps`` it goes on, as does one that had
+    converged when ``tol`` or ``stop`` are changed, and one that a callback had stopped. All else must stay as it was.
 
     Args:
         problem: what to solve.
@@ -51,13 +67,22 @@ def solve(
         max_steps: stop after so many steps.
         tol: stop when the relative change of (x, y) in a step falls to it; None for never.
         stop: further rules (:mod:`meha.stopping`); the first that holds ends the run as converged.
-        batches: an iterable of batches for the objectives, begun anew when it ends (if it can be).
+        batches: an iterable of batches for the objectives, begun anew when it ends (if it can be). For several loaders there is
+            :class:`meha.loaders.Together`.
+        accumulate: each step takes so many successive batches, as :class:`~meha.MicroBatches`: the mean of the objectives over
+            them, with memory for one at a time.
         callbacks: called as ``callback(run, info)`` after each step. It may return True to stop the run, or numbers by name to
-            add to the history.
+            add to the history. What its ``state_dict`` returns, if it has one, is part of a checkpoint.
         record: keep the numbers of every ``record``-th step, and of the last.
         progress: show a bar (needs rich).
         divergence: the run counts as diverged when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||, or earlier, when it
             keeps accelerating away from the start while F grows.
+        checkpoint: a file from which the run goes on when it exists, and to which everything that its future depends on is
+            saved: x, y and the method's own variables and optimizers, the place in the batches, the states of the random number
+            generators (of torch on all devices, of Python, of numpy, and those that a DataLoader holds), the history, the
+            stopping rules' counters.
+        every: save after so many steps, and at the end. An exception or Ctrl-C saves nothing, since the step may be half done:
+            the file remains the last whole one.
 
     Returns:
         The last finite iterate with its status. Failures of the run are a status, not an exception.
@@ -72,55 +97,150 @@ def solve(
     max steps 2.3
     """
     check_count("max_steps", max_steps)
+    check_count("accumulate", accumulate)
     check_count("record", record)
+    check_count("every", every)
     check_positive("divergence", divergence)
     if tol is not None:
         check_tolerance("tol", tol)
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
+    if accumulate > 1 and batches is None:
+        raise ValueError(f"accumulate: {accumulate} batches a step need batches; pass them, or leave accumulate out.")
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
     method = method if method is not None else MEHA()
     rules = ([] if tol is None else [RelativeChange(tol)]) + _functions("stop", stop)
     called = _functions("callbacks", callbacks)
+    file = None
+    if checkpoint is not None:
+        check_resumable(batches, "batches")
+        file = Checkpoint(checkpoint)
 
     begin = time.perf_counter()
     run = method.start(problem, x0, y0)
-    loop = _Loop(run, rules, called, record, divergence, seconds=time.perf_counter() - begin)
+    source = _Source(batches, accumulate, remember=file is not None)
+    loop = _Loop(run, source, rules, called, record, divergence, seconds=time.perf_counter() - begin)
+    if file is not None:
+        _resume(loop, file, max_steps)
+    left, stepped = 0 if loop.over else max_steps - run.k, False
     with _progress_bar(max_steps) if progress else nullcontext() as show:
-        for batch in _cycle(batches, max_steps):
-            over = loop.advance(batch)
+        for batch in itertools.islice(source, left):
+            loop.advance(batch)
+            stepped = True
             if show is not None:
                 show(run, loop.history)
-            if over:
+            if loop.over:
                 break
-        else:
-            short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
-            remedy = "allow more steps, or relax tol." if run.method.settles(run.k) else "allow more steps."
-            loop.finish(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+            if file is not None and run.k % every == 0 and run.k < max_steps:
+                file.write(loop.state_dict())
+    if not loop.over:
+        short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
+        remedy = "allow more steps, or relax tol." if run.method.settles(run.k) else "allow more steps."
+        loop.finish(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+    if file is not None and stepped:
+        file.write(loop.state_dict())
     return loop.solution()
+
+
+class _Source(Iterator[Any]):
+    """What the steps get: batches without end, in groups of ``accumulate``; None each time when there are none.
+
+    With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
+    """
+
+    def __init__(self, batches: Iterable[Any] | None, accumulate: int, remember: bool) -> None:
+        self._stream = None if batches is None else Endless(batches)
+        self.loader, self.accumulate, self._remember = batches, accumulate, remember
+        self.place: dict[str, Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._stream is None:
+            return None
+        if self._remember:
+            self.place = {"batches": self._stream.state_dict(), "random": random_states(self.loader)}
+        if self.accumulate == 1:
+            return next(self._stream)
+        group = list(itertools.islice(self._stream, self.accumulate))
+        if len(group) < self.accumulate:
+            raise StopIteration
+        return MicroBatches(group)
+
+    def find(self, place: Mapping[str, Any] | None) -> Any:
+        """The batch at a place, after which the next ones follow."""
+        if (place is None) != (self._stream is None):
+            before, now = ("none", "some") if place is None else ("some", "none")
+            raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
+        if self._stream is None or place is None:
+            return None
+        self._stream.load_state_dict(place["batches"])
+        set_random_states(place["random"], self.loader)
+        try:
+            return next(self)
+        except StopIteration:
+            raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+def _resume(loop: _Loop, file: Checkpoint, max_steps: int) -> None:
+    """Put the loop where the checkpoint is, if there is one; when it does not fit, nothing is changed."""
+    run, source = loop.run, loop.source
+    saved = file.read(run.state.x.device)
+    if saved is None:
+        return
+    before, states = run.state_dict(), random_states(source.loader)
+    try:
+        try:
+            loop.load_state_dict(saved)
+        except Exception as error:  # a callback's own error, for example
+            raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
+        if run.k > max_steps:
+            raise ValueError(
+                f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {max_steps}; allow at"
+                " least as many, or give another path."
+            )
+        run.batch = source.find(saved["place"])
+        set_random_states(saved["random"], source.loader)
+        for module, training in zip(loop.modules, saved["training"], strict=True):
+            module.training = training
+    except BaseException:
+        run.load_state_dict(before)
+        set_random_states(states, source.loader)
+        raise
 
 
 class _Loop:
     """One run with its clock, its history and the test whether it is over."""
 
     def __init__(
-        self, run: Run, rules: list[Rule], callbacks: list[Callback], record: int, divergence: float, seconds: float
+        self,
+        run: Run,
+        source: _Source,
+        rules: list[Rule],
+        callbacks: list[Any],
+        record: int,
+        divergence: float,
+        seconds: float,
     ) -> None:
-        self.run, self.rules, self.callbacks, self.record = run, rules, callbacks, record
+        self.run, self.source, self.rules, self.callbacks, self.record = run, source, rules, callbacks, record
         self.held = [0] * len(rules)
         self.history, self.seconds = History(), seconds
-        self.status, self.message = Status.MAX_STEPS, ""
+        self.status: Status | None = None
+        self.message = ""
         x, y = run.state.x, run.state.y
         self.leaves = [leaf.detach() for leaf in x.leaves + y.leaves]
         self.previous = [leaf.clone() for leaf in self.leaves]
         self.buffers = [buffer for variable in (x, y) for buffer in variable.buffers().values()]
         self.previous_buffers = [buffer.clone() for buffer in self.buffers]
-        self.runaway = _Runaway(self.leaves, divergence)
-        self.last: tuple[StepInfo, dict[str, float]]
+        self.modules = [part for variable in (x, y) for module in _modules(variable.value) for part in module.modules()]
+        self.runaway = Runaway(self.leaves, divergence)
+        self.last: tuple[StepInfo, dict[str, float]] | None = None
 
-    def advance(self, batch: Any) -> bool:
-        """One step and all that belongs to it; whether the run is over."""
+    @property
+    def over(self) -> bool:
+        return self.status is not None
+
+    def advance(self, batch: Any) -> None:
+        """One step and all that belongs to it."""
         run = self.run
         begin = time.perf_counter()
         copy_(self.previous, self.leaves)
@@ -129,40 +249,53 @@ class _Loop:
         try:
             info = run.step(batch)
         except (LinAlgError, ArithmeticError) as error:
-            return self._undo(Status.BROKE_DOWN, f"Step {run.k + 1} broke down: {error}. The iterate before it is returned.")
+            message = f"Step {run.k + 1} broke down: {error}. The iterate before it is returned."
+            return self._undo(Status.BROKE_DOWN, message)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
         info = info.plus(change=float(moved / size) if moved > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
 
         extra: dict[str, float] = {}
-        over = self._failed(info, float(size), float(moved)) or self._called(info, extra) or self._converged(info)
         self.last = info, extra
-        if over or info.step % self.record == 0:
-            self._record()
-        return over
+        self._check(info, float(size), float(moved))
+        if not self.over:
+            asked = self._called(info, extra)
+            self._converged(info)
+            if asked and not self.over:
+                self.finish(Status.STOPPED, asked)
+        if info.step % self.record == 0:
+            self.history.append(self._row(info, extra))
+        return None
 
-    def _record(self) -> None:
-        info, extra = self.last
-        counts = self.run.counts
-        work = {"gradients_upper": counts.upper, "gradients_lower": counts.lower, "hessian_products": counts.hvp}
-        self.history.append({"step": info.step, "seconds": self.seconds, **info, **work, **extra})
+    def _row(self, info: StepInfo, extra: dict[str, float]) -> dict[str, float]:
+        return {"step": info.step, "seconds": self.seconds, **info, **work(self.run), **extra}
 
-    def _failed(self, info: StepInfo, size: float, moved: float) -> bool:
+    def _check(self, info: StepInfo, size: float, moved: float) -> None:
         """End the run if its iterate is not finite or runs away."""
         if not math.isfinite(size + info.get("upper", 0.0)):
             message = f"Step {info.step} gave NaN or infinity; the iterate before it is returned."
             return self._undo(Status.NON_FINITE, message)
         reason = self.runaway(self.leaves, info, size, moved)
-        return self.finish(Status.DIVERGED, reason) if reason else False
+        return self._fail(Status.DIVERGED, reason) if reason else None
 
-    def _undo(self, status: Status, message: str) -> bool:
+    def _undo(self, status: Status, message: str) -> None:
         """Go back to the iterate before the last step, and end the run."""
         copy_(self.leaves, self.previous)
         for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
             buffer.copy_(kept)
-        return self.finish(status, message)
+        self._fail(status, message)
 
-    def _called(self, info: StepInfo, extra: dict[str, float]) -> bool:
+    def _fail(self, status: Status, message: str) -> None:
+        """End the run, with what to try."""
+        run = self.run
+        x, y = run.state.x.copy(), run.state.y.copy()
+        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
+        advice = self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch)
+        self.finish(status, f"{message} {advice}")
+
+    def _called(self, info: StepInfo, extra: dict[str, float]) -> str:
+        """Call all callbacks; which one asked to stop."""
+        asked = ""
         for callback in self.callbacks:
             answer, name = callback(self.run, info), _name(callback)
             if isinstance(answer, Mapping):
@@ -171,9 +304,9 @@ class _Loop:
             elif answer is not None and type(answer).__name__ not in ("bool", "bool_"):
                 kind = type(answer).__name__
                 raise TypeError(f"callbacks: {name} returned {kind}; return True to stop, numbers by name to record, or None.")
-            elif answer:
-                return self.finish(Status.STOPPED, f"{name} asked to stop at step {info.step}.")
-        return False
+            elif answer and not asked:
+                asked = f"{name} asked to stop at step {info.step}."
+        return asked
 
     @staticmethod
     def _number(callback: str, key: str, value: Any, taken: set[str]) -> float:
@@ -184,7 +317,8 @@ class _Loop:
         except (TypeError, ValueError):
             raise TypeError(f"callbacks: {callback} returned {value!r} for {key!r}; the history takes numbers.") from None
 
-    def _converged(self, info: StepInfo) -> bool:
+    def _converged(self, info: StepInfo) -> None:
+        """End the run if the method has nothing left to do, or a rule holds."""
         if self.run.finished:
             return self.finish(Status.FINISHED, self.run.finished)
         for i, rule in enumerate(self.rules):
@@ -192,11 +326,10 @@ class _Loop:
             self.held[i] = self.held[i] + 1 if reason else 0
             if reason and self.held[i] >= getattr(rule, "times", 1):
                 return self.finish(Status.CONVERGED, reason if isinstance(reason, str) else f"{_name(rule)} holds")
-        return False
+        return None
 
-    def finish(self, status: Status, message: str) -> bool:
+    def finish(self, status: Status, message: str) -> None:
         self.status, self.message = status, message
-        return True
 
     def _undefined(self, x: Variable, y: Variable) -> str:
         """Which objective has no value at the start (x, y)."""
@@ -212,20 +345,17 @@ class _Loop:
         return ""
 
     def solution(self) -> Solution:
-        run, message = self.run, self.message
-        if self.status in (Status.DIVERGED, Status.NON_FINITE, Status.BROKE_DOWN):
-            x, y = run.state.x.copy(), run.state.y.copy()
-            copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
-            message += " " + (self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch))
-        if run.k % self.record and self.status is Status.MAX_STEPS:
-            self._record()
+        run = self.run
+        assert self.status is not None
+        if self.last is not None and self.last[0].step % self.record:
+            self.history.append(self._row(*self.last))
         return Solution(
             problem=run.problem,
             method=run.method,
             x=run.state.x.snapshot(),
             y=run.state.y.snapshot(),
             status=self.status,
-            message=message,
+            message=self.message,
             steps=run.k,
             seconds=self.seconds,
             counts=run.counts,
@@ -234,42 +364,60 @@ class _Loop:
             batch=run.batch,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the future depends on, in plain tensors, numbers and text."""
+        run = self.run
+        return {
+            "random": random_states(self.source.loader),
+            "call": self._call(),
+            "run": run.state_dict(),
+            "training": [module.training for module in self.modules],
+            "constants": None if run.constants is None else dataclasses.asdict(run.constants),
+            "place": self.source.place,
+            "seconds": self.seconds,
+            "history": self.history.state_dict(),
+            "last": None if self.last is None else (self.last[0].step, dict(self.last[0]), self.last[1]),
+            "runaway": self.runaway.state_dict(),
+            "rules": self._rules(),
+            "held": self.held,
+            "status": None if self.status is None else self.status.value,
+            "message": self.message,
+            "callbacks": [(_name(c), c.state_dict()) for c in self.callbacks if isinstance(c, Stateful)],
+        }
 
-class _Runaway:
-    """Tells a diverging run from one that travels far.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loop was; the place in the batches and the random states are not touched."""
+        run = self.run
+        run.load_state_dict(state["run"])
+        for name, value in self._call().items():
+            if state["call"][name] != value:
+                raise ValueError(f"{name}: was {state['call'][name]}, is {value}.")
+        run.constants = None if state["constants"] is None else Constants(**state["constants"])
+        self.seconds = state["seconds"]
+        self.history.load_state_dict(state["history"])
+        self.last = None if state["last"] is None else (StepInfo(*state["last"][:2]), state["last"][2])
+        self.runaway.load_state_dict(state["runaway"])
+        status = None if state["status"] is None else Status(state["status"])
+        same = state["rules"] == self._rules()
+        if same:
+            self.held = list(state["held"])
+        if status not in (None, Status.MAX_STEPS, Status.STOPPED) and (same or status is not Status.CONVERGED):
+            self.finish(status, state["message"])
+        saved = list(state["callbacks"])
+        for callback in self.callbacks:
+            names = [name for name, _ in saved]
+            if isinstance(callback, Stateful) and _name(callback) in names:
+                callback.load_state_dict(saved.pop(names.index(_name(callback)))[1])
 
-    At steps 64, 128, 256, ... it looks at the second half of the run so far. A run that approaches something slows down; one
-    that drifts keeps its pace and at most doubles its distance from the start. Three windows in a row with longer steps and
-    1.5 times the distance, the last two with a larger F, and a last step longer than their mean, are taken for divergence, if
-    the distance is large at all.
-    """
+    def _call(self) -> dict[str, Any]:
+        """What must be the same when a run goes on, besides the method and the variables."""
+        problem = self.run.problem
+        parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
+        kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
+        return {**kinds, "modules": len(self.modules), "accumulate": self.source.accumulate}
 
-    def __init__(self, leaves: Leaves, limit: float) -> None:
-        self.start = [leaf.clone() for leaf in leaves]
-        self.scale = 1 + float(norm(self.start))
-        self.limit = limit * self.scale
-        self.windows: list[tuple[float, float, float]] = []
-        self.moved = self.upper = 0.0
-
-    def __call__(self, leaves: Leaves, info: StepInfo, size: float, moved: float) -> str:
-        if size > self.limit:
-            return f"||(x, y)|| reached {size:.1e} at step {info.step}."
-        self.moved += moved
-        self.upper += info.get("upper", 0.0)
-        if info.step < 32 or info.step & (info.step - 1):
-            return ""
-        length, distance = info.step // 2, float(norm(subtract(leaves, self.start)))
-        if info.step > 32:
-            self.windows.append((distance, self.moved / length, self.upper / length))
-        self.moved = self.upper = 0.0
-        if len(self.windows) < 4 or distance < 10 * self.scale:
-            return ""
-        recent = self.windows[-4:]
-        away = all(b[0] > 1.5 * a[0] and b[1] > 1.05 * a[1] for a, b in itertools.pairwise(recent))
-        worse = recent[1][2] < recent[2][2] < recent[3][2]
-        if not (away and worse and moved > recent[3][1]):
-            return ""
-        return f"The steps grow and lead away from the start: distance {distance:.3g} after {info.step} steps, F growing."
+    def _rules(self) -> list[tuple[str, str]]:
+        return [(_name(rule), str(getattr(rule, "tol", ""))) for rule in self.rules]
 
 
 def _functions(argument: str, value: Any) -> list[Any]:
@@ -281,23 +429,6 @@ def _functions(argument: str, value: Any) -> list[Any]:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _cycle(batches: Iterable[Any] | None, max_steps: int) -> Iterator[Any]:
-    """At most ``max_steps`` batches, begun anew when they end; None each time when there are none."""
-    if batches is None:
-        yield from itertools.repeat(None, max_steps)
-        return
-    left = max_steps
-    while left:
-        before = left
-        for batch in batches:
-            yield batch
-            left -= 1
-            if not left:
-                return
-        if left == before:
-            return
 
 
 @contextmanager

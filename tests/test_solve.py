@@ -249,6 +249,25 @@ def test_batches_that_run_out(batches, steps):
     assert f"ran out after {steps} of 9" in solution.message
 
 
+def test_accumulated_batches_are_one_batch():
+    """Four batches of three in groups of two are two batches of six, and a group that is not full is left out."""
+    numbers = torch.linspace(-1, 2, 12, dtype=torch.float64)
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (x - 1).square().sum() + (y - batch).square().mean(),
+        lower=lambda x, y, batch: (y - x * batch).square().mean(),
+    )
+    zero, method = torch.zeros(1, dtype=torch.float64), meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    options = dict(method=method, max_steps=7, tol=None)
+    whole = meha.solve(problem, zero, zero, batches=numbers.reshape(2, 6), **options)
+    parts = meha.solve(problem, zero, zero, batches=numbers.reshape(4, 3), accumulate=2, **options)
+    assert parts.x.tolist() == pytest.approx(whole.x.tolist(), rel=1e-12)
+    assert parts.counts == whole.counts
+    assert parts.upper == pytest.approx(whole.upper)
+    short = meha.solve(problem, zero, zero, batches=iter(numbers.reshape(4, 3)), accumulate=3, **options)
+    assert short.steps == 1
+    assert "ran out after 1 of 7" in short.message
+
+
 def test_modules_are_trained_in_place_and_tensors_are_not():
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
@@ -310,6 +329,8 @@ def test_plot(tmp_path):
         (dict(stop="residual"), TypeError, "stop: expected a function"),
         (dict(stop=["residual"]), TypeError, "stop: expected a function"),
         (dict(callbacks=None), TypeError, "callbacks: expected a function"),
+        (dict(accumulate=0), ValueError, "accumulate: must be a whole number of at least 1, got 0"),
+        (dict(accumulate=2), ValueError, "accumulate: 2 batches a step need batches"),
         (dict(batches=5), TypeError, "batches: expected an iterable"),
         (dict(method="MEHA"), TypeError, "method: expected a method such as meha.MEHA()"),
         (dict(method=meha.MEHA), TypeError, "method: expected a method such as meha.MEHA()"),

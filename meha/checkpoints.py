@@ -1,0 +1,118 @@
+"""Checkpoints: a file that always holds the last whole state of a run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.serialization import default_restore_location
+
+__all__ = ["Checkpoint"]
+
+VERSION = 1
+"""Of what the file holds; another one is refused."""
+
+REMEDY = "give another path, or delete the file to begin anew"
+
+
+class Checkpoint:
+    """A file that is replaced as a whole: whenever the process is killed, the file is the last one that was written in full.
+
+    Args:
+        path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
+
+    Raises:
+        OSError: no file can be written there.
+
+    >>> import tempfile
+    >>> file = Checkpoint(tempfile.mkdtemp() + "/run.pt")
+    >>> file.read() is None
+    True
+    >>> file.write({"k": 3})
+    >>> file.read()["k"]
+    3
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"checkpoint: expected the path of a file, got {path!r}.")
+        self.path = Path(path).resolve()
+        if self.path.is_dir():
+            raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give a file, such as {self.path / 'run.pt'}.")
+        self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        self._proven = False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            left_over = re.compile(re.escape(self.path.name) + r"\.\d+\.part")
+            for file in self.path.parent.iterdir():
+                if left_over.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
+            self._part.touch()
+            self._part.unlink()
+        except OSError as error:
+            raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Put ``state`` into the file: tensors, numbers, text, and lists and dicts of them.
+
+        Raises:
+            OSError: it cannot be written; the file is as it was.
+            TypeError: it could not be read again; the file is as it was.
+        """
+        try:
+            with self._part.open("wb") as file:
+                torch.save({"version": VERSION, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if not self._proven:  # a state that cannot be read is noticed with the first file
+                torch.load(self._part, weights_only=True, map_location="cpu")
+                self._proven = True
+            os.replace(self._part, self.path)
+        except (AttributeError, TypeError, pickle.PickleError) as error:
+            raise TypeError(
+                f"checkpoint: the state cannot be saved and read again ({_first_line(error)}); state_dict() of batches and"
+                " callbacks may hold tensors, numbers and text, and lists and dicts of them."
+            ) from error
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"checkpoint: {self.path} could not be written ({error}); what it held before is kept.") from error
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """What the file holds, None when there is no file; tensors that were on a GPU are put on ``device``.
+
+        Raises:
+            OSError: it cannot be opened.
+            ValueError: it is damaged, or no checkpoint.
+        """
+
+        def place(storage: Any, location: str) -> Any:
+            return storage if location == "cpu" else default_restore_location(storage, str(device))
+
+        if not self.path.exists():
+            return None
+        try:
+            with zipfile.ZipFile(self.path) as archive:
+                damaged = archive.testzip()  # torch.load does not look at the checksums
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"checksum of {damaged}")
+            found = torch.load(self.path, weights_only=True, map_location=place)
+        except OSError as error:
+            raise OSError(f"checkpoint: {self.path} cannot be opened ({error}); {REMEDY}.") from error
+        except Exception as error:  # what a damaged file raises is up to torch
+            raise ValueError(
+                f"checkpoint: {self.path} is damaged or no checkpoint ({_first_line(error)}); {REMEDY}."
+            ) from error
+        if not isinstance(found, dict) or found.get("version") != VERSION:
+            raise ValueError(f"checkpoint: {self.path} was not written by this version of meha.solve; {REMEDY}.")
+        return found
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
