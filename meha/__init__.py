@@ -34,12 +34,14 @@ from meha.methods import (
     GridSearch,
     LogUniform,
     Method,
+    Optimizer,
     RandomSearch,
     Run,
     StepInfo,
     Uniform,
     VFiDCA,
 )
+from meha.oracle import MicroBatches
 from meha.problem import Problem
 from meha.solution import Solution, Status
 from meha.solve import solve
@@ -67,6 +69,8 @@ __all__ = [
     "GridSearch",
     "LogUniform",
     "Method",
+    "MicroBatches",
+    "Optimizer",
     "Problem",
     "RandomSearch",
     "Run",

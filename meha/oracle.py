@@ -6,22 +6,31 @@ counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from meha.problem import Problem
-from meha.variables import Leaves, Variable, add_
+from meha.variables import Leaves, Variable
 
-__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term"]
+__all__ = ["Counts", "Function", "Hessian", "MicroBatches", "Oracle", "Term"]
 
 T = TypeVar("T")
 
 JOINT_LIMIT = 1 << 16
-"""Up to this many numbers in x and y, a sum of terms is differentiated in one backward pass."""
+"""Up to this many numbers in x and y, and without modules, a sum of terms is differentiated in one backward pass."""
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+ON_OTHER_DEVICE = re.compile(
+    r"same device|expected device|two devices|"
+    r"\(torch\.[A-Z]\w+\) and weight type \(torch\.cuda|\(torch\.cuda\.\w+\) and weight type \(torch\.[A-Z]"
+)
+"""What torch says about tensors on different devices."""
 
 
 @dataclass
@@ -33,20 +42,67 @@ class Counts:
     hvp: int = 0
 
 
-class Function:
-    """F, f or f + g, as called by methods: ``function(x, y, batch)`` on variables, with a checked scalar result."""
+class MicroBatches(tuple[Any, ...]):
+    """Parts of one batch, for which there is memory one at a time: ``run.step(MicroBatches([first, second]))``.
 
-    def __init__(self, name: str, evaluate: Callable[[Variable, Variable, Any], Tensor], level: str) -> None:
-        self.name = name
+    An objective is then the mean of its values for the parts; with losses that are means, and parts of one size, that is the
+    value for the whole batch. Gradients are taken part by part, and count as one. Second derivatives (RHG, CG, ...) keep the
+    graphs of all parts.
+
+    >>> problem = Problem(lambda x, y, b: (x * y).sum(), lambda x, y, b: 0.5 * (y - b).square().sum())
+    >>> x, y = Variable(torch.ones(1), "x"), Variable(torch.zeros(1), "y")
+    >>> oracle = Oracle(problem, x, y)
+    >>> oracle.gradient(y, [(1.0, oracle.lower, x, y)], MicroBatches([1.0, 3.0]))
+    ([tensor(2.5000)], [tensor([-2.])])
+    """
+
+    def __new__(cls, batches: Iterable[Any]) -> Self:
+        if isinstance(batches, Tensor | Mapping):
+            raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
+        parts = super().__new__(cls, batches)
+        if not parts:
+            raise ValueError("batches: MicroBatches holds no batch; pass at least one.")
+        return parts
+
+
+class Function:
+    """F, f or f + g, as called by methods: ``function(x, y, batch)`` on variables, with a checked scalar result.
+
+    A result in half precision, as under ``torch.autocast``, is given in single precision.
+    """
+
+    def __init__(self, level: str, evaluate: Callable[[Variable, Variable, Any], Tensor], device: torch.device) -> None:
         self.level = level
         self._evaluate = evaluate
+        self._device = device
+        self._unseen = True  # where results are is looked at once, because it takes time
 
     def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
-        value = self._evaluate(x, y, batch)
+        if isinstance(batch, MicroBatches):
+            return torch.stack([self(x, y, part) for part in batch]).mean()
+        torch.clear_autocast_cache()  # under an autocast around the run, it holds parameters as they were before the last move
+        try:
+            value = self._evaluate(x, y, batch)
+        except RuntimeError as error:
+            if ON_OTHER_DEVICE.search(str(error)):
+                raise self._elsewhere(batch, f"uses tensors on other devices ({error})") from error
+            raise
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
-        return value
+        if self._unseen:
+            if value.device != self._device:
+                raise self._elsewhere(batch, f"returns a tensor on {value.device}")
+            self._unseen = False
+        return value.float() if value.dtype in HALF else value
+
+    def _elsewhere(self, batch: Any, finding: str) -> ValueError:
+        """The error for tensors on another device than x and y: those of the batch, or others that the objective uses."""
+        here = self._device
+        found = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
+        if found:
+            return ValueError(f"batch: has tensors on {', '.join(found)}, x and y are on {here}; move them there first.")
+        return ValueError(f"{self.level}: {finding}, x and y are on {here}; move what it uses there first.")
 
 
 Term = tuple[float, Function, Variable, Variable]
@@ -73,15 +129,18 @@ class Oracle:
     def __init__(self, problem: Problem, x: Variable, y: Variable) -> None:
         self.problem = problem
         self.counts = Counts()
+        self._device = y.device
         self.prox = problem.bind_prox(y)
         self.project = problem.bind_projection(x)
-        self.upper = Function("F", _caller(problem.upper), "upper")
-        self.lower = Function("f", _caller(problem.lower), "lower")
+        self.upper = Function("upper", _caller(problem.upper), self._device)
+        self.lower = Function("lower", _caller(problem.lower), self._device)
         self._g = problem.g.terms(y)
-        self.phi = Function("f + g", self._phi, "lower") if self._g else self.lower
+        self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
         self.upper_uses_x = True  # until a first look says otherwise; matters for the counts alone
-        self._joint = x.numel + y.numel <= JOINT_LIMIT
-        self._checked: set[tuple[str, ...]] = set()
+        self._modules = x.has_modules or y.has_modules
+        small = x.numel + y.numel <= JOINT_LIMIT and not self._modules
+        self._joint = small if problem.joint is None else problem.joint
+        self._checked: set[tuple[object, ...]] = set()
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
         """g(x, y); 0 when there is none."""
@@ -103,69 +162,89 @@ class Oracle:
         """The values of the functions, and the gradients of their weighted sum with respect to each variable of ``wrt``.
 
         A function counts as one gradient, with however many variables. Small problems take one backward pass through the sum,
-        because there the time goes into calls; larger ones take a pass per term, so that the intermediate results of one term
-        only are held at a time.
+        because there the time goes into calls; networks and larger problems take a pass per term, so that the intermediate
+        results of one term only are held at a time, and each pass adds to the gradient as it gets along.
+
+        With modules, a function that occurs in several terms, such as f(x, y) - f(x, theta), sees the same random numbers in
+        all of them: the difference of two dropout masks would swamp that of y and theta.
 
         Args:
             strict: refuse functions that do not depend on their variable, instead of taking them for constants. The first
                 gradient of each kind finds out. A function found not to depend on x is evaluated all the same, since that may
                 change, but its gradients in x alone are not counted.
         """
-        targets = [leaf for variable in wrt for leaf in variable.leaves]
-        values: list[Tensor] = []
-        total: Tensor | None = None
-        gradient: Leaves | None = None
-        key = (*(variable.argument for variable in wrt), *(function.name for _, function, _, _ in terms))
+        parts = batch if isinstance(batch, MicroBatches) else (batch,)
+        n = len(parts)
+        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
+        functions = [function for _, function, _, _ in terms]
+        key = (*[variable.argument for variable in wrt], *functions)
         unchecked = strict and key not in self._checked
-        used = []
+        values: list[Tensor] = []
+        used: list[list[bool]] = []
+        streams: dict[Function, list[Tensor]] = {}
         with torch.enable_grad():
             for weight, function, x, y in terms:
-                value = function(x, y, batch)
-                values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())
-                if unchecked:
-                    used.append([_depends(value, variable.leaves) for variable in wrt])
-                if not value.requires_grad:
-                    continue
-                if function is not self.upper:
-                    self.counts.lower += 1
-                elif self.upper_uses_x or wrt[-1].argument != "x":
-                    self.counts.upper += 1
-                if self._joint:
-                    value = value if weight == 1.0 else weight * value
-                    total = value if total is None else total + value
-                elif gradient is None:
-                    gradient = [weight * leaf for leaf in _differentiate(value, targets)]
-                else:
-                    add_(gradient, _differentiate(value, targets), weight)
-            if unchecked:
-                self._check_dependence(wrt, terms, used)
-                self._checked.add(key)
-            if total is not None:
-                gradient = _differentiate(total, targets)
-        return values, _split(gradient if gradient is not None else [torch.zeros_like(leaf) for leaf in targets], wrt)
+                if self._modules and functions.count(function) > 1:
+                    self._set_random(streams.setdefault(function, self._random()))  # as they were the first time
+                for part in parts:
+                    value = function(x, y, part)
+                    values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())
+                    if unchecked:
+                        used.append([_depends(value, variable.leaves) for variable in wrt])
+                    if value.requires_grad:
+                        gradient.add(value, weight / n)
+                    del value  # and its graph, before the next one is built
+        self._count(functions, wrt)
+        if n > 1:  # what belongs to one term lies together
+            values = [torch.stack(values[i : i + n]).mean() for i in range(0, len(values), n)]
+            used = [[any(column) for column in zip(*used[i : i + n], strict=True)] for i in range(0, len(used), n)]
+        if unchecked:
+            self._check_dependence(wrt, terms, used)
+            self._checked.add(key)
+        return values, _split(gradient.result(), wrt)
+
+    def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
+        for function in functions:
+            if function is not self.upper:
+                self.counts.lower += 1
+            elif self.upper_uses_x or wrt[-1].argument != "x":
+                self.counts.upper += 1
+
+    def _random(self) -> list[Tensor]:
+        """Where the random number generators of the host and of the variables' device are."""
+        device = self._device
+        return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+    def _set_random(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.cuda.set_rng_state(state, self._device)
 
     def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
         """The gradient of a weighted sum of functions with respect to ``wrt``, as a part of the graph."""
         with torch.enable_grad():
             total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
             assert isinstance(total, Tensor)
-            for _, function, _, _ in terms:
-                if function is self.upper:
-                    self.counts.upper += 1
-                else:
-                    self.counts.lower += 1
-            return _differentiate(total, wrt.leaves, create_graph=True)
+            self._count([function for _, function, _, _ in terms], (wrt,))
+            return _differentiate(total, wrt.leaves)
 
     def pull_back(
         self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
-    ) -> tuple[list[Tensor], list[Leaves]]:
+    ) -> tuple[Tensor, list[Leaves]]:
         """The value of a function at (x, last iterate), and its gradients with respect to x and the first iterate.
 
         The iterates come from traced gradients, one for each after the first; the pass back through these is a Hessian-vector
         product each.
         """
+        wrt = (x, iterates[0])
+        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
+        with torch.enable_grad():
+            value = function(x, iterates[-1], batch)
+        if value.requires_grad:
+            gradient.add(value, 1.0)
+        self._count([function], wrt)
         self.counts.hvp += len(iterates) - 1
-        return self.gradients((x, iterates[0]), [(1.0, function, x, iterates[-1])], batch, strict=False)
+        return value.detach(), _split(gradient.result(), wrt)
 
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
         """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
@@ -196,6 +275,41 @@ class Oracle:
         return Hessian(self, terms, batch)
 
 
+class _Gradient:
+    """The gradient of a weighted sum of values, which come one after the other.
+
+    Args:
+        joint: in one backward pass at the end; otherwise in one for each value, which frees its graph.
+    """
+
+    __slots__ = ("joint", "leaves", "parts", "total")
+
+    def __init__(self, leaves: Leaves, joint: bool) -> None:
+        self.leaves, self.joint = leaves, joint
+        self.total: Tensor | None = None
+        self.parts: Sequence[Tensor | None] = [None] * len(leaves)
+
+    def add(self, value: Tensor, weight: float) -> None:
+        value = value if weight == 1.0 else weight * value
+        if self.joint:
+            self.total = value if self.total is None else self.total + value
+            return
+        users = [leaf.grad for leaf in self.leaves]
+        try:
+            for leaf, part in zip(self.leaves, self.parts, strict=True):
+                leaf.grad = part
+            torch.autograd.backward(value, inputs=self.leaves)  # adds to the gradients in place, as it gets to each leaf
+            self.parts = [leaf.grad for leaf in self.leaves]
+        finally:
+            for leaf, part in zip(self.leaves, users, strict=True):
+                leaf.grad = part
+
+    def result(self) -> Leaves:
+        if self.total is not None:
+            self.parts = torch.autograd.grad(self.total, self.leaves, allow_unused=True)
+        return _fill(self.parts, self.leaves)
+
+
 class Hessian:
     """Products of a vector with second derivatives at one point, from one graph that lives as long as the object.
 
@@ -209,7 +323,7 @@ class Hessian:
         with torch.enable_grad():
             total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
             assert isinstance(total, Tensor)
-            self._first = _differentiate(total, y.leaves, create_graph=True)
+            self._first = _differentiate(total, y.leaves)
         self.gradient = [leaf.detach() for leaf in self._first]
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
@@ -227,7 +341,7 @@ class Hessian:
                     "x: upper does not depend on it, and neither does the y-gradient of lower, so that it has no influence (or"
                     " its value was detached); use x inside one."
                 )
-        return _split([torch.zeros_like(t) if piece is None else piece for t, piece in zip(targets, found, strict=True)], wrt)
+        return _split(_fill(found, targets), wrt)
 
 
 def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
@@ -237,13 +351,30 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
     return call
 
 
-def _differentiate(value: Tensor, leaves: Leaves, create_graph: bool = False) -> Leaves:
-    found = torch.autograd.grad(value, leaves, allow_unused=True, create_graph=create_graph)
-    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, found, strict=True)]
+def _differentiate(value: Tensor, leaves: Leaves) -> Leaves:
+    """The gradient as a part of the graph."""
+    return _fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
+
+
+def _fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, gradient, strict=True)]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a batch: nested dicts, lists and objects with attributes."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors(vars(value))
 
 
 def _split(leaves: Sequence[T], variables: tuple[Variable, ...]) -> list[list[T]]:
     """One list of pieces for all variables as a list for each."""
+    if len(variables) == 1:
+        return [list(leaves)]
     pieces = iter(leaves)
     return [[next(pieces) for _ in variable.leaves] for variable in variables]
 

@@ -65,6 +65,9 @@ class Problem:
         y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
             NonNegative, LinfBall) with a g that is separable, NonNegative with a group term; the rest is refused.
         constants: what is known about smoothness and convexity; a run then warns when it leaves the theorem's range.
+        joint: whether a sum of objectives is differentiated in one backward pass, or in one for each. The first takes less
+            time, above all where objectives share intermediate results, and the memory of all their graphs; by default it is
+            taken for small problems without modules.
 
     >>> problem = Problem(
     ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
@@ -79,6 +82,7 @@ class Problem:
     x_set: ConvexSet | None = None
     y_set: ConvexSet | None = None
     constants: Constants | None = None
+    joint: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("upper", "lower"):

@@ -14,7 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Leaves", "Variable", "add_", "add_difference", "copy_", "inner", "named_leaves", "norm", "select", "subtract"]
+__all__ = [
+    "Leaves",
+    "Variable",
+    "add_",
+    "add_difference_",
+    "copy_",
+    "distance",
+    "inner",
+    "named_leaves",
+    "norm",
+    "select",
+    "subtract",
+]
 
 Leaves = list[Tensor]
 
@@ -24,7 +36,8 @@ KINDS = "a tensor, nested dicts or lists of tensors, or an nn.Module"
 def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
     """The tensors of ``value`` that are optimised, by dotted name.
 
-    A bare tensor has the empty name; a module contributes its parameters that require gradients, under their own names.
+    A bare tensor has the empty name; a module contributes its parameters that require gradients, under their own names, and
+    these are the same after ``torch.compile``.
 
     >>> list(named_leaves({"w": torch.zeros(2), "layers": [torch.zeros(1), torch.zeros(3)]}))
     ['w', 'layers.0', 'layers.1']
@@ -72,7 +85,7 @@ class Variable:
     (['a', 'b'], 3)
     """
 
-    __slots__ = ("argument", "leaves", "names", "owner", "value")
+    __slots__ = ("_modes", "argument", "leaves", "names", "owner", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
         parameters = {id(p): p for module in _modules(value) for p in module.parameters()}
@@ -87,6 +100,7 @@ class Variable:
 
     def _take(self, value: Any, argument: str) -> None:
         self.owner = True
+        self._modes: list[tuple[nn.Module, nn.Module]] = []
         named = named_leaves(value, argument)
         if not named:
             raise ValueError(
@@ -142,17 +156,34 @@ class Variable:
     def copy(self) -> Variable:
         """An independent variable with the same numbers.
 
-        A module is copied with buffers of its own; its parameters that do not require gradients are shared, because
-        nobody changes them. Ties between tensors and modules are kept.
+        A module is copied with buffers of its own; its parameters that are not optimised are shared, because
+        nobody changes them. Ties between tensors and modules are kept. The copy of a compiled module is compiled.
         """
         modules = list(_modules(self.value))
+        inside = [part for module in modules for part in module.modules()]
         parameters = [p for module in modules for p in module.parameters()]
-        memo: dict[int, Any] = {id(p): p for p in parameters if not p.requires_grad}
+        trained = {id(leaf) for leaf in self.leaves}
+        memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}
+        # What torch.compile has compiled for a module then serves its copy as well.
+        memo |= {id(part.dynamo_ctx): part.dynamo_ctx for part in inside if "dynamo_ctx" in vars(part)}
         copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
+        copied = [part for module in modules for part in copies[id(module)].modules()]
         copies |= {id(p): memo[id(p)] for p in parameters}
         other = Variable.of(_map(self.value, _own, copies), self.argument)
         other.owner = False
+        other._modes = list(zip(inside, copied, strict=True))
         return other
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is a copy with modules."""
+        return bool(self._modes)
+
+    def follow_modes(self) -> None:
+        """Put the modules of a copy into training or evaluation mode, as those that it was copied from are now."""
+        for original, own in self._modes:
+            if own.training is not original.training:
+                own.training = original.training
 
     def detached(self) -> Any:
         """The value for the outside: modules as they are, tensors without gradient tracking, sharing memory."""
@@ -166,7 +197,7 @@ class Variable:
         """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
         table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
         for module in _modules(self.value):
-            table[id(module)] = {name: table[id(p)] for name, p in module.named_parameters() if p.requires_grad}
+            table[id(module)] = {_plain(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
         return _map(self.value, lambda tensor: tensor, table)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -176,14 +207,15 @@ class Variable:
         """
         found = dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
         if self.owner:
+            own = {id(leaf) for leaf in self.leaves}
             for prefix, module in _named_modules(self.value, ""):
-                found |= {_join(prefix, name): p for name, p in module.named_parameters() if not p.requires_grad}
+                found |= {_join(prefix, _plain(name)): p for name, p in module.named_parameters() if id(p) not in own}
         return found
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of modules, by name."""
         modules = _named_modules(self.value, "")
-        return {_join(prefix, name): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
+        return {_join(prefix, _plain(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all tensors by name."""
@@ -234,14 +266,20 @@ def subtract(a: Leaves, b: Leaves) -> Leaves:
     return [a[0] - b[0]] if len(a) == 1 else list(torch._foreach_sub(a, b))
 
 
-def add_difference(gradient: Leaves, a: Leaves, b: Leaves, scale: float) -> Leaves:
-    """gradient + scale * (a - b), as new leaves (autograd may hand out views, so that ``gradient`` is not written to)."""
-    if len(a) == 1:
-        return [torch.add(gradient[0], a[0] - b[0], alpha=scale)]
-    found = subtract(a, b)
-    torch._foreach_mul_(found, scale)
-    torch._foreach_add_(found, gradient)
-    return found
+def distance(a: Leaves, b: Leaves) -> Tensor:
+    """The Euclidean norm of a - b, as a tensor (no synchronisation), one leaf after the other."""
+    parts = [torch.dist(u, v) for u, v in zip(a, b, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float) -> None:
+    """gradient <- gradient + scale * (a - b), with new leaves in the list, one after the other.
+
+    (Autograd may hand out views or one tensor twice, so that the tensors of ``gradient`` themselves are not written to.)
+    """
+    for i in range(len(gradient)):
+        difference = a[i] - b[i]
+        gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:
@@ -258,7 +296,7 @@ def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]
     elif isinstance(value, nn.Module):
         for name, parameter in value.named_parameters():
             if parameter.requires_grad:
-                yield _join(prefix, name), parameter
+                yield _join(prefix, _plain(name)), parameter
     elif isinstance(value, Mapping | list | tuple):
         for key, item in _items(value):
             yield from _walk(item, _join(prefix, key), argument)
@@ -290,6 +328,11 @@ def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+def _plain(name: str) -> str:
+    """The name of a parameter or buffer as it was before ``torch.compile`` wrapped modules."""
+    return name.replace("_orig_mod.", "")
 
 
 def _own(tensor: Tensor) -> Tensor:

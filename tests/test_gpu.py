@@ -1,5 +1,7 @@
 """The same numbers on a GPU as on the CPU, without a host synchronisation in a step."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -170,6 +172,73 @@ def test_networks_keep_their_device_and_memory_is_flat():
             run.step()
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[0] == peaks[1] == peaks[2]
+
+
+def dropout_run(**optimizers):
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(64, 16, device="cuda"), torch.randint(10, (64,), device="cuda")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 300), torch.nn.Dropout(0.5), torch.nn.ReLU(), torch.nn.Linear(300, 10)
+    ).cuda()
+    loss = torch.nn.functional.cross_entropy
+    problem = meha.Problem(
+        upper=lambda x, y, batch: loss(y(inputs), labels),
+        lower=lambda x, y, batch: (x.sigmoid()[batch] * loss(y(inputs[batch]), labels[batch], reduction="none")).mean(),
+    )
+    steps = {"alpha": 1.0, "beta": 0.1, "eta": 1e-300}
+    given = {name: step for name, step in steps.items() if f"{LEVELS[name]}_optimizer" not in optimizers}
+    return meha.MEHA(**given, **optimizers, gamma=1.0, c=1.0).start(problem, torch.zeros(64, device="cuda"), model)
+
+
+LEVELS = {"alpha": "x", "beta": "y", "eta": "theta"}
+
+
+def test_both_terms_of_the_gap_see_one_dropout_mask():
+    run = dropout_run()
+    batch = torch.arange(64, device="cuda")
+    assert run.step(batch)["d_x"] == 0
+    assert run.step(batch)["d_x"] > 0  # y has moved, theta has not
+
+
+def test_no_synchronisation_with_dropout_clipping_schedules_and_micro_batches():
+    schedule = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+    optimizer = meha.Optimizer(torch.optim.Adam, lr=0.01, scheduler=schedule, clip=0.1)
+    run = dropout_run(x_optimizer=optimizer, y_optimizer=optimizer)
+    batch = meha.MicroBatches(torch.arange(64, device="cuda").split(32))
+    run.step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_batch_on_the_host_is_refused():
+    problem = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
+    host, device = torch.ones(2), torch.ones(2, device="cuda")
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    with pytest.raises(ValueError, match="batch: has tensors on cpu, x and y are on cuda:0; move them"):
+        method.start(problem, device, device).step(host)
+    closing = meha.Problem(lambda x, y: (y - host).square().sum(), lambda x, y: (y - x).square().sum())
+    with pytest.raises(ValueError, match=r"upper: uses tensors on other devices \(.*\), x and y are on cuda:0"):
+        method.start(closing, device, device).step()
+
+
+def test_autocast():
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(64, 8, device="cuda"), torch.randn(64, 1, device="cuda")
+
+    def loss(x, y):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return (x.sigmoid()[:, None] * (y(inputs) - targets).square()).mean()
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).cuda()
+    run = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=10.0, c=1.0).start(
+        meha.Problem(loss, loss), torch.zeros(64, device="cuda"), model
+    )
+    values = [run.step()["upper"] for _ in range(50)]
+    assert values[-1] < 0.9 * values[0]
+    assert model[0].weight.dtype == torch.float32
 
 
 def test_mixed_devices_are_refused():

@@ -13,6 +13,7 @@ from meha.methods.iaptt import IAPTT
 from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
+from meha.methods.optimizers import Optimizer
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.methods.slm import SLM
@@ -40,6 +41,7 @@ __all__ = [
     "GridSearch",
     "LogUniform",
     "Method",
+    "Optimizer",
     "RandomSearch",
     "Run",
     "State",

@@ -10,11 +10,12 @@ import torch
 from meha.checks import check_tolerance
 from meha.methods.automatic import hypergradient_steps
 from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.methods.moves import check_step, move
+from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.oracle import Oracle, Term
 from meha.schedules import InversePower, Schedule, evaluate, fraction
 from meha.theory import Constants
-from meha.variables import Variable, add_, inner, norm, subtract
+from meha.variables import Variable, add_, inner, subtract
 
 __all__ = ["BAMM", "BAMMState"]
 
@@ -29,7 +30,7 @@ class BAMMState(State):
     """x, y, and v, which follows the solution of psi_yy v = F_y."""
 
     v: Variable
-    x_optimizer: torch.optim.Optimizer | None = None
+    x_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,5 +136,5 @@ class BAMM(Method):
             e = evaluate("eta", eta, k)
         add_(v, residual, -e)
         add_(y.leaves, [mu * a + (1 - mu) * b for a, b in zip(F_y, f_y, strict=True)], -beta)
-        move("alpha", alpha, k, x, d_x, oracle.project, x.value, state.x_optimizer)
-        return {"upper": upper, "lower": lower, "d_x": norm(d_x), "mu": mu}
+        size, _ = move("alpha", alpha, k, x, d_x, oracle.project, x.value, state.x_optimizer)
+        return {"upper": upper, "lower": lower, "d_x": size, "mu": mu}

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from meha.methods.optimizers import RunningOptimizer, text
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
 from meha.schedules import rests
@@ -85,7 +86,7 @@ class State:
         found = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            saves = isinstance(value, Variable | torch.optim.Optimizer)
+            saves = isinstance(value, Variable | RunningOptimizer)
             found[field.name] = copy.deepcopy(value.state_dict()) if saves else value
         return found
 
@@ -109,7 +110,7 @@ class State:
     def _load(self, state: Mapping[str, Any]) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Variable | torch.optim.Optimizer):
+            if isinstance(value, Variable | RunningOptimizer):
                 value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
             else:
                 setattr(self, field.name, state[field.name])
@@ -226,6 +227,7 @@ class Run:
         self.oracle = Oracle(problem, first, second)
         with torch.no_grad():
             self.state = method.init(self.oracle, first, second)
+        self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
         self._resolved = False
         if not problem.needs_batch:
             self._resolve(None)
@@ -260,10 +262,18 @@ class Run:
         return self.method.finished(self.state)
 
     def step(self, batch: Any = None) -> StepInfo:
-        """One step, with the batch handed to the objectives when there is one."""
+        """One step, with the batch handed to the objectives when there is one.
+
+        Args:
+            batch: anything; :class:`~meha.MicroBatches` for one that does not fit into memory as a whole.
+
+        A ``module.eval()`` or ``.train()`` between steps also holds for the method's copies of the module.
+        """
         state, self.batch = self.state, batch
         if not self._resolved:
             self._resolve(batch)
+        for variable in self._copies:
+            variable.follow_modes()
         with torch.no_grad():
             numbers = self.method.step(self.oracle, state, batch)
         state.k += 1
@@ -323,22 +333,7 @@ def describe(method: Method, *, exact: bool = False) -> str:
         value = getattr(method, field.name)
         if value is None:
             continue
-        if callable(value) and not dataclasses.is_dataclass(value):
-            inner = getattr(value, "func", value)
-            text = getattr(inner, "__name__", type(inner).__name__)
-            options = getattr(value, "keywords", {})
-            text += f"({', '.join(f'{k}={v}' for k, v in options.items())})" if options else ""
-            if exact and not field.name.endswith("_optimizer"):
-                text += f" with values {[_try(value, k) for k in (0, 1, 2, 10, 100, 1000)]}"
-        else:
-            text = f"{value:.6g}" if isinstance(value, float) and not exact else str(value)
-        parts.append(f"{field.name}={text}")
+        short = isinstance(value, float) and not exact
+        found = f"{value:.6g}" if short else text(value, sample=exact and not field.name.endswith("_optimizer"))
+        parts.append(f"{field.name}={found}")
     return ", ".join(parts)
-
-
-def _try(function: Callable[[int], float], k: int) -> float | None:
-    """The value of a user's function, None where it cannot be had."""
-    try:
-        return float(function(k))
-    except Exception:  # a table, for example, that ends before k
-        return None

@@ -9,7 +9,7 @@ from meha.checks import check_positive
 from meha.methods.base import Numbers
 from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
-from meha.variables import copy_, inner, norm
+from meha.variables import copy_, inner
 
 __all__ = ["BOME"]
 
@@ -60,10 +60,10 @@ class BOME(PenaltyMethod):
         upper_term, *q_terms = gap_terms(oracle, state, 1.0, 1.0)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [upper_term], batch)
         (lower, best), (q_x, q_y) = oracle.gradients((x, y), q_terms, batch)
-        gap, size = lower - best, inner(q_x, q_x) + inner(q_y, q_y)
-        wanted = self.u * (size if self.control == "norm" else gap)
-        lam = ((wanted - inner(F_x, q_x) - inner(F_y, q_y)) / (size + TINY)).clamp(min=0)
+        gap, square = lower - best, inner(q_x, q_x) + inner(q_y, q_y)
+        wanted = self.u * (square if self.control == "norm" else gap)
+        lam = ((wanted - inner(F_x, q_x) - inner(F_y, q_y)) / (square + TINY)).clamp(min=0)
         d_x, d_y = ([a + lam * b for a, b in zip(F, q, strict=True)] for F, q in ((F_x, q_x), (F_y, q_y)))
-        self.move_x(oracle, state, d_x)
+        size = self.move_x(oracle, state, d_x)
         self.move_y(oracle, state, d_y)
-        return {"upper": upper, "lower": lower, "gap": gap, "d_x": norm(d_x), "c": lam}
+        return {"upper": upper, "lower": lower, "gap": gap, "d_x": size, "c": lam}

@@ -16,7 +16,7 @@ from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import evaluate
 from meha.theory import Constants
-from meha.variables import add_, copy_, inner, norm
+from meha.variables import add_, copy_, inner
 
 __all__ = ["BVFIM"]
 
@@ -135,8 +135,8 @@ class BVFIM(PenaltyMethod):
         slack = self._descend_y(oracle, state, batch, room, theta, tau)
         w = self._weight(slack, tau)
         (upper, lower, best), d_x = oracle.gradient(x, gap_terms(oracle, state, 1.0, w), batch)
-        self.move_x(oracle, state, d_x)
-        return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": norm(d_x), "c": w}
+        size = self.move_x(oracle, state, d_x)
+        return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": size, "c": w}
 
     def _descend_y(self, oracle: Oracle, state: PenaltyState, batch: Any, room: float, theta: float, tau: float) -> float:
         """The steps of y, and its slack f(x, z) + room - f(x, y) after them."""

@@ -10,7 +10,8 @@ import torch
 from meha.checks import check_positive
 from meha.methods.automatic import hypergradient_steps
 from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.methods.moves import check_step, move
+from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.oracle import Oracle
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
@@ -24,8 +25,8 @@ class DARTSState(State):
     """x, y, a scratch copy of y, and optimizers."""
 
     ahead: Variable
-    x_optimizer: torch.optim.Optimizer | None = None
-    y_optimizer: torch.optim.Optimizer | None = None
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,9 @@ class DARTS(Method):
         x <- proj_X( x - alpha h );    y <- y - beta f_y(x, y)  at the new x
 
     With an optimizer for y, the step ahead uses its learning rate and, if it is SGD, its momentum and weight decay; it is an
-    approximation for other optimizers. The number ``upper`` of order 2 is F(x, y'). A step costs 1 gradient of F
-    and 1 of f (order 1), or 1 of F and 4 of f (order 2).
+    approximation for other optimizers, and where ``clip`` shortens the step. The number ``upper`` of order 2 is F(x, y'). A
+    step costs 1 gradient of F and 1 of f (order 1), or 1 of F and 4 of f (order 2, where f must give the same value twice: no
+    dropout).
 
     Args:
         order: 1 or 2.
@@ -82,7 +84,8 @@ class DARTS(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> DARTSState:
         y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
-        groups = y_optimizer.param_groups if isinstance(y_optimizer, torch.optim.SGD) and self.order == 2 else []
+        used = None if y_optimizer is None or self.order == 1 else y_optimizer.optimizer
+        groups = used.param_groups if isinstance(used, torch.optim.SGD) else []
         if any(group["nesterov"] or group["dampening"] for group in groups):
             raise ValueError("y_optimizer: the step ahead of DARTS knows no nesterov and no dampening; leave them out.")
         return DARTSState(
@@ -96,10 +99,10 @@ class DARTS(Method):
     def step(self, oracle: Oracle, state: DARTSState, batch: Any) -> Numbers:
         x, y = state.x, state.y
         upper, h = self._first(oracle, state, batch) if self.order == 1 else self._second(oracle, state, batch)
-        move("alpha", self.alpha, state.k, x, h, oracle.project, x.value, state.x_optimizer)
+        size, _ = move("alpha", self.alpha, state.k, x, h, oracle.project, x.value, state.x_optimizer)
         (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
         move("beta", self.beta, state.k, y, f_y, oracle.prox, x.value, state.y_optimizer)
-        return {"upper": upper, "lower": lower, "d_x": norm(h)}
+        return {"upper": upper, "lower": lower, "d_x": size}
 
     def _first(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
         (upper,), h = oracle.gradient(state.x, [(1.0, oracle.upper, state.x, state.y)], batch)
@@ -128,11 +131,11 @@ class DARTS(Method):
 
     def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[Leaves, list[float]]:
         """The step that y would take now, and its length for each leaf."""
-        optimizer = state.y_optimizer
-        if optimizer is None:
+        if state.y_optimizer is None:
             assert self.beta is not None
             step = evaluate("beta", self.beta, state.k)
             return [step * part for part in f_y], [step] * len(f_y)
+        optimizer = state.y_optimizer.optimizer
         slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
         moves, rates = {}, {}
         for group in optimizer.param_groups:

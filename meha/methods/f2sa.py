@@ -9,7 +9,7 @@ from meha.methods.base import Numbers
 from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.variables import Variable, norm
+from meha.variables import Variable
 
 __all__ = ["F2SA"]
 
@@ -65,5 +65,5 @@ class F2SA(PenaltyMethod):
             _, d_y = oracle.gradient(state.y, [first, second], batch)
             self.move_y(oracle, state, d_y)
         (upper, lower, best), d_x = oracle.gradient(state.x, [first, second, third], batch)
-        self.move_x(oracle, state, d_x)
-        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": norm(d_x), "c": c}
+        size = self.move_x(oracle, state, d_x)
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}

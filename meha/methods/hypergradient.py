@@ -6,16 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
 from meha.checks import check_count
 from meha.methods.automatic import hypergradient_steps
 from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.methods.moves import check_step, move
+from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.oracle import Oracle
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, Variable, norm
+from meha.variables import Leaves, Variable
 
 __all__ = ["HypergradientMethod", "HypergradientState"]
 
@@ -24,7 +23,7 @@ __all__ = ["HypergradientMethod", "HypergradientState"]
 class HypergradientState(State):
     """x, y and the optimizer of x."""
 
-    x_optimizer: torch.optim.Optimizer | None = None
+    x_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,8 @@ class HypergradientMethod(Method):
         alpha, beta: step sizes of x and of y, numbers or functions of k; chosen from the problem's constants when left out.
         inner_steps: T, the steps on y.
         warm_start: whether they begin where the last ones ended, or at y0 every time.
-        x_optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)`` that takes the step of x, instead of alpha.
+        x_optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; it takes the step of
+            x, instead of alpha.
 
     The numbers of a step: ``upper`` F(x, y_T) before x moves, ``d_x`` the norm of h.
     """
@@ -63,8 +63,8 @@ class HypergradientMethod(Method):
     def step(self, oracle: Oracle, state: HypergradientState, batch: Any) -> Numbers:
         state.restart(state.y)
         numbers, h = self.hypergradient(oracle, state, batch)
-        move("alpha", self.alpha, state.k, state.x, h, oracle.project, state.x.value, state.x_optimizer)
-        return {**numbers, "d_x": norm(h)}
+        d_x, _ = move("alpha", self.alpha, state.k, state.x, h, oracle.project, state.x.value, state.x_optimizer)
+        return {**numbers, "d_x": d_x}
 
     def lower_step(self, k: int) -> float:
         """beta at step k."""

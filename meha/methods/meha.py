@@ -6,18 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from meha.checks import check_count, check_positive
 from meha.methods.automatic import advise, choose
 from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.methods.moves import check_step, move
+from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.oracle import Oracle
 from meha.problem import Problem, Prox
 from meha.schedules import Power, Schedule, check_schedule, evaluate
 from meha.theory import Constants, check, warn
-from meha.variables import Leaves, Variable, add_difference, norm, subtract
+from meha.variables import Leaves, Variable, add_difference_, distance
 
 __all__ = ["MEHA", "MEHAState"]
 
@@ -27,9 +27,9 @@ class MEHAState(State):
     """x, y, the auxiliary theta that follows argmin_theta (f + g)(x, theta) + ||theta - y||^2 / (2 gamma), and optimizers."""
 
     theta: Variable
-    x_optimizer: torch.optim.Optimizer | None = None
-    y_optimizer: torch.optim.Optimizer | None = None
-    theta_optimizer: torch.optim.Optimizer | None = None
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
+    theta_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +50,30 @@ class MEHA(Method):
         alpha, beta, eta: step sizes of x, y and theta: numbers, or functions of k (:mod:`meha.schedules`).
         gamma: the parameter of the Moreau envelope.
         c, p: the penalty c_k = c (k+1)^p with 0 <= p < 1/2; or c a function of k, and no p.
-        x_optimizer, y_optimizer, theta_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``; the optimizer
-            then takes the step along the direction instead of ``- alpha *``, and alpha is not given. A prox or a projection
-            that mixes coordinates is only correct after plain steps, so there only SGD is accepted, and its lr is the step
-            of the prox.
+        x_optimizer, y_optimizer, theta_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or
+            :class:`~meha.Optimizer` with a schedule or clipping; the optimizer then takes the step along the direction instead
+            of ``- alpha *``, and alpha is not given. A prox or a projection that mixes coordinates is only correct after plain
+            steps, so there only SGD is accepted, and its lr is the step of the prox.
         inner_steps: T, the steps of theta and y; T - 1 of them (theta, then y) go before the step above, which is the algorithm
             for T = 1. Each costs 2 gradients of f and 1 of F.
         warm_start: whether theta and y go on from where they were, or begin at y0 in every step. Then the last step of y, which
             would be thrown away, is left out, and T must be at least 2.
 
     Modules run as they are: in training mode, batch-norm statistics of y see the data of both objectives (those of theta, a
-    copy, only its own passes), and dropout draws a new mask in every pass.
+    copy, only its own passes), and dropout draws a new mask in every pass, except that f(x, y) and f(x, theta) in the
+    x-direction share one. Theta is in training mode where y is. A step on a network takes the memory of x, y, theta, a
+    gradient and one forward-backward pass; optimizers add what they keep, and a prox a copy of its level.
 
     What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
     the problem, they are estimated first, and these gradients count.
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
     (f+g)(x, y) - (f+g)(x, theta) - ||theta - y||^2 / (2 gamma) with the new theta, a lower bound of the gap
-    phi - v_gamma; ``residual`` c_k times the norm of the three moves divided by their steps, which vanishes exactly at fixed
-    points and estimates the residual R_k; ``d_x`` the norm of the x-direction; ``c`` the penalty.
+    phi - v_gamma; ``residual`` c_k times the norm of the three directions (of the moves divided by their steps, where there is
+    a prox or projection), which vanishes exactly at fixed points and estimates the residual R_k; ``d_x`` the norm of the
+    x-direction; ``c`` the penalty.
 
+    >>> import torch
     >>> from meha.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
     >>> x0, y0 = torch.tensor([-6.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
@@ -152,10 +156,10 @@ class MEHA(Method):
         m_theta = self._move_theta(oracle, state, batch)
 
         terms = [(1 / c, F, x, y), (1.0, phi, x, y), (-1.0, phi, x, theta)]
-        (upper, lower, lower_theta), d_x = oracle.gradient(x, terms, batch)
-        m_x = self._move(state, "alpha", "x", d_x, oracle.project)
+        (upper, lower, lower_theta), direction = oracle.gradient(x, terms, batch)
+        d_x, m_x = self._move(state, "alpha", "x", direction, oracle.project)
 
-        apart = norm(subtract(theta.leaves, y.leaves))
+        apart = distance(theta.leaves, y.leaves)
         if self.warm_start:
             m_y = self._move_y(oracle, state, batch, c)
 
@@ -164,7 +168,7 @@ class MEHA(Method):
             "lower": lower,
             "gap": lambda: float(lower) - float(lower_theta) - float(apart) ** 2 / (2 * gamma),
             "residual": lambda: c * math.hypot(m_theta, m_x, m_y),
-            "d_x": m_x if oracle.project.identity and state.x_optimizer is None else norm(d_x),
+            "d_x": d_x,
             "c": c,
         }
 
@@ -177,16 +181,16 @@ class MEHA(Method):
         x, y, theta = state.x, state.y, state.theta
         assert self.gamma is not None
         _, d = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
-        d = add_difference(d, theta.leaves, y.leaves, 1 / self.gamma)
-        return self._move(state, "eta", "theta", d, oracle.prox)
+        add_difference_(d, theta.leaves, y.leaves, 1 / self.gamma)
+        return self._move(state, "eta", "theta", d, oracle.prox)[1]
 
     def _move_y(self, oracle: Oracle, state: MEHAState, batch: Any, c: float) -> Tensor:
         x, y, theta = state.x, state.y, state.theta
         assert self.gamma is not None
         _, d = oracle.gradient(y, [(1 / c, oracle.upper, x, y), (1.0, oracle.lower, x, y)], batch)
-        d = add_difference(d, theta.leaves, y.leaves, 1 / self.gamma)
-        return self._move(state, "beta", "y", d, oracle.prox)
+        add_difference_(d, theta.leaves, y.leaves, 1 / self.gamma)
+        return self._move(state, "beta", "y", d, oracle.prox)[1]
 
-    def _move(self, state: MEHAState, name: str, level: str, direction: Leaves, prox: Prox) -> Tensor:
+    def _move(self, state: MEHAState, name: str, level: str, direction: Leaves, prox: Prox) -> tuple[Tensor, Tensor]:
         step, optimizer = getattr(self, name), getattr(state, f"{level}_optimizer")
         return move(name, step, state.k, getattr(state, level), direction, prox, state.x.value, optimizer)

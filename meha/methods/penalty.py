@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
+from torch import Tensor
 
 from meha.checks import check_count
 from meha.methods.automatic import penalty_steps
 from meha.methods.base import Method, State
 from meha.methods.inner import descend
-from meha.methods.moves import OptimizerFactory, build_optimizer, check_step, move
+from meha.methods.moves import check_step, move
+from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.oracle import Oracle, Term
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
@@ -25,8 +26,8 @@ class PenaltyState(State):
     """x, y, the auxiliary z that follows argmin f(x, .), and optimizers."""
 
     z: Variable
-    x_optimizer: torch.optim.Optimizer | None = None
-    y_optimizer: torch.optim.Optimizer | None = None
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class PenaltyMethod(Method):
     Args:
         alpha, beta, eta: step sizes of x, y and z, numbers or functions of k; left out, chosen from the problem's constants.
         inner_steps: T, the steps on z.
-        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)`` that take the steps of x and y,
-            instead of alpha and beta.
+        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; they
+            take the steps of x and y, instead of alpha and beta.
 
     The numbers of a step, at the point (x, y) where x begins to move: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, z),
     ``d_x`` the norm of the x-direction, ``c`` the weight of the gap.
@@ -75,9 +76,10 @@ class PenaltyMethod(Method):
         assert self.eta is not None
         descend(oracle, state.x, state.z, steps or self.inner_steps, evaluate("eta", self.eta, state.k), batch)
 
-    def move_x(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> None:
-        """x <- proj_X(x - alpha * direction)."""
-        move("alpha", self.alpha, state.k, state.x, direction, oracle.project, state.x.value, state.x_optimizer)
+    def move_x(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> Tensor:
+        """x <- proj_X(x - alpha * direction), and the norm of the direction."""
+        size, _ = move("alpha", self.alpha, state.k, state.x, direction, oracle.project, state.x.value, state.x_optimizer)
+        return size
 
     def move_y(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> None:
         """y <- proj_Y(y - beta * direction)."""

@@ -64,7 +64,7 @@ class RHG(HypergradientMethod):
             first = 0 if self.terms is None else self.inner_steps - self.terms
             descend(oracle, x, y, first, step, batch, objective)
             iterates = unroll(oracle, x, y, range(first, self.inner_steps), step, batch, objective)
-            (upper,), (h, _) = oracle.pull_back(oracle.upper, x, iterates, batch)
+            upper, (h, _) = oracle.pull_back(oracle.upper, x, iterates, batch)
             copy_(y.leaves, iterates[-1].leaves)
             return {"upper": upper}, h
         descend(oracle, x, y, self.inner_steps, step, batch, objective, trace)

@@ -11,7 +11,7 @@ from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Schedule, check_schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Variable, add_, add_difference, norm, subtract
+from meha.variables import Variable, add_, add_difference_, subtract
 
 __all__ = ["SLM", "SLMState"]
 
@@ -88,11 +88,12 @@ class SLM(PenaltyMethod):
         lam, dual_step = state.lam, evaluate("dual_step", self.dual_step, state.k)
         s = 1 / max(1.0, lam)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), gap_terms(oracle, state, s, lam * s), batch)
-        d_x = add_difference(d_x, x.leaves, x_c, self.r * s)
-        self.move_x(oracle, state, d_x)
-        self.move_y(oracle, state, add_difference(d_y, y.leaves, y_c, self.r * s))
+        add_difference_(d_x, x.leaves, x_c, self.r * s)
+        add_difference_(d_y, y.leaves, y_c, self.r * s)
+        size = self.move_x(oracle, state, d_x)
+        self.move_y(oracle, state, d_y)
         gap = lower - best
         state.lam = max(0.0, (1 - self.decay) * lam + dual_step * (float(gap) - self.delta))
         add_(x_c, subtract(x.leaves, x_c), self.m)
         add_(y_c, subtract(y.leaves, y_c), self.m)
-        return {"upper": upper, "lower": lower, "gap": gap, "d_x": norm(d_x), "c": lam}
+        return {"upper": upper, "lower": lower, "gap": gap, "d_x": size, "c": lam}

@@ -9,7 +9,6 @@ from meha.methods.base import Numbers
 from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Ramp, Schedule, check_schedule, evaluate
-from meha.variables import norm
 
 __all__ = ["VPBGD"]
 
@@ -53,6 +52,6 @@ class VPBGD(PenaltyMethod):
         self.follow(oracle, state, batch)
         terms = gap_terms(oracle, state, s, c * s)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, batch)
-        self.move_x(oracle, state, d_x)
+        size = self.move_x(oracle, state, d_x)
         self.move_y(oracle, state, d_y)
-        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": norm(d_x), "c": c}
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}
