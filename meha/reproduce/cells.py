@@ -31,19 +31,22 @@ class Case:
 
     Attributes:
         name: for tables.
-        build: makes the problem; called as ``build(**arguments)``, with the seed as well if ``data`` is true.
-        target: the larger of the relative errors of x and y must fall to this and stay there; None where nothing is known.
+        build: makes the problem; called as ``build(**arguments)``, with the seed as well if ``data`` is true. For training it
+            makes a task (:mod:`meha.tasks`), with seed and device.
+        target: the larger of the relative errors of x and y must fall to this and stay there; None where nothing is known. In
+            training, the accuracy to reach.
         work: a run may take so many gradients of F and f and Hessian-vector products.
         seconds: and so much time.
         steps: and so many steps; None for any number.
         stay: the target holds when it does so for as much work again as it took, and for at least this much.
-        looks: the weights of so many of the steps of a run are judged by solving the lower level; without a target only.
+        looks: the weights of so many of the steps of a run are judged by solving the lower level; without a target only. In
+            training, how often the task is evaluated, evenly over the steps, or over the work where no steps are given.
         data: whether a seed draws the data of the problem; otherwise it moves the start.
         tuned_at: the case on which settings are chosen, by name; this one when empty.
     """
 
     name: str
-    build: Callable[..., KnownProblem]
+    build: Callable[..., Any]
     arguments: tuple[tuple[str, Any], ...] = ()
     target: float | None = None
     work: int = 20_000
@@ -85,11 +88,11 @@ class Cell:
     """One measurement: a method with a setting on a case, for a seed.
 
     Attributes:
-        kind: "race" to the target, "memory" of some steps, or "rates" of the theorems.
+        kind: "race" to the target, "memory" of some steps, "rates" of the theorems, or "training" on a task.
         label: what tables and figures call the method.
     """
 
-    kind: Literal["race", "memory", "rates"]
+    kind: Literal["race", "memory", "rates", "training"]
     case: Case
     contender: Contender
     setting: Setting = field(hash=False)

@@ -18,7 +18,7 @@ from meha.methods import Run
 from meha.methods.base import describe
 from meha.oracle import Oracle
 from meha.problems import KnownProblem
-from meha.reproduce import rates
+from meha.reproduce import learning, rates
 from meha.reproduce.cells import Case, Cell
 from meha.reproduce.memory import peak
 from meha.schedules import evaluate
@@ -45,10 +45,13 @@ def measure(cell: Cell) -> Record:
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the theorem's range, for example: it is reported, not feared
-        found = {"race": _race, "memory": _memory, "rates": _rates}[cell.kind](cell)
+        found = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train}[cell.kind](cell)
     about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
     took = time.perf_counter() - begin
-    return _plain({**about, **found, "took": took, "machine": processor(), "torch": str(torch.__version__)})
+    machine = processor()
+    if cell.kind == "training" and torch.cuda.is_available():
+        machine = f"{torch.cuda.get_device_name()} with {machine}"
+    return _plain({**about, **found, "took": took, "machine": machine, "torch": str(torch.__version__)})
 
 
 def processor() -> str:

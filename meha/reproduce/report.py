@@ -97,12 +97,13 @@ def _write_runs(records: Sequence[Record], path: Path) -> None:
     ]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*columns, *(f"{name} ({moment})" for moment, name in moments), "F", "test error", "peak bytes"])
+    others = ("F", "test error", "accuracy", "f1", "validation loss")
+    writer.writerow([*columns, *(f"{name} ({moment})" for moment, name in moments), *others, "peak bytes"])
     for record in records:
         last = record.get("last") or {}
         numbers = [(record.get(moment) or {}).get(name) for moment, name in moments]
         writer.writerow(
-            [*(record[name] for name in columns), *numbers, last.get("F"), last.get("test error"), record.get("peak")]
+            [*(record[name] for name in columns), *numbers, *(last.get(name) for name in others), record.get("peak")]
         )
     write_atomically(path, file.getvalue())
 

@@ -16,6 +16,7 @@ FIELDS = {
     "race": {"reached", "last", "curve", "at weights"},
     "memory": {"peak", "size"},
     "rates": {"curve"},
+    "training": {"reached", "last", "curve"},
 }
 """What a result must have, besides what all have."""
 

@@ -1,6 +1,7 @@
 """The experiments: what is measured for each table and figure, and what the page says about it."""
 
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Results
+from meha.reproduce.experiments.learning import FewShotLearning, HyperCleaning
 from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
 from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
 from meha.reproduce.experiments.theorems import Rates
@@ -19,5 +20,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         GroupLasso(),
         Sensitivity(),
         Rates(),
+        HyperCleaning(),
+        FewShotLearning(),
     )
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import ClassVar, Literal
 
+import numpy as np
 from markupsafe import Markup
 
 from meha.reproduce.cells import Case, Cell
@@ -29,7 +30,9 @@ __all__ = [
     "Spread",
     "Verdict",
     "holds",
+    "mean_of",
     "number",
+    "plus_minus",
     "prose",
     "spread",
 ]
@@ -172,6 +175,18 @@ def _quantile(known: Sequence[float], total: int, q: float) -> float | None:
     return round(known[below] + (place - below) * (known[above] - known[below]), 12)
 
 
+def mean_of(values: Sequence[float | None]) -> tuple[float, float]:
+    """Mean and standard deviation; NaN if a value is missing."""
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
+    return float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
+
+
+def plus_minus(number: Sequence[float], kind: Literal["number", "best"] = "number", digits: int = 1) -> Mark:
+    """A mean and its deviation, for a table."""
+    around = f" ± {number[1]:.{digits}f}" if number[1] else ""
+    return Mark(f"{number[0]:.{digits}f}{around}", kind, number[0])
+
+
 def number(value: float) -> str:
     """Three digits, in full.
 
@@ -197,6 +212,10 @@ class Experiment(ABC):
         """The races in which settings are chosen."""
         races = [(case, [name for name in names if options.wants(name)]) for case, names in self.races(options.quick)]
         return [(case, names) for case, names in races if names and not case.tuned_at]
+
+    def lacks(self, options: Options) -> str:
+        """Why it cannot be measured on this machine, and what to do; empty when it can."""
+        return ""
 
     @abstractmethod
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -13,7 +12,20 @@ from meha.problems import lasso
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.experiments import paper
-from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Results, Spread, Verdict, holds, prose, spread
+from meha.reproduce.experiments.base import (
+    Claim,
+    Experiment,
+    Options,
+    Race,
+    Results,
+    Spread,
+    Verdict,
+    holds,
+    mean_of,
+    plus_minus,
+    prose,
+    spread,
+)
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
 from meha.reproduce.experiments.racing import first, last_error, picture, race_table, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
@@ -268,7 +280,7 @@ class GroupLasso(Experiment):
 
     def _table(self, results: Results, case: str, m: int) -> Table:
         methods = results.methods(case)
-        errors = {method: _mean([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
+        errors = {method: mean_of([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
         best = min(errors, key=lambda method: errors[method][0])
         rows: list[list[Entry]] = []
         for method in methods:
@@ -278,16 +290,16 @@ class GroupLasso(Experiment):
             rows.append(
                 [
                     shown(method),
-                    _plus_minus(errors[method], "best" if method == best else "number"),
-                    _plus_minus(_mean([look["F"] for look in looks])),
-                    _plus_minus(_mean([look["test error"] for look in looks])),
+                    plus_minus(errors[method], "best" if method == best else "number"),
+                    plus_minus(mean_of([look["F"] for look in looks])),
+                    plus_minus(mean_of([look["test error"] for look in looks])),
                     _took(records),
                     None if speed is None else _factor(speed),
                     Mark(f"{theirs[0]} ± {theirs[1]} ({theirs[2]} s)", "paper", theirs[0]),
                 ]
             )
         columns = ["method", "test error of y", "weights: validation error", "weights: test error", "seconds (steps)"]
-        null = _mean([r["last"]["null error"] for r in results.get(case, best)])[0]
+        null = mean_of([r["last"]["null error"] for r in results.get(case, best)])[0]
         return Table(
             f"group-lasso-{m}",
             f"Group lasso, m = {m}: errors (mean ± standard deviation over data sets) and time.",
@@ -304,14 +316,14 @@ class GroupLasso(Experiment):
             records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n != "MEHA"]
             if not records:
                 continue
-            mean, deviation = _mean([r["last"]["test error"] for r in records])
+            mean, deviation = mean_of([r["last"]["test error"] for r in records])
             theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
             inside: Verdict = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
-            told = f"{_plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
+            told = f"{plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
             found.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", told, inside))
             if not others:
                 continue
-            errors = {n: _mean([r["last"]["test error"] for r in results.get(case.name, n)])[0] for n in others}
+            errors = {n: mean_of([r["last"]["test error"] for r in results.get(case.name, n)])[0] for n in others}
             best = min(errors, key=lambda n: errors[n])
             told = f"{mean:.1f}; the least of the others is {shown(best)} with {errors[best]:.1f}"
             found.append(Claim(f"{heading}MEHA's test error is the least", told, holds(mean < errors[best])))
@@ -336,16 +348,6 @@ def _course(record: Record) -> tuple[list[float], list[float | None]]:
     """The least validation error so far, by time."""
     looks = record["at weights"]
     return [look["seconds"] for look in looks], list(np.minimum.accumulate([look["F"] for look in looks]))
-
-
-def _mean(values: Sequence[float | None]) -> tuple[float, float]:
-    """Mean and standard deviation; NaN if a value is missing."""
-    numbers = np.array([np.nan if value is None else value for value in values], dtype=float)
-    return float(numbers.mean()), float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
-
-
-def _plus_minus(number: Sequence[float], kind: Literal["number", "best"] = "number") -> Mark:
-    return Mark(f"{number[0]:.1f}" + (f" ± {number[1]:.1f}" if number[1] else ""), kind, number[0])
 
 
 def _took(records: Sequence[Record]) -> Mark:

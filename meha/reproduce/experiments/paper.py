@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GROUP_LASSO", "HIGH_DIMENSION", "LASSO", "SENSITIVITY", "SINE", "STRONG_CONVEX"]
+__all__ = ["FEW_SHOT", "GROUP_LASSO", "HIGH_DIMENSION", "HYPER_CLEANING", "LASSO", "SENSITIVITY", "SINE", "STRONG_CONVEX"]
 
 # Seconds, and memory as printed there (bytes), in the strongly convex case.
 STRONG_CONVEX = {
@@ -124,4 +124,52 @@ SENSITIVITY: dict[str, list[tuple[dict[str, float], int, float]]] = {
         ({"p": 0.2}, 96, 10.43),
         ({"p": 0.4}, 90, 9.69),
     ],
+}
+
+# Test accuracy and F1 score in percent.
+HYPER_CLEANING = {
+    "mnist": {
+        "RHG": (86.93, 89.46),
+        "BDA": (85.83, 89.20),
+        "CG": (84.02, 81.39),
+        "BAMM": (88.60, 89.91),
+        "IAPTT": (87.57, 91.10),
+        "BOME": (88.19, 87.95),
+        "VPBGD": (89.10, 90.64),
+        "MEHA": (89.55, 91.26),
+    },
+    "fashion-mnist": {
+        "RHG": (80.87, 88.67),
+        "BDA": (80.93, 87.75),
+        "CG": (80.15, 88.32),
+        "BAMM": (81.64, 88.16),
+        "IAPTT": (81.87, 89.25),
+        "BOME": (82.16, 85.01),
+        "VPBGD": (81.72, 89.93),
+        "MEHA": (83.19, 89.94),
+    },
+}
+
+# Test accuracy in percent and seconds, by the number of classes.
+FEW_SHOT = {
+    10: {
+        "RHG": (89.77, 557.71),
+        "BDA": (89.61, 869.98),
+        "CG": (89.56, 363.76),
+        "BAMM": (90.57, 180.48),
+        "IAPTT": (89.66, 299.27),
+        "BOME": (89.76, 191.25),
+        "VPBGD": (90.28, 315.59),
+        "MEHA": (91.17, 130.81),
+    },
+    20: {
+        "RHG": (90.17, 550.51),
+        "BDA": (89.78, 1187.63),
+        "CG": (89.39, 602.24),
+        "BAMM": (90.13, 255.99),
+        "IAPTT": (89.57, 3450.80),
+        "BOME": (89.49, 273.19),
+        "VPBGD": (90.00, 649.93),
+        "MEHA": (89.96, 235.77),
+    },
 }

@@ -120,13 +120,13 @@ def _fastest(results: Results, case: str) -> str:
     return min(known, key=lambda method: known[method]) if known else ""
 
 
-def first(results: Results, case: str, claim: str) -> Claim:
+def first(results: Results, case: str, claim: str, kind: str = "race") -> Claim:
     """Whether MEHA was first to the target on a case, and by what factor."""
-    others = [method for method in results.methods(case) if method not in ("MEHA", PAPER)]
-    if not results.get(case, "MEHA") or not others:
-        return Claim(claim, "nothing to compare with" if others or results.get(case, "MEHA") else "not measured", "open")
-    own = reached(results.get(case, "MEHA"), "seconds")
-    times = {method: reached(results.get(case, method), "seconds") for method in others}
+    others = [method for method in results.methods(case, kind) if method not in ("MEHA", PAPER)]
+    if not results.get(case, "MEHA", kind) or not others:
+        return Claim(claim, "nothing to compare with" if others or results.get(case, "MEHA", kind) else "not measured", "open")
+    own = reached(results.get(case, "MEHA", kind), "seconds")
+    times = {method: reached(results.get(case, method, kind), "seconds") for method in others}
     rivals = {method: found.middle for method, found in times.items() if found.middle is not None}
     best = min(rivals, key=lambda method: rivals[method]) if rivals else ""
     if own.middle is None:
