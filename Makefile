@@ -22,6 +22,7 @@ slow: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py
 
 compare: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/comparison.py

@@ -12,7 +12,7 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 >>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1), max_steps=1000)
 """
 
-from meha import diagnostics, nonsmooth, problems, schedules, sets, stopping, theory
+from meha import datasets, diagnostics, loaders, loggers, nonsmooth, problems, schedules, sets, stopping, tasks, theory
 from meha.methods import (
     BAMM,
     BDA,
@@ -79,12 +79,16 @@ __all__ = [
     "StepInfo",
     "Uniform",
     "VFiDCA",
+    "datasets",
     "diagnostics",
+    "loaders",
+    "loggers",
     "nonsmooth",
     "problems",
     "schedules",
     "sets",
     "solve",
     "stopping",
+    "tasks",
     "theory",
 ]

@@ -13,7 +13,8 @@ NUMBER = re.compile(r"\d+\.\d+(?:e[-+]\d+)?")
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
-def test_examples(block):
+def test_examples(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     code, expected = BLOCKS[block]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -26,4 +27,4 @@ def test_examples(block):
 
 
 def test_every_example_is_followed_by_its_output():
-    assert len(BLOCKS) == README.read_text().count("```python") == 4
+    assert len(BLOCKS) == README.read_text().count("```python") == 5

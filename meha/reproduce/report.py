@@ -84,8 +84,9 @@ def _protocol(options: Options, tuning: Tuning) -> Section:
         " itself from the problem's constants.",
     )
     points = [prose("protocol", part) for part in ("target", "clock", "settings", "seeds", "work", "memory", "note")]
-    seeds = ", ".join(map(str, options.reported))
-    reported = Prose(Markup('This page: seeds {}. Every run is in <a href="runs.csv">runs.csv</a>.').format(seeds))
+    seeds, trained = (", ".join(map(str, some)) for some in (options.reported, options.trained))
+    text = 'This page: seeds {}; learning tasks: {}. Every run is in <a href="runs.csv">runs.csv</a>.'
+    reported = Prose(Markup(text).format(seeds, trained))
     return Section("protocol", "How it was measured", [*points, reported, Details("Which settings were chosen", [chosen])])
 
 

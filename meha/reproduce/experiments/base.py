@@ -49,7 +49,7 @@ class Options:
 
     Attributes:
         quick: the smallest cases, two seeds, and a few seconds for each run.
-        seeds: how many seeds are reported; by default two when quick, otherwise five.
+        seeds: how many seeds are reported; by default two when quick, otherwise five, and fewer for learning tasks.
         methods: only these; all when empty.
         limit: seconds for a run, instead of those that its case allows.
     """
@@ -63,6 +63,11 @@ class Options:
     def reported(self) -> range:
         """The seeds that are reported."""
         return range(self.seeds if self.seeds is not None else 2 if self.quick else 5)
+
+    @property
+    def trained(self) -> range:
+        """The seeds that are reported for learning tasks: by default one when quick, otherwise three."""
+        return self.reported if self.seeds is not None else range(1 if self.quick else 3)
 
     def wants(self, method: str) -> bool:
         return not self.methods or method in self.methods
