@@ -46,7 +46,9 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Experiments; all by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small cases, two seeds, seconds instead of minutes.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds to report; 5 by default, 2 when quick.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Seeds to report; by default 5, for learning tasks 3; quick: 2 and 1.")
+    ] = None,
     methods: Annotated[str, typer.Option(help="Only these methods, separated by commas.")] = "",
     limit: Annotated[float | None, typer.Option(min=0.1, help="Seconds for a run, instead of those of its experiment.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results and report.")] = Path("out/reproduce"),
@@ -56,7 +58,7 @@ def reproduce(
     tune: Annotated[bool, typer.Option("--tune", help="Choose the settings anew instead of using the shipped choice.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments and end.")] = False,
 ) -> None:
-    """Run the paper's synthetic experiments and write a report.
+    """Run the paper's experiments and write a report.
 
     Finished runs are kept: the same command goes on where it was interrupted, and only draws the report when nothing is left.
     """
@@ -123,6 +125,13 @@ def _reproduce(
             raise _RefusalError(str(error)) from error
         console.print(f"With the settings of {chosen}.", highlight=False)
     cells = {name: EXPERIMENTS[name].cells(options, choice) for name in asked}
+    for name in list(cells):
+        reason = EXPERIMENTS[name].lacks(options) if store.missing(cells[name]) else ""
+        if reason and names:
+            raise _RefusalError(f"{name}: {reason}")
+        if reason:
+            console.print(f"Without {name}: {reason}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            del cells[name]
     if not any(cells.values()):
         raise _RefusalError(f"--methods: none of {methods} takes part in {', '.join(asked)}.")
     done = _work(console, cells, store, jobs)
@@ -147,6 +156,7 @@ def _listing(rows: Sequence[tuple[str, str]]) -> Table:
 
 def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: int) -> int:
     """Measure what is missing, with a display; how many runs that were."""
+    from meha.datasets import DataError
     from meha.reproduce.runner import WorkerDiedError, run
 
     display = _Display(cells, store, jobs)
@@ -157,16 +167,18 @@ def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: in
     with Live(display, console=console, refresh_per_second=2, transient=True):
         try:
             return run([cell for found in cells.values() for cell in found], store, jobs, display.watch)
-        except WorkerDiedError as error:
+        except (WorkerDiedError, DataError) as error:
             raise _RefusalError(str(error)) from error
 
 
 def _check_extras(cells: dict[str, list[Cell]]) -> None:
     """Tell at the start, and not after an hour, that a method cannot run here."""
-    kinds = {cell.contender.kind for found in cells.values() for cell in found}
-    for kind, package in ((meha.TPE, "optuna"), (meha.VFiDCA, "cvxpy")):
-        if kind in kinds and find_spec(package) is None:
-            raise ImportError(f"{kind.__name__} needs {package}", name=package)
+    flat = [cell for found in cells.values() for cell in found]
+    kinds, data = {cell.contender.kind for cell in flat}, {dict(cell.case.arguments).get("data") for cell in flat}
+    needs = [("optuna", meha.TPE in kinds), ("cvxpy", meha.VFiDCA in kinds)]
+    for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
+        if needed and find_spec(package) is None:
+            raise ImportError(f"{package} is missing", name=package)
 
 
 class _Display:

@@ -55,8 +55,12 @@ class Endless(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
         self._begun: dict[str, Any] = {}
         self._position = 0
+        self._restored = False
 
     def __next__(self) -> Any:
+        if self._restored:
+            self._begin()  # a loader that was put back to its end gives nothing the first time
+            self._restored = False
         if self._batches is not None:
             try:
                 return self._take(self._batches)
@@ -86,6 +90,7 @@ class Endless(Iterator[Any]):
         self._batches = None
         if isinstance(self.loader, Stateful):
             self.loader.load_state_dict(state["loader"])
+            self._restored = True
             return
         position = state["position"]
         if position:

@@ -72,7 +72,8 @@ def solve(
         accumulate: each step takes so many successive batches, as :class:`~meha.MicroBatches`: the mean of the objectives over
             them, with memory for one at a time.
         callbacks: called as ``callback(run, info)`` after each step. It may return True to stop the run, or numbers by name to
-            add to the history. What its ``state_dict`` returns, if it has one, is part of a checkpoint.
+            add to the history and to the info of the callbacks after it. What its ``state_dict`` returns, if it has one, is
+            part of a checkpoint.
         record: keep the numbers of every ``record``-th step, and of the last.
         progress: show a bar (needs rich).
         divergence: the run counts as diverged when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||, or earlier, when it
@@ -297,7 +298,7 @@ class _Loop:
         """Call all callbacks; which one asked to stop."""
         asked = ""
         for callback in self.callbacks:
-            answer, name = callback(self.run, info), _name(callback)
+            answer, name = callback(self.run, info.plus(**extra)), _name(callback)
             if isinstance(answer, Mapping):
                 for key, value in answer.items():
                     extra[key] = self._number(name, key, value, {*info, *RESERVED})

@@ -113,6 +113,11 @@ class Variable:
         if not self.numel:
             raise ValueError(f"{argument}: its tensors hold no numbers; pass at least one that is not empty.")
         for name, leaf in named.items():
+            if getattr(leaf, "_post_accumulate_grad_hooks", None):
+                raise ValueError(
+                    f"{self.label(name)}: has a hook that runs when its gradient is there, such as an optimizer inside of the"
+                    " backward pass; a step takes several gradients before it moves, so remove the hook."
+                )
             if not leaf.is_floating_point():
                 label = self.label(name)
                 raise TypeError(

@@ -137,3 +137,21 @@ def test_F2SA_from_a_fixed_start():
         fresh.step()
         x = fresh.x.clone()
         assert torch.allclose(run.x, x, atol=1e-14)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, lambda leaves: torch.optim.SGD(leaves, lr=0.05, momentum=0.9)])
+def test_optimizers_of_a_fresh_lower_level_remember_nothing(optimizer):
+    """The answer on a batch does not depend on the batch before."""
+    apart = meha.Problem(
+        upper=lambda x, y, b: (y - b).square().sum() + 0 * x.sum(),
+        lower=lambda x, y, b: (y - b).square().sum() * (1 + x.sum() ** 2),
+    )
+    steps = dict(y_optimizer=optimizer, theta_optimizer=optimizer, alpha=1e-9, gamma=1.0, c=1.0, p=0.0)
+    found = []
+    for before in (-5.0, 5.0):
+        run = meha.MEHA(**steps, inner_steps=3, warm_start=False).start(apart, torch.zeros(1), torch.zeros(1))
+        run.step(torch.tensor([before]))
+        run.step(torch.tensor([1.0]))
+        found.append(run.y.clone())
+    assert torch.allclose(*found, atol=1e-6)
+    assert found[0] > 0

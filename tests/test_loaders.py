@@ -112,3 +112,34 @@ def test_solve_takes_loaders_together():
     one = torch.ones(1)
     meha.solve(problem, one, one, method, batches=batches, max_steps=4, callbacks=lambda run, info: seen.append(run.batch))
     assert [(float(batch.clean), float(batch.noisy)) for batch in seen] == [(1, 3), (2, 4), (1, 5), (2, 3)]
+
+
+class Counting:
+    """A finite loader that knows its place."""
+
+    def __init__(self, n):
+        self.n, self.i = n, 0
+
+    def __iter__(self):
+        while self.i < self.n:
+            self.i += 1
+            yield self.i
+        self.i = 0
+
+    def state_dict(self):
+        return {"i": self.i}
+
+    def load_state_dict(self, state):
+        self.i = state["i"]
+
+
+def test_a_loader_with_a_place_of_its_own_goes_on_from_everywhere():
+    for taken in range(1, 10):
+        batches = Endless(Counting(4))
+        for _ in range(taken):
+            next(batches)
+        place = batches.state_dict()
+        expected = [next(batches) for _ in range(6)]
+        other = Endless(Counting(4))
+        other.load_state_dict(place)
+        assert [next(other) for _ in range(6)] == expected

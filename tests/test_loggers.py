@@ -135,3 +135,12 @@ def test_wrong_every(tmp_path):
     for kind in (CSVLogger, TensorBoardLogger):
         with pytest.raises(ValueError, match=rf"{kind.__name__}: every: must be a whole number of at least 1, got 0"):
             kind(tmp_path, every=0)
+
+
+def test_numbers_of_earlier_callbacks_are_logged(tmp_path):
+    problem = meha.problems.strong_convex(2)
+    path = tmp_path / "log.csv"
+    callbacks = [lambda run, info: {"accuracy": 0.25 * run.k}, CSVLogger(path)]
+    meha.solve(problem, problem.x0, problem.y0, problem.preset("theory"), max_steps=3, callbacks=callbacks)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [float(row["accuracy"]) for row in rows] == [0.25, 0.5, 0.75]

@@ -185,3 +185,17 @@ def test_missing_data_are_told(monkeypatch, tmp_path):
         assert files in EXPERIMENTS[name].lacks(Options())
         assert "meha download" in EXPERIMENTS[name].lacks(Options())
         assert not EXPERIMENTS[name].lacks(Options(quick=True))
+
+
+def test_runs_that_time_cut_short_prove_nothing(tmp_path):
+    store, cells = Store(tmp_path), EXPERIMENTS["hyper-cleaning"].cells(Options(seeds=1), None)
+    for cell in cells:
+        outcome = {"RHG": "time", "CG": "broke down: it"}.get(cell.name, "work")
+        store.put(cell, {**invented(cell, 0.93 if cell.name == "MEHA" else 0.5), "outcome": outcome})
+    results = Results(store, cells)
+    claims = {claim.claim: claim for claim in EXPERIMENTS["hyper-cleaning"].claims(results)}
+    best = claims["MNIST: MEHA has the best accuracy and F1 for the same work"]
+    assert (best.verdict, best.measured) == ("open", "time was up for RHG")
+    names = [row[0] for row in tables(EXPERIMENTS["hyper-cleaning"].section(results))["hyper-cleaning-mnist"].rows]
+    assert "RHG (time was up)" in names
+    assert "CG (breaks down)" in names

@@ -1,5 +1,6 @@
 """Learning tasks: protocols, objectives and measures against independent computations."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import meha
 from meha.tasks import few_shot, hyper_cleaning
-from meha.tasks.few_shot import FewShot
+from meha.tasks.few_shot import Backbone, FewShot
 
 real = pytest.mark.skipif("MEHA_DATA" not in os.environ, reason="needs MNIST and Omniglot in the folder MEHA_DATA")
 
@@ -294,3 +295,45 @@ def test_omniglot_has_turned_characters(tmp_path):
     assert task.training.shape == (4800, 20, 28, 28)
     assert task.testing.shape == (1692, 20, 28, 28)
     assert task.start()[1].shape == (16, 20, 33)
+
+
+def test_kept_features_are_those_of_the_network_and_the_images(shots):
+    """Networks that take each other's place in memory, new numbers behind autograd's back, and changed images are noticed."""
+    _, y = shots.start()
+    y = torch.ones_like(y) * torch.arange(5.0)
+    batch = next(iter(shots.batches()))
+
+    def both(x):
+        fresh = dataclasses.replace(shots)
+        return shots.problem.upper(x, y, batch).item(), fresh.problem.upper(x, y, batch).item()
+
+    for seed in range(4):
+        torch.manual_seed(seed)
+        kept, true = both(Backbone(4))
+        assert kept == true
+    x = Backbone(4)
+    both(x)
+    x[0].weight.data = torch.randn_like(x[0].weight)
+    kept, true = both(x)
+    assert kept == true
+    batch.query.mul_(0.5)
+    kept, true = both(x)
+    assert kept == true
+
+
+def test_a_small_test_set_does_not_decide_the_number_of_classes():
+    for seed in range(5):
+        task = hyper_cleaning("Digits", sizes=(200, 100, 3), seed=seed)
+        x, y = task.start()
+        assert y[2].out_features == 10
+        assert task.problem.lower(x, y).item() > 0
+
+
+def test_hyper_cleaning_can_be_checkpointed(tmp_path):
+    task = hyper_cleaning("digits", sizes=(50, 50, 50))
+    method = meha.MEHA(alpha=5.0, beta=0.1, eta=0.1, gamma=10.0, c=1.0, p=0.0)
+    options = dict(batches=task.batches(), checkpoint=tmp_path / "run.pt", every=2, tol=None)
+    meha.solve(task.problem, *task.start(), method, max_steps=4, **options)
+    resumed = meha.solve(task.problem, *task.start(), method, max_steps=6, **options)
+    whole = meha.solve(task.problem, *task.start(), method, max_steps=6, tol=None)
+    assert torch.equal(resumed.x, whole.x)

@@ -703,3 +703,11 @@ def test_optimizers_add_their_own_state_only():
         run.step(batch)
     largest = max(network.size(p) for p in y.parameters())
     assert peak(lambda: other.step(batch)) <= peak(lambda: plain.step(batch)) + largest
+
+
+def test_hooks_that_act_on_gradients_are_refused():
+    network = torch.nn.Linear(2, 1)
+    network.weight.register_post_accumulate_grad_hook(lambda leaf: None)
+    problem = meha.Problem(lambda x, y: y(x).sum(), lambda x, y: (y(x) - 1).square().sum())
+    with pytest.raises(ValueError, match=r"y\['weight'\]: has a hook"):
+        meha.MEHA().start(problem, torch.ones(2), network)

@@ -14,5 +14,6 @@ Images(1797 of 8x8, 10 classes)
 from meha.datasets.fetch import download
 from meha.datasets.images import Images, Part, digits, fashion_mnist, load, mnist
 from meha.datasets.omniglot import Omniglot, omniglot
+from meha.datasets.sources import DataError
 
-__all__ = ["Images", "Omniglot", "Part", "digits", "download", "fashion_mnist", "load", "mnist", "omniglot"]
+__all__ = ["DataError", "Images", "Omniglot", "Part", "digits", "download", "fashion_mnist", "load", "mnist", "omniglot"]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["SOURCES", "Folder", "Source", "cache_folder", "damaged", "path_of", "source_of", "spelling"]
+__all__ = ["SOURCES", "DataError", "Folder", "Source", "cache_folder", "damaged", "path_of", "source_of", "spelling"]
 
 Folder = str | os.PathLike[str]
 
@@ -103,6 +103,10 @@ def path_of(folder: Folder) -> Path:
     return Path(folder).expanduser().absolute()
 
 
-def damaged(path: Path, source: Source, what: str) -> ValueError:
-    """The error for a file that was found but cannot be what it should be."""
-    return ValueError(f"{path}: {what}. Delete this file and download it again: meha download {source.name}")
+class DataError(ValueError):
+    """A file that was found but cannot be what it should be."""
+
+
+def damaged(path: Path, source: Source, what: str) -> DataError:
+    """The error for such a file, with what to do."""
+    return DataError(f"{path}: {what}. Delete this file and download it again: meha download {source.name}")

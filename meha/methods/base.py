@@ -76,18 +76,22 @@ class State:
     start: Variable | None = dataclasses.field(default=None, kw_only=True)
 
     def restart(self, *variables: Variable) -> None:
-        """Put lower variables back to where they began, if they begin anew in every step."""
+        """Put lower variables back to where they began, if they begin anew in every step, and let their optimizers forget."""
         if self.start is not None:
             for variable in variables:
                 copy_(variable.leaves, self.start.leaves)
+            for optimizer in (getattr(self, "y_optimizer", None), getattr(self, "theta_optimizer", None)):
+                if optimizer is not None:
+                    optimizer.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain tensors and numbers."""
         found = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            saves = isinstance(value, Variable | RunningOptimizer)
-            found[field.name] = copy.deepcopy(value.state_dict()) if saves else value
+            if isinstance(value, RunningOptimizer):
+                value = copy.deepcopy(value.state_dict())
+            found[field.name] = value.state_dict() if isinstance(value, Variable) else value
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +114,9 @@ class State:
     def _load(self, state: Mapping[str, Any]) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Variable | RunningOptimizer):
+            if isinstance(value, Variable):
+                value.load_state_dict(state[field.name])
+            elif isinstance(value, RunningOptimizer):
                 value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
             else:
                 setattr(self, field.name, state[field.name])

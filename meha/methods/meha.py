@@ -56,13 +56,15 @@ class MEHA(Method):
             steps, so there only SGD is accepted, and its lr is the step of the prox.
         inner_steps: T, the steps of theta and y; T - 1 of them (theta, then y) go before the step above, which is the algorithm
             for T = 1. Each costs 2 gradients of f and 1 of F.
-        warm_start: whether theta and y go on from where they were, or begin at y0 in every step. Then the last step of y, which
-            would be thrown away, is left out, and T must be at least 2.
+        warm_start: whether theta and y go on from where they were, or begin at y0 in every step, with optimizers that remember
+            nothing but their schedule. Then the last step of y, which would be thrown away, is left out, and T must be at
+            least 2.
 
     Modules run as they are: in training mode, batch-norm statistics of y see the data of both objectives (those of theta, a
     copy, only its own passes), and dropout draws a new mask in every pass, except that f(x, y) and f(x, theta) in the
     x-direction share one. Theta is in training mode where y is. A step on a network takes the memory of x, y, theta, a
-    gradient and one forward-backward pass; optimizers add what they keep, and a prox a copy of its level.
+    gradient, a second gradient of its largest parameter, and one forward-backward pass; optimizers add what they keep, and a
+    prox a copy of its level.
 
     What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
     the problem, they are estimated first, and these gradients count.

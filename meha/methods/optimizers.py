@@ -86,13 +86,19 @@ class RunningOptimizer:
             for i, part in enumerate(direction):
                 direction[i] = part * factor
         users = [leaf.grad for leaf in leaves]
-        for leaf, part in zip(leaves, direction, strict=True):
-            leaf.grad = part
-        self.optimizer.step()
-        for leaf, user in zip(leaves, users, strict=True):
-            leaf.grad = user
+        try:
+            for leaf, part in zip(leaves, direction, strict=True):
+                leaf.grad = part
+            self.optimizer.step()
+        finally:
+            for leaf, user in zip(leaves, users, strict=True):
+                leaf.grad = user
         if self.scheduler is not None:
             self.scheduler.step()
+
+    def forget(self) -> None:
+        """Drop moments and the like, which belong to another problem; the schedule goes on."""
+        self.optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizer and the scheduler."""

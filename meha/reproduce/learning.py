@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from meha.loaders import Endless
 from meha.methods import Method
 from meha.methods.base import describe
 from meha.reproduce.cells import Cell
@@ -52,7 +53,7 @@ def chosen(task: str, method: str) -> Setting:
     """The best of the settings that were tried.
 
     >>> chosen("few-shot", "RHG")["inner_steps"]
-    1
+    2
     """
     return min(trials(task)[method], key=lambda trial: trial.loss).setting
 
@@ -92,7 +93,7 @@ def train(cell: Cell) -> Record:
     x0, _ = task.start()
     method = build(cell.contender.kind, cell.setting, x0.numel() if isinstance(x0, torch.Tensor) else 1)
     _throw_away(method, task)
-    run, batches = method.start(task.problem, *task.start()), iter(task.batches())
+    run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
     seconds, rows, next_look, outcome = 0.0, list[dict[str, float]](), 0.0, ""
     while not outcome:
         counts = run.counts
@@ -123,7 +124,7 @@ def train(cell: Cell) -> Record:
 
 def _throw_away(method: Method, task: Any) -> None:
     """Let libraries load and caches fill."""
-    run, batches = method.start(task.problem, *task.start()), iter(task.batches())
+    run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
     for _ in range(WARM_STEPS):
         try:
             run.step(next(batches))

@@ -150,7 +150,10 @@ class FewShot:
     def evaluate(
         self, x: nn.Module, y: Any = None, *, steps: int = 10, step: float = 0.1, seed: int = 12345
     ) -> dict[str, float]:
-        """Accuracy on the queries of tasks from test classes, with heads that take some gradient steps from zero."""
+        """Accuracy on the queries of tasks from test classes, with heads that take some gradient steps from zero.
+
+        Batch normalisation sees several tasks together, here as in training; one task by itself comes out a little different.
+        """
         tasks = self.test_tasks
         generator = torch.Generator(self.testing.device).manual_seed(seed)
         right, chunk = [], max(1, min(tasks, 8000 // (self.ways * (self.shots + self.queries))))
@@ -182,18 +185,20 @@ class _Features:
     """The features of a batch, kept with their graph until x moves or a gradient has passed back through them."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Any, Tasks, Tensor]] = {}
+        self._kept: dict[str, tuple[nn.Module, Tensor, list[tuple[int, int]], Tensor]] = {}
 
     def __call__(self, x: nn.Module, batch: Tasks, part: Literal["support", "query"], tasks: int) -> Tensor:
-        state = (id(x), [parameter._version for parameter in x.parameters()])
+        images = getattr(batch, part)
+        state = [(tensor.data_ptr(), tensor._version) for tensor in (images, *x.parameters())]
         if part in self._kept:
-            known, images, features = self._kept[part]
-            if known == state and images is batch and (features.requires_grad or not torch.is_grad_enabled()):
+            module, seen, known, features = self._kept[part]
+            same = module is x and seen is images and known == state
+            if same and (features.requires_grad or not torch.is_grad_enabled()):
                 return features
-        features = _with_ones(x(getattr(batch, part)), tasks)
+        features = _with_ones(x(images), tasks)
         if features.requires_grad:
             features.register_hook(lambda _: self._kept.pop(part, None) and None)
-        self._kept[part] = state, batch, features
+        self._kept[part] = x, images, state, features
         return features
 
 

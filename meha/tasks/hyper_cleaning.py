@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from meha.datasets import Images, load
+from meha.datasets.sources import spelling
 from meha.problem import Problem
 
 __all__ = ["HyperCleaning", "Labelled", "hyper_cleaning", "mlp"]
@@ -52,6 +52,7 @@ class HyperCleaning:
         train, validation, test: the data; labels of ``train`` are those that may be wrong.
         tampered: which training labels were drawn anew.
         true_labels: what they were.
+        classes: how many labels there are.
         hidden, activation: of the network.
         seed: decides where its weights start.
 
@@ -68,6 +69,7 @@ class HyperCleaning:
     test: Labelled
     tampered: Tensor
     true_labels: Tensor
+    classes: int = 10
     hidden: int = 300
     activation: str = "sigmoid"
     seed: int = 0
@@ -87,12 +89,12 @@ class HyperCleaning:
     def start(self) -> tuple[Tensor, nn.Module]:
         """Weights of one half for all, and a fresh network."""
         inputs, labels = self.train
-        network = mlp(inputs.shape[1], int(self.test.labels.max()) + 1, self.hidden, self.activation, self.seed)
+        network = mlp(inputs.shape[1], self.classes, self.hidden, self.activation, self.seed)
         return torch.zeros(len(labels), device=inputs.device), network.to(inputs.device)
 
-    def batches(self) -> Iterator[None]:
+    def batches(self) -> list[None]:
         """There are none: every step sees all data."""
-        return itertools.repeat(None)
+        return [None]
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, y: nn.Module) -> dict[str, float]:
@@ -140,8 +142,9 @@ def hyper_cleaning(
         hidden, activation: of the network; the paper does not say which activation.
         seed: decides which images, which labels, and where the network starts.
     """
-    found = data if isinstance(data, Images) else load(data, "all" if data == "digits" else "train")
-    sizes = sizes or SIZES.get(data if isinstance(data, str) else "", (5000, 5000, 10000))
+    name = "" if isinstance(data, Images) else spelling(data)
+    found = data if isinstance(data, Images) else load(name, "all" if name == "digits" else "train")
+    sizes = sizes or SIZES.get(name, (5000, 5000, 10000))
     if len(sizes) != 3 or min(sizes) < 1 or sum(sizes) > len(found.labels):
         raise ValueError(f"sizes: must be three positive numbers with a sum of at most {len(found.labels)}, got {sizes}.")
     if not 0 <= fraction <= 1:
@@ -158,4 +161,4 @@ def hyper_cleaning(
     shift = torch.randint(1 if exact else 0, classes, (sizes[0],), generator=generator)
     labels = torch.where(tampered, (truth + shift) % classes, truth)
     train, validation, test = (part.to(device) for part in (Labelled(parts[0].inputs, labels), *parts[1:]))
-    return HyperCleaning(train, validation, test, tampered.to(device), truth.to(device), hidden, activation, seed)
+    return HyperCleaning(train, validation, test, tampered.to(device), truth.to(device), classes, hidden, activation, seed)
