@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ try:
     import typer
     from rich.console import Console, Group, RenderableType
     from rich.live import Live
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -74,6 +76,128 @@ def reproduce(
         _fail(f"{error}; give another folder with --out.")
     except _RefusalError as error:
         _fail(str(error))
+
+
+@app.command()
+def clean(
+    data: Annotated[Path, typer.Argument(help="An NPZ file with features and labels, or a CSV file with a header.")],
+    clean_fraction: Annotated[
+        float | None, typer.Option(help="The labels of the first examples, this share of all, are known to be right.")
+    ] = None,
+    trusted: Annotated[
+        str | None, typer.Option(help="Array or column that says which labels are right (1/0, true/false, yes/no).")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Array or column with the labels.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="A column that is no feature; can be given again.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for weights.csv and suspicious.png.")] = Path("out/clean"),
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Decides the start and the order of the training.")] = 0,
+    top: Annotated[
+        int | None, typer.Option(min=1, max=500, help="Examples in the picture, at most; by default 50 images or 20 rows.")
+    ] = None,
+) -> None:
+    """Find wrong labels in your own data, from some that are known to be right.
+
+    Which ones these are, the array or column "trusted" says, or --clean-fraction: exactly one of them. Some of each class are
+    needed, ten or more are better.
+
+    An NPZ file holds the features as features, images, x, X or data, one row for each example, and integers or strings as
+    labels, label or y. In a CSV file all columns but the label (and trusted, and those ignored) must be numbers. Rows count
+    from 0. All is held in memory.
+    """
+    try:
+        _clean(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
+    except KeyboardInterrupt:
+        Console().print("Interrupted; nothing was written.")
+        raise typer.Exit(130) from None
+    except ImportError as error:
+        package = (error.name or str(error)).partition(".")[0]
+        _fail(f'meha clean needs {package}; install it with: pip install "meha[reproduce]"')
+    except MemoryError:
+        _fail(f"{data}: too large for the memory of this machine; clean a part of it.")
+    except (_RefusalError, OSError) as error:
+        _fail(str(error))
+
+
+def _clean(
+    data: Path,
+    clean_fraction: float | None,
+    trusted: str | None,
+    label: str | None,
+    ignore: list[str],
+    out: Path,
+    seed: int,
+    top: int | None,
+) -> None:
+    import matplotlib  # noqa: F401  to miss it now, and not after the training
+
+    from meha.files import write_atomically
+    from meha.tasks import CleaningWarning
+    from meha.tasks import clean as clean_examples
+    from meha.tasks.clean_files import picture, read, table
+
+    console = Console()
+    columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
+        out.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings(record=True) as caught, bar:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CleaningWarning)
+            task = bar.add_task("", total=1.0)
+            found = clean_examples(
+                examples.features,
+                examples.labels,
+                examples.trusted,
+                seed=seed,
+                watch=lambda share: bar.update(task, completed=share),
+            )
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise _RefusalError(str(error)) from error
+    except FileExistsError as error:
+        raise _RefusalError(f"--out: {out} is no folder; name another one.") from error
+    for warning in caught:
+        Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    write_atomically(out / "weights.csv", table(examples.labels, found))
+    write_atomically(out / "suspicious.png", picture(examples, found, top))
+
+    suspicious, doubtful = found.suspicious(), int((~found.trusted).sum())
+    classes = len(set(examples.labels.tolist()))
+    console.print(f"{len(suspicious):,} of {doubtful:,} doubtful labels look wrong (weight below 0.5).", highlight=False)
+    console.print(f"Judged with {int(found.trusted.sum()):,} trusted examples; {classes} classes.", highlight=False)
+    if len(suspicious):
+        worst = Table(box=None, pad_edge=False, header_style="dim")
+        worst.add_column("row", justify="right")
+        for head in ("given", "suggested"):
+            worst.add_column(head, max_width=30, no_wrap=True)
+        worst.add_column("weight", justify="right")
+        for row in suspicious[:10]:
+            given, better, weight = str(examples.labels[row]), str(found.suggested[row]), found.weights[row]
+            worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
+        console.print(worst)
+    console.print(f"All weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"The worst:   {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def download(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Data sets; left out, they are listed.")] = None,
+) -> None:
+    """Download data sets into the cache, the folder that MEHA_CACHE names or ~/.cache/meha."""
+    from meha.datasets.fetch import download as fetch
+    from meha.datasets.sources import SOURCES, source_of
+
+    if not names:
+        Console().print(_listing([(source.name, f"from {source.address}") for source in SOURCES.values()]))
+        return
+    try:
+        for source in [source_of(name) for name in names]:
+            typer.echo(f"{source.name}: {fetch(source.name)}")
+    except (OSError, ValueError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        Console().print("Interrupted. Files that came whole are kept.")
+        raise typer.Exit(130) from None
 
 
 class _RefusalError(Exception):

@@ -1,6 +1,7 @@
-"""Learning tasks on data: noisy labels cleaned, features shared across tasks."""
+"""Learning tasks on data: noisy labels cleaned, in one's own data too, and features shared across tasks."""
 
+from meha.tasks.clean import Cleaning, CleaningWarning, clean
 from meha.tasks.few_shot import FewShot, few_shot
 from meha.tasks.hyper_cleaning import HyperCleaning, hyper_cleaning
 
-__all__ = ["FewShot", "HyperCleaning", "few_shot", "hyper_cleaning"]
+__all__ = ["Cleaning", "CleaningWarning", "FewShot", "HyperCleaning", "clean", "few_shot", "hyper_cleaning"]

@@ -1,0 +1,344 @@
+"""The files of the command ``meha clean``: examples from NPZ or CSV, the weights as CSV and the worst examples as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+import zipfile
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meha.tasks.clean import LIMIT, Cleaning, as_images, check_features, check_labels, check_trusted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Examples", "picture", "read", "table"]
+
+Array = NDArray[Any]
+
+FEATURES = ("features", "images", "x", "X", "data")
+LABELS = ("labels", "label", "y")
+TRUSTED = "trusted"
+YES, NO = ("1", "true", "yes"), ("0", "false", "no")
+
+INK, FAINT, RED = "#222222", "#767676", "#b3261e"
+HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555", "#b2a000")
+RC: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar sign in a label is a dollar sign
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Features (n, ...), labels (n,), which of them are trusted, and the names of the columns of a table."""
+
+    features: Array
+    labels: Array
+    trusted: NDArray[np.bool_]
+    columns: tuple[str, ...] = ()
+
+
+def read(
+    path: Path,
+    *,
+    label: str | None = None,
+    trusted: str | None = None,
+    ignore: Sequence[str] = (),
+    clean_fraction: float | None = None,
+) -> Examples:
+    """The examples of a file, checked; errors name the options of the command.
+
+    Args:
+        path: of an NPZ file with arrays, or a CSV file with a header.
+        label, trusted: names of the array or the column, if not the usual ones.
+        ignore: columns of a CSV file that are no features.
+        clean_fraction: this share of the examples, the first ones, is trusted; instead of an array or column that says which.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name an NPZ or a CSV file in it.")
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file.")
+    kind = path.suffix.lower()
+    if kind not in (".npz", ".csv", ".tsv"):
+        raise ValueError(f"{path}: must be an NPZ file (.npz), or a table (.csv, .tsv).")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path}: is empty.")
+    if kind == ".npz":
+        if ignore:
+            raise ValueError(f"--ignore: leaves out columns of a CSV file, but {path.name} is an NPZ file; leave it out.")
+        features, labels, marks = _npz(path, label, trusted)
+        columns: tuple[str, ...] = ()
+    else:
+        features, labels, marks, columns = _table(path, label or "label", trusted, ignore)
+    try:
+        features = check_features(features)
+        labels = check_labels(labels, len(features))
+        return Examples(features, labels, _trusted(marks, clean_fraction, len(labels), trusted or TRUSTED), columns)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _trusted(marks: Array | None, fraction: float | None, count: int, name: str) -> NDArray[np.bool_]:
+    if (marks is None) == (fraction is None):
+        raise ValueError(
+            f"which labels are right is not said; give --clean-fraction, or {name!r} in the file."
+            if marks is None
+            else f"{name!r} in the file says which labels are right, and --clean-fraction does too; leave one of them out."
+        )
+    if fraction is None:
+        assert marks is not None
+        return check_trusted(marks, count)
+    if not 0 < fraction < 1:
+        raise ValueError(f"--clean-fraction: must be more than 0 and less than 1, got {fraction}.")
+    return check_trusted(np.arange(count) < round(fraction * count), count)
+
+
+def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Array, Array | None]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: is no NPZ file; write one with numpy.savez(path, features=..., labels=...).")
+    try:
+        with zipfile.ZipFile(path) as file:
+            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path}: is damaged ({error}); write it again.") from error
+
+    def find(what: str, names: Sequence[str]) -> Array:
+        name = next((name for name in names if name in sizes), None)
+        if name is None:
+            there = ", ".join(sizes) or "none"
+            raise ValueError(f"{path}: no array with the {what}, {' or '.join(map(repr, names))}; the file has {there}.")
+        if sizes[name] > 8 * LIMIT:
+            raise ValueError(f"{path}: {name!r} has {sizes[name]:,} bytes, too many for memory; clean a part of it.")
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                found: Array = arrays[name]
+        except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            remedy = "save plain numbers or strings, such as numpy.asarray(labels, dtype=str)" if "pickle" in str(error) else ""
+            raise ValueError(f"{path}: {name!r} cannot be read ({error}); {remedy or 'write the file again'}.") from error
+        return found
+
+    marks = (
+        find("trusted examples", [trusted]) if trusted else find("trusted examples", [TRUSTED]) if TRUSTED in sizes else None
+    )
+    return find("features", FEATURES), find("labels", [label] if label else LABELS), marks
+
+
+def _table(
+    path: Path, label: str, trusted: str | None, ignore: Sequence[str]
+) -> tuple[Array, Array, Array | None, tuple[str, ...]]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            header = [name.strip() for name in next(reader, [])]
+            _check_header(path, header, label, trusted, ignore)
+            trusted = trusted or (TRUSTED if TRUSTED in header and TRUSTED not in ignore else None)
+            skipped = {label, trusted, *ignore}
+            places = [i for i, name in enumerate(header) if name not in skipped]
+            if not places:
+                raise ValueError(f"{path}: no column is left for the features besides {', '.join(map(repr, header))}.")
+            values, labels, marks = array("d"), [], []
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise ValueError(
+                        f"{path}: line {reader.line_num} has {len(cells)} cells, the header {len(header)}; mend the line."
+                    )
+                try:
+                    values.extend([float(cells[i]) for i in places])
+                except ValueError:
+                    raise _not_a_number(path, reader.line_num, header, cells, places) from None
+                labels.append(cells[header.index(label)].strip())
+                if trusted is not None:
+                    marks.append(_mark(path, reader.line_num, trusted, cells[header.index(trusted)]))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}: is no table ({error}); save it as CSV.") from error
+    if not labels:
+        raise ValueError(f"{path}: has a header and no rows.")
+    features = np.frombuffer(values).reshape(len(labels), len(places))
+    columns = tuple(header[i] for i in places)
+    strange = np.argwhere(~np.isfinite(features))
+    if len(strange):
+        row, column = strange[0]
+        raise ValueError(
+            f"{path}: row {row} (from 0), column {columns[column]!r} is {features[row, column]}; fill in a number, or leave out"
+            f" the column with --ignore {columns[column]!r}."
+        )
+    return features, np.array(labels), np.array(marks) if trusted is not None else None, columns
+
+
+def _check_header(path: Path, header: list[str], label: str, trusted: str | None, ignore: Sequence[str]) -> None:
+    there = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
+    for option, name in (("--label", label), ("--trusted", trusted), *(("--ignore", name) for name in ignore)):
+        if name is not None and name not in header:
+            raise ValueError(f"{option}: {path} has no column {name!r}; its first line, the header, has {there}.")
+    for place, name in enumerate(header):
+        if not name and "" not in ignore:
+            raise ValueError(f"{path}: column {place + 1} has no name; give it one, or leave it out with --ignore ''.")
+        if name and name not in ignore and header.count(name) > 1:
+            raise ValueError(f"{path}: {header.count(name)} columns are named {name!r}; give them different names.")
+    if label in ignore or trusted in ignore or label == trusted:
+        raise ValueError("--label, --trusted, --ignore: a column can be only one of them.")
+
+
+def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], places: list[int]) -> ValueError:
+    for i in places:
+        try:
+            float(cells[i])
+        except ValueError:
+            found = f"{cells[i][:40]!r}, which is no number" if cells[i].strip() else "empty"
+            return ValueError(
+                f"{path}: line {line}, column {header[i]!r} is {found}; features must be numbers. Turn the column into numbers,"
+                f" or leave it out with --ignore {header[i]!r}."
+            )
+    raise AssertionError("all cells are numbers")
+
+
+def _mark(path: Path, line: int, column: str, cell: str) -> bool:
+    word = cell.strip().lower()
+    if word not in YES + NO:
+        raise ValueError(f"{path}: line {line}, column {column!r} is {cell[:40]!r}; must be 1 or 0, true or false, yes or no.")
+    return word in YES
+
+
+def table(labels: Array, cleaning: Cleaning) -> str:
+    """The weights as CSV, one line for each example in the order of the data.
+
+    >>> cleaning = Cleaning(np.array([1.0, 0.25]), np.array([1, 0]), np.array(["cat", "dog"]), np.array([True, False]))
+    >>> table(np.array(["cat", "cat"]), cleaning).splitlines()
+    ['row,label,weight,rank,suggested', '0,cat,1,2,cat', '1,cat,0.25,1,dog']
+    """
+    ranks = np.empty(len(labels), dtype=np.int64)
+    ranks[cleaning.order] = np.arange(1, len(labels) + 1)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("row", "label", "weight", "rank", "suggested"))
+    for row, cells in enumerate(zip(labels, cleaning.weights, ranks, cleaning.suggested, strict=True)):
+        writer.writerow((row, cells[0], f"{cells[1]:.6g}", *cells[2:]))
+    return file.getvalue()
+
+
+def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> bytes:
+    """The worst examples as PNG: images with their labels; of tables, the weights and what is unusual in the worst rows.
+
+    Args:
+        top: show at most so many; 50 images or 20 rows by default.
+    """
+    from matplotlib import rc_context
+
+    images = as_images(examples.features)
+    rows = cleaning.suspicious()[: top or (20 if images is None else 50)]
+    file = io.BytesIO()
+    with rc_context(RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a box in the picture says enough
+        drawn = _gallery(images, examples, cleaning, rows) if images is not None else _sheet(examples, cleaning, rows)
+        drawn.savefig(file, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
+    return file.getvalue()
+
+
+def _short(name: Any, most: int = 16) -> str:
+    text = " ".join(str(name).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _headline(cleaning: Cleaning, count: int) -> str:
+    found = len(cleaning.suspicious())
+    if not found:
+        return "No label looks wrong"
+    which = f"the {count} most suspicious of {found:,}" if count < found else f"all {found:,}"
+    return f"Labels that look wrong ({which}): given → suggested"
+
+
+def _gallery(images: Array, examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
+    from matplotlib.figure import Figure
+
+    pairs = [(_short(examples.labels[row], 13), _short(cleaning.suggested[row], 13)) for row in rows]
+    long = any(len(given) + len(better) > 8 for given, better in pairs)
+    across = min(10, max(len(rows), 4))
+    down = max(1, math.ceil(len(rows) / across))
+    figure = Figure(figsize=(max(across, 6), down * (1.45 if long else 1.3) + 0.4), layout="constrained")
+    figure.suptitle(_headline(cleaning, len(rows)), fontsize=11)
+    shown = images[rows].astype(np.float64)
+    low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)
+    for place in range(across * down):
+        ax = figure.add_subplot(down, across, place + 1)
+        ax.axis("off")
+        if place < len(rows):
+            ax.imshow((shown[place] - low) / ((high - low) or 1), cmap="gray", vmin=0, vmax=1)
+            title = ("\n→ " if long else " → ").join(pairs[place])
+            ax.set_title(title, fontsize=7.5 if long else 9, color=RED, pad=11)
+            ax.text(0.5, 1.04, f"row {rows[place]}", transform=ax.transAxes, ha="center", fontsize=6.5, color=FAINT)
+    return figure
+
+
+def _sheet(examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
+    from matplotlib.figure import Figure
+
+    height = max(3.2, 0.24 * len(rows) + 1.2)
+    figure = Figure(figsize=(11, height), layout="constrained")
+    figure.suptitle(_headline(cleaning, len(rows)), fontsize=11)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 5))
+    _histogram(left, examples, cleaning)
+    right.axis("off")
+    right.set(xlim=(0, 1), ylim=(len(rows) + 0.5, -1))
+    heads = ((0.0, "row"), (0.09, "given → suggested"), (0.38, "most unusual for the given label"))
+    for x, head in heads:
+        right.text(x, -0.4, head, color=FAINT, va="center")
+    for place, row in enumerate(rows):
+        pair = f"{_short(examples.labels[row], 14)} → {_short(cleaning.suggested[row], 14)}"
+        cells = (str(row), pair, _unusual(examples, cleaning, row))
+        for (x, _), cell, color in zip(heads, cells, (INK, RED, INK), strict=True):
+            right.text(x, place + 0.6, cell, color=color, va="center", fontsize=8.5)
+    return figure
+
+
+def _histogram(ax: Axes, examples: Examples, cleaning: Cleaning) -> None:
+    """The weights of the doubtful examples, by label where there are few."""
+    doubtful = ~cleaning.trusted
+    labels, weights = examples.labels[doubtful], cleaning.weights[doubtful]
+    names = np.unique(examples.labels)
+    named = len(names) <= len(HUES)
+    parts = [weights[labels == name] for name in names] if named else [weights]
+    colors = list(HUES[: len(names)]) if named else [HUES[0]]
+    ax.hist(parts, bins=20, range=(0, 1), stacked=True, color=colors, label=[_short(name) for name in names] if named else None)
+    ax.axvline(0.5, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+    ax.set(xlabel="weight (below 0.5: looks wrong)", ylabel="doubtful examples", xlim=(0, 1))
+    if named:
+        ax.legend(title="given label", edgecolor="white", framealpha=1, fontsize=8, loc="upper center")
+
+
+def _unusual(examples: Examples, cleaning: Cleaning, row: int, most: int = 2) -> str:
+    """The features of a row that are the farthest from those of examples with the same label that looks right."""
+    values = examples.features.reshape(len(examples.features), -1)
+    kept = values[(examples.labels == examples.labels[row]) & (cleaning.weights > 0.5)].astype(np.float64)
+    if len(kept) < 2:
+        return ""
+    spread = kept.std(axis=0)
+    far = (values[row] - kept.mean(axis=0)) / np.where(spread > 0, spread, np.inf)
+    worst = np.argsort(-np.abs(far), kind="stable")[:most]
+    names = examples.columns or [f"feature {i}" for i in range(values.shape[1])]
+    return ",  ".join(f"{_short(names[i], 20)} {values[row, i]:.4g} ({far[i]:+.1f} sd)" for i in worst if far[i])
