@@ -88,13 +88,25 @@ def clean(
     This is data hyper-cleaning with MEHA: x_i says how much the doubtful example i counts, y is a network with one hidden layer
     that starts from training on the trusted examples, and
 
-        F(x, y) = mean over trusted of CE(y) + 0.15 mean_i (1 - sigmoid(x_i)),    f(x, y) = mean_i sigmoid(x_i) CE_i(y)
+        F(x, y) = mean over trusted of CE(y) + 0.3 mean_i (1 - sigmoid(x_i)),    f(x, y) = mean_i sigmoid(x_i) CE_i(y)
 
     so an example loses weight where believing it costs the network that serves the trusted ones 0.3 / c = 0.5 nats more than
     the network that need not. Units drop out, without which networks learn wrong labels by heart.
 
     In the end the network is the judge: it tells wrong labels better than sigmoid(x), which keeps them out of the training but
-    hardly compares two of them.
+    hardly compares two of them. Measured on labels spoiled on purpose (26 settings: digits, MNIST, Fashion-MNIST, tables and
+    points in the plane; 10 to 50 % wrong; seeds that had no part in choosing the numbers), against the same network trained
+    on one kind of examples only, and ranked by the same margin:
+
+        mean of                   AUC    precision  recall      worst AUC with systematically wrong labels
+        MEHA                      0.989  0.89       0.97        0.971
+        trusted examples only     0.985  0.79       0.98        0.977
+        all, as if right          0.983  0.92       0.92        0.918
+
+    It is not the best everywhere. Where wrong labels are spread evenly over all others and trusted ones are very few, training
+    on all is as good or better (20 columns, 4 classes, 100 trusted: 0.93, MEHA 0.89); where errors are systematic and trusted
+    examples suffice to learn from, so is training on them alone (Fashion-MNIST, 200 trusted: 0.98, MEHA 0.97; two clouds of
+    200 points, of which all wrong ones are in the same: 1.00, MEHA 0.99).
 
     Images (:func:`as_images`) have one scale for all pixels, other features one for each column. All is held in memory.
 
