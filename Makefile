@@ -23,6 +23,7 @@ slow: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clean.py --digits
 
 compare: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/comparison.py

@@ -483,7 +483,7 @@ def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path):
-    arguments = ["merely-convex", "--quick", "--methods", "BOME,RHG,NS", "--jobs", "2", "--out", str(tmp_path)]
+    arguments = ["strong-convex", "--quick", "--seeds", "20", "--methods", "BOME,F2SA", "--jobs", "2", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
