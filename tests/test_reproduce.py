@@ -485,7 +485,12 @@ def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
 def test_an_interrupt_keeps_what_is_finished(tmp_path):
     arguments = ["strong-convex", "--quick", "--seeds", "20", "--methods", "BOME,F2SA", "--jobs", "2", "--out", str(tmp_path)]
     process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it is ignored where the tests run in the background
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
