@@ -97,11 +97,12 @@ def test_settings_are_the_best_of_the_trials():
         for method, rows in told.items():
             assert len(rows) >= 10
             known = [row for row in rows if row[1] is not None]
+            failed = [trial.setting for trial in learning.trials(task)[method] if math.isinf(trial.loss)]
+            assert failed == [row[0] for row in rows if row[1] is None]
             best = better(known, key=lambda row: row[1] + row[2] if better is max else row[2])
             assert learning.chosen(task, method) == best[0]
             for setting, *_ in rows:
                 learning.build(CONTENDERS[method].kind, setting, 5000)
-    assert all(math.isfinite(trial.loss) for trial in [learning.trials("few-shot")["RHG"][0]])
 
 
 def test_every_row_of_the_papers_table_has_cells():

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha.loaders import Endless
 from meha.methods import Method
@@ -114,7 +115,7 @@ def train(cell: Cell) -> Record:
         try:
             run.step(next(batches))
             _wait(where)
-        except (ArithmeticError, torch.linalg.LinAlgError) as failure:  # type: ignore[attr-defined]
+        except (ArithmeticError, LinAlgError) as failure:
             outcome = f"broke down: {failure}"
         seconds += time.perf_counter() - begin
     curve = {name: [row[name] for row in rows] for name in rows[0]}
@@ -128,7 +129,7 @@ def _throw_away(method: Method, task: Any) -> None:
     for _ in range(WARM_STEPS):
         try:
             run.step(next(batches))
-        except (ArithmeticError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        except (ArithmeticError, LinAlgError):
             return
     task.evaluate(run.x, run.y)
 
