@@ -13,6 +13,7 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 """
 
 from meha import datasets, diagnostics, loaders, loggers, nonsmooth, problems, schedules, sets, stopping, tasks, theory
+from meha.inspection import check
 from meha.methods import (
     BAMM,
     BDA,
@@ -79,6 +80,7 @@ __all__ = [
     "StepInfo",
     "Uniform",
     "VFiDCA",
+    "check",
     "datasets",
     "diagnostics",
     "loaders",

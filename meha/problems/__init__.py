@@ -1,7 +1,18 @@
 """Problems with known answers, for tests, comparisons and first steps."""
 
 from meha.problems.base import Distance, KnownProblem
+from meha.problems.collection import Entry, collection
 from meha.problems.group_lasso import group_lasso
 from meha.problems.synthetic import lasso, merely_convex, sine, strong_convex
 
-__all__ = ["Distance", "KnownProblem", "group_lasso", "lasso", "merely_convex", "sine", "strong_convex"]
+__all__ = [
+    "Distance",
+    "Entry",
+    "KnownProblem",
+    "collection",
+    "group_lasso",
+    "lasso",
+    "merely_convex",
+    "sine",
+    "strong_convex",
+]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from meha.methods import MEHA
@@ -35,6 +37,11 @@ class KnownProblem(Problem):
         upper_star: F at the solution.
         distance: ``distance(x, y)``, to the solution or the solution set; NaN where there is nothing to compare with.
         metrics: further measures by name, each a function of (x, y).
+        response: ``response(x)``, a solution y of the lower level at x in float64 (the best for F where there are several),
+            found without any method of the library; None where it is not known.
+        value: ``value(x)``, the hyper-objective F(x, response(x)) in float64; None like ``response``.
+        measure: what :meth:`error` is: the distance in x, or the excess of ``value`` where x is not unique or hardly
+            matters.
 
     >>> from meha.problems import strong_convex
     >>> problem = strong_convex(n=2)
@@ -53,6 +60,27 @@ class KnownProblem(Problem):
     distance: Callable[[Any, Any], Distance]
     presets: Mapping[str, MEHA]
     metrics: Mapping[str, Callable[[Any, Any], float]] = field(default_factory=dict)
+    response: Callable[[Any], Any] | None = None
+    value: Callable[[Any], float] | None = None
+    measure: Literal["distance", "excess"] = "distance"
+
+    def error(self, x: Any, y: Any) -> float:
+        """The one number that counts: 0 at a solution, by :attr:`measure`.
+
+        ``"distance"``: ``distance(x, y).x``. ``"excess"``: the part of what could be gained from x0 on that x still misses,
+        max(0, value(x) - upper_star) / (value(x0) - upper_star), and infinity for an x outside of X. y plays no part in it.
+        Where x is not finite, the error is infinite.
+        """
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in Variable.of(x, "x").leaves):
+            return math.inf
+        if self.measure == "distance":
+            return self.distance(x, y).x
+        if self.value is None or self.upper_star is None:
+            raise ValueError(f"measure: {self.name} has no value(x) and upper_star, which 'excess' needs; give both.")
+        if self.x_set is not None and not self.x_set.contains(x):
+            return math.inf
+        excess = (self.value(x) - self.upper_star) / (self.value(self.x0) - self.upper_star)
+        return math.inf if math.isnan(excess) else max(0.0, excess)
 
     def preset(self, name: str) -> MEHA:
         """MEHA with all its numbers.
