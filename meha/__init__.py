@@ -9,7 +9,7 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
 ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
 ... )
->>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1), max_steps=1000)
+>>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
 """
 
 from meha import datasets, diagnostics, loaders, loggers, nonsmooth, problems, schedules, sets, stopping, tasks, theory
@@ -32,6 +32,7 @@ from meha.methods import (
     SLM,
     TPE,
     VPBGD,
+    Continuation,
     GridSearch,
     LogUniform,
     Method,
@@ -39,6 +40,7 @@ from meha.methods import (
     RandomSearch,
     Run,
     StepInfo,
+    StochasticMEHA,
     Uniform,
     VFiDCA,
 )
@@ -67,6 +69,7 @@ __all__ = [
     "SLM",
     "TPE",
     "VPBGD",
+    "Continuation",
     "GridSearch",
     "LogUniform",
     "Method",
@@ -78,6 +81,7 @@ __all__ = [
     "Solution",
     "Status",
     "StepInfo",
+    "StochasticMEHA",
     "Uniform",
     "VFiDCA",
     "check",

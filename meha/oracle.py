@@ -146,6 +146,14 @@ class Oracle:
         """g(x, y); 0 when there is none."""
         return sum(term.value_leaves(x.value, [y.leaves[i] for i in chosen]) for term, chosen in self._g)
 
+    def g_gradient(self, x: Variable, y: Variable) -> Leaves:
+        """The gradient of g in x, which costs no gradient of f."""
+        with torch.enable_grad():
+            value = self.g(x, y)
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return _fill([None] * len(x.leaves), x.leaves)
+        return _fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
+
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
         return self.lower(x, y, batch) + self.g(x, y)
 

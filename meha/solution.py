@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,7 @@ class Solution:
         history: numbers of the recorded steps.
         method: the hyper-parameters, with those that were left out filled in.
         constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
+        report: what the run found about the problem, in lines by heading; empty where the method reports nothing.
     """
 
     problem: Problem
@@ -113,6 +114,7 @@ class Solution:
     history: History
     constants: Constants | None = None
     batch: Any = None
+    report: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def converged(self) -> bool:
@@ -175,6 +177,7 @@ class Solution:
         work = f"{self.counts.upper} of F, {self.counts.lower} of f"
         lines.append(f"  gradients  {work}" + (f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""))
         lines.append(f"  method     {describe(self.method)}")
+        lines += [f"  {heading:<10} {line}" for heading, line in self.report.items()]
         covered = "" if self.constants is None else self.method.theory(self.constants)
         if covered:
             origin = "" if self.problem.constants is not None else " (constants estimated near the start)"

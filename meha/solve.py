@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
@@ -19,7 +19,8 @@ from meha.checks import check_count, check_positive, check_tolerance
 from meha.divergence import Runaway
 from meha.loaders import Endless, Stateful, check_resumable, random_states, set_random_states
 from meha.loggers import work
-from meha.methods import MEHA, Method, Run, StepInfo
+from meha.methods import Continuation, Method, Run, StepInfo, StochasticMEHA
+from meha.methods.automatic import stochastic
 from meha.oracle import MicroBatches
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
@@ -42,7 +43,7 @@ def solve(
     method: Method | None = None,
     *,
     max_steps: int = 10_000,
-    tol: float | None = 1e-8,
+    tol: float | Literal["default"] | None = "default",
     stop: Rule | Sequence[Rule] = (),
     batches: Iterable[Any] | None = None,
     accumulate: int = 1,
@@ -63,9 +64,12 @@ def solve(
     Args:
         problem: what to solve.
         x0, y0: the start. Tensors are not changed; modules are trained in place.
-        method: :class:`MEHA` with parameters chosen for the problem by default.
+        method: how; there is nothing to choose by default. Tensors without batches then go to :class:`Continuation`, which
+            finds accurate solutions of deterministic problems; modules and batches go to :class:`StochasticMEHA`.
         max_steps: stop after so many steps.
-        tol: stop when the relative change of (x, y) in a step falls to it; None for never.
+        tol: the accuracy, None for never to stop by it. Methods that estimate the error of x take it for that, by default 1e-6
+            (:class:`Continuation`) or 1e-4 (``MEHA()``); all others stop when the relative change of (x, y) in a step falls to
+            it, by default 1e-8.
         stop: further rules (:mod:`meha.stopping`); the first that holds ends the run as converged.
         batches: an iterable of batches for the objectives, begun anew when it ends (if it can be). For several loaders there is
             :class:`meha.loaders.Together`.
@@ -93,16 +97,16 @@ def solve(
     ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
     ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
     ... )
-    >>> solution = solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1), max_steps=2000)
-    >>> print(solution.status, round(float(solution.x), 1))
-    max steps 2.3
+    >>> solution = solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
+    >>> print(solution.status, round(float(solution.x), 3))
+    converged 2.356
     """
     check_count("max_steps", max_steps)
     check_count("accumulate", accumulate)
     check_count("record", record)
     check_count("every", every)
     check_positive("divergence", divergence)
-    if tol is not None:
+    if tol is not None and tol != "default":
         check_tolerance("tol", tol)
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
@@ -110,8 +114,11 @@ def solve(
         raise ValueError(f"accumulate: {accumulate} batches a step need batches; pass them, or leave accumulate out.")
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
-    method = method if method is not None else MEHA()
-    rules = ([] if tol is None else [RelativeChange(tol)]) + _functions("stop", stop)
+    method = method if method is not None else _automatic(problem, x0, y0, batches)
+    method = method.stand_in(problem, x0, y0, batches=batches is not None)
+    method = method if tol == "default" else method.to(tol)
+    change = 1e-8 if tol == "default" else tol
+    rules = ([] if change is None else [RelativeChange(change)]) + _functions("stop", stop)
     called = _functions("callbacks", callbacks)
     file = None
     if checkpoint is not None:
@@ -142,6 +149,11 @@ def solve(
     if file is not None and stepped:
         file.write(loop.state_dict())
     return loop.solution()
+
+
+def _automatic(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | None) -> Method:
+    """The method for a problem when none is given."""
+    return StochasticMEHA() if batches is not None or stochastic(problem, x0, y0) else Continuation()
 
 
 class _Source(Iterator[Any]):
@@ -320,13 +332,19 @@ class _Loop:
 
     def _converged(self, info: StepInfo) -> None:
         """End the run if the method has nothing left to do, or a rule holds."""
-        if self.run.finished:
-            return self.finish(Status.FINISHED, self.run.finished)
+        run = self.run
+        for status, reason in (
+            (Status.CONVERGED, run.converged),
+            (Status.DIVERGED, run.diverged),
+            (Status.FINISHED, run.finished),
+        ):
+            if reason:
+                return self.finish(status, reason)
         for i, rule in enumerate(self.rules):
-            reason = rule(self.run, info)
-            self.held[i] = self.held[i] + 1 if reason else 0
-            if reason and self.held[i] >= getattr(rule, "times", 1):
-                return self.finish(Status.CONVERGED, reason if isinstance(reason, str) else f"{_name(rule)} holds")
+            holds = rule(run, info)
+            self.held[i] = self.held[i] + 1 if holds else 0
+            if holds and self.held[i] >= getattr(rule, "times", 1):
+                return self.finish(Status.CONVERGED, holds if isinstance(holds, str) else f"{_name(rule)} holds")
         return None
 
     def finish(self, status: Status, message: str) -> None:
@@ -348,6 +366,8 @@ class _Loop:
     def solution(self) -> Solution:
         run = self.run
         assert self.status is not None
+        with torch.no_grad():
+            run.method.conclude(run.state)
         if self.last is not None and self.last[0].step % self.record:
             self.history.append(self._row(*self.last))
         return Solution(
@@ -363,6 +383,7 @@ class _Loop:
             history=self.history,
             constants=run.constants,
             batch=run.batch,
+            report=dict(run.method.report(run.state)),
         )
 
     def state_dict(self) -> dict[str, Any]:

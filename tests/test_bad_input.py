@@ -30,7 +30,7 @@ def test_good_input_works():
     assert attempt().step == 1
 
 
-@pytest.mark.parametrize("method", [meha.MEHA(**GIVEN), meha.MEHA()], ids=["given", "automatic"])
+@pytest.mark.parametrize("method", [meha.MEHA(**GIVEN), meha.MEHA(p=0.49), meha.MEHA()], ids=["given", "rule", "automatic"])
 @pytest.mark.parametrize(
     ("parts", "kind", "message"),
     [

@@ -19,12 +19,12 @@ from meha.oracle import Oracle
 from meha.problems import group_lasso, lasso, sine, strong_convex
 from meha.reproduce import report, tuning
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
-from meha.reproduce.contenders import CONTENDERS, Contender
+from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Options, Results, paper
 from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.nonsmooth import NUMBERS, _row, _speed
-from meha.reproduce.experiments.racing import first, race_table
+from meha.reproduce.experiments.racing import first, own_end, race_table
 from meha.reproduce.memory import peak
 from meha.reproduce.page import Mark
 from meha.reproduce.race import measure
@@ -92,7 +92,7 @@ def test_failures_of_a_method_are_results():
     assert broken["outcome"].startswith("broke down: ")
     refused = race(LASSO[2], CONTENDERS["BOME"], {"steps": 1, "inner_steps": 1})
     assert refused["outcome"].startswith("refused: nonsmooth")
-    wild = race(STRONG_CONVEX, Contender("MEHA", meha.MEHA, {}), {"numbers": {**PRINTED, "alpha": 1e3, "beta": 1e3}})
+    wild = race(STRONG_CONVEX, MEHA, {"numbers": {**PRINTED, "alpha": 1e3, "beta": 1e3}})
     assert wild["outcome"] == "diverged"
     for record in (broken, refused, wild):
         json.dumps(record, allow_nan=False)
@@ -107,9 +107,46 @@ def test_limits_of_time_steps_and_work():
     assert 50 <= record["last"]["work"] < 60
 
 
+def to_the_end(method, problem):
+    """A run of an automatic method and the larger error after each step."""
+    run = method.start(problem, problem.x0, problem.y0)
+    found = []
+    while not (run.converged or run.finished):
+        run.step()
+        found.append(max(problem.distance(run.x, run.y)))
+    return run, np.array(found)
+
+
+@pytest.mark.parametrize("case", [dataclasses.replace(STRONG_CONVEX, arguments=(("n", 3),)), SINE[1]], ids=lambda c: c.name)
+@pytest.mark.parametrize(("name", "method"), [("MEHA()", meha.MEHA()), ("automatic", meha.Continuation())])
+def test_an_automatic_run_goes_on_to_its_own_end_and_knows_no_constants(case, name, method):
+    record = race(case, CONTENDERS[name], {}, seed=2)
+    run, found = to_the_end(method, dataclasses.replace(case.problem(2), constants=None))
+    assert record["outcome"] == "converged"
+    assert record["last"]["step"] == run.k
+    assert record["last"]["gradients"] == record["last"]["work"] == run.counts.upper + run.counts.lower
+    assert max(record["last"]["error x"], record["last"]["error y"]) == pytest.approx(found[-1], rel=1e-3, abs=1e-12)
+    assert found[-1] < 1e-3
+    assert record["reached"]["step"] == int(np.flatnonzero(found > case.target)[-1]) + 2  # it never leaves again
+    assert SHIPPED.setting(case, CONTENDERS[name]) == {}
+
+
+def test_an_automatic_run_that_is_cut_off_has_no_end():
+    cut = race(STRONG_CONVEX, CONTENDERS["automatic"], {}, work=60)
+    assert (cut["outcome"], cut["reached"]) == ("work", None)
+    record = race(STRONG_CONVEX, CONTENDERS["MEHA()"], {}, target=5.0, stay=1, work=70)
+    assert record["outcome"] == "target"  # it was there for long enough
+    assert record["reached"]["work"] < 70 <= record["last"]["work"]
+    whole = race(STRONG_CONVEX, CONTENDERS["MEHA()"], {})
+    assert own_end([cut]) == [Mark("none", "number", None)] * 3
+    seconds, gradients, error = own_end([whole])
+    assert (seconds.value, gradients.value) == (whole["last"]["seconds"], whole["last"]["gradients"])
+    assert error.value == max(whole["last"]["error x"], whole["last"]["error y"])
+
+
 def test_the_direction_is_the_step_of_x_over_alpha():
     numbers = {"alpha": 0.02, "beta": 0.1, "eta": 0.1, "gamma": 0.4, "c": 0.5, "p": 0.3}
-    record = race(SINE[1], Contender("MEHA", meha.MEHA, {}), {"numbers": numbers}, target=1e-9, work=30)
+    record = race(SINE[1], MEHA, {"numbers": numbers}, target=1e-9, work=30)
     problem = sine(1)
     runner = meha.MEHA(**numbers).start(problem, problem.x0, problem.y0)
     before = runner.x.clone()
@@ -163,6 +200,15 @@ def test_memory_of_rhg_grows_with_its_inner_steps_and_that_of_meha_is_a_few_copi
     assert single["peak"] < 8 * single["size"]
 
 
+def test_memory_of_an_automatic_method_is_that_of_its_whole_run():
+    case = dataclasses.replace(STRONG_CONVEX, arguments=(("n", 1000),))
+    record = measure(Cell("memory", case, CONTENDERS["automatic"], {}, 0))
+    problem = strong_convex(1000)
+    assert record["peak"] == pytest.approx(peak(lambda: to_the_end(meha.Continuation(), problem)), rel=0.02)
+    run = meha.Continuation().start(problem, problem.x0, problem.y0)
+    assert peak(lambda: [run.step() for _ in range(3)]) < record["peak"]
+
+
 # --- every experiment, tiny ----------------------------------------------------------------------------------------------
 
 
@@ -193,12 +239,26 @@ def only(records):
     return record
 
 
+def check_rows_without_settings(results, case):
+    """They are there, and right unless the machine was so busy that their time was up."""
+    for name in AUTOMATIC:
+        record = only(results.get(case, name))
+        assert record["setting"] == "{}"
+        assert record["outcome"] in ("converged", "time")
+        if record["outcome"] == "converged":
+            assert max(record["last"]["error x"], record["last"]["error y"]) < 1e-3
+            assert record["reached"]["gradients"] <= record["last"]["gradients"] < 1000
+
+
 def test_strong_convex(tiny):
-    results, claims, text = tiny("strong-convex", "MEHA", "CG", "RHG")
+    results, claims, text = tiny("strong-convex", "MEHA", "CG", "RHG", *AUTOMATIC)
     case = STRONG_CONVEX.name
     assert only(results.get(case, "CG"))["reached"]["work"] == SHIPPED.results[case]["CG"][SHIPPED.best(case, "CG")][0][0]
     assert only(results.get(case, "CG"))["last"]["error x"] < 1e-6
-    assert results.methods(case) == ["RHG", "CG", "MEHA", PAPER]
+    assert results.methods(case) == ["RHG", "CG", "MEHA", PAPER, *AUTOMATIC]
+    assert results.methods(case, "memory") == ["RHG", "CG", "MEHA", *AUTOMATIC]
+    check_rows_without_settings(results, case)
+    assert "own end: gradients" in text
     assert only(results.get(case, "MEHA", "memory"))["peak"] < only(results.get(case, "RHG", "memory"))["peak"]
     fastest, memory = claims
     assert fastest.verdict == "does not hold"  # CG inverts an identity
@@ -209,26 +269,29 @@ def test_strong_convex(tiny):
 
 
 def test_high_dimension_needs_as_many_steps_as_a_hundred_coordinates(tiny):
-    results, _, text = tiny("high-dimension", "CG", "RHG", "NS")
+    results, _, text = tiny("high-dimension", "CG", "RHG", "NS", *AUTOMATIC)
     small = race(STRONG_CONVEX, CONTENDERS["NS"], SHIPPED.setting(STRONG_CONVEX, CONTENDERS["NS"]))
     assert only(results.get("strong convex, n = 10,000", "NS"))["reached"]["step"] == small["reached"]["step"]
     assert only(results.get("strong convex, n = 10,000", "RHG", "memory"))["size"] == 160_000
+    check_rows_without_settings(results, "strong convex, n = 10,000")
+    assert all(only(results.get("strong convex, n = 10,000", name, "memory"))["peak"] > 160_000 for name in AUTOMATIC)
     assert "36.97" in text
 
 
 def test_merely_convex(tiny):
-    results, claims, text = tiny("merely-convex", "MEHA", "BOME", "NS")
+    results, claims, text = tiny("merely-convex", "MEHA", "BOME", "NS", *AUTOMATIC)
     case = MERELY_CONVEX.name
     assert only(results.get(case, "BOME"))["reached"]["work"] == pytest.approx(296, abs=60)  # on the seeds of tuning
     assert only(results.get(case, "NS"))["reached"] is None
     assert only(results.get(case, PAPER))["reached"] is None
+    check_rows_without_settings(results, case)
     assert only(claims).verdict == "does not hold"
     assert "NS does not reach it" in only(claims).measured
     assert "not reached" in text
 
 
 def test_non_convex(tiny):
-    results, claims, _ = tiny("non-convex", "MEHA", "IAPTT")
+    results, claims, _ = tiny("non-convex", "MEHA", "IAPTT", *AUTOMATIC)
     for n in (1, 10):
         record = only(results.get(SINE[n].name, "MEHA"))
         problem = sine(n)
@@ -236,28 +299,32 @@ def test_non_convex(tiny):
         found = errors(problem, method, record["reached"]["step"])
         assert found[-1] <= 0.05 < found[-2]
     assert only(results.get(SINE[10].name, "IAPTT"))["reached"] is None
-    assert claims[1].verdict == "holds"
+    check_rows_without_settings(results, SINE[10].name)
+    assert claims[1].verdict == "holds"  # the automatic forms take no part
     assert claims[1].measured == "the only one that reaches the target; IAPTT does not reach it"
 
 
 def test_large_scale(tiny):
-    results, claims, text = tiny("large-scale", "MEHA", "BOME")
+    results, claims, text = tiny("large-scale", "MEHA", "BOME", *AUTOMATIC)
     assert only(results.get(SINE[200].name, "MEHA"))["reached"]["work"] == pytest.approx(564, abs=30)
     assert only(results.get(SINE[200].name, "BOME"))["reached"] is None
+    check_rows_without_settings(results, SINE[200].name)
     assert only(claims).verdict == "holds"
     assert "44.47" in text  # BOME's seconds in the paper
 
 
 def test_lasso_toy(tiny):
-    results, claims, text = tiny("lasso-toy", "MEHA", "GridSearch", "RandomSearch")
+    results, claims, text = tiny("lasso-toy", "MEHA", "GridSearch", "RandomSearch", *AUTOMATIC)
     grid = only(results.get("lasso, n = 2", "GridSearch"))
     assert grid["reached"]["step"] == 51  # x_1 = 0, 1/9, ..., 5/9: the first of at least 1/2, with x_2 = 0
     assert only(results.get("lasso, n = 100", "RandomSearch"))["reached"] is None
     assert only(results.get("lasso, n = 100", "RandomSearch"))["last"]["step"] <= 100
     hundred = only(results.get("lasso, n = 100", "MEHA"))
     assert hundred["reached"]["work"] == 5 * hundred["reached"]["step"]  # F does not use x
+    check_rows_without_settings(results, "lasso, n = 100")
     assert claims[-1].verdict == "holds"
     assert "17.11" in text
+    assert "For n = 100: MEHA() and automatic have no settings" in text
 
 
 def test_group_lasso(tiny):
@@ -285,13 +352,15 @@ def test_group_lasso(tiny):
 
 
 def test_sensitivity(tiny):
-    results, claims, text = tiny("sensitivity", "MEHA")
+    results, claims, text = tiny("sensitivity", "MEHA", *AUTOMATIC)
     base = only(results.get("lasso, n = 100", "MEHA, recipe: as it is"))
     problem = lasso(100)
     found = errors(problem, problem.preset("recipe"), base["reached"]["step"])
     assert found[-1] <= 0.05 < found[-2]
     assert only(results.get("lasso, n = 100", "MEHA, printed: as it is"))["reached"] is None
-    assert len(results.records()) == 2 * len(paper.SENSITIVITY["main"][::3])
+    assert len(results.records()) == 2 * len(paper.SENSITIVITY["main"][::3]) + 2
+    check_rows_without_settings(results, "lasso, n = 100")
+    assert "Without numbers" in text
     assert only(claims).verdict == "in part"
     assert "956" in text
     assert _row("recipe", {"beta": 3e-5}, 100)["beta"] == pytest.approx(0.3)
@@ -300,12 +369,36 @@ def test_sensitivity(tiny):
 
 
 def test_rates(tiny):
-    results, claims, text = tiny("rates", "MEHA")
+    results, claims, text = tiny("rates", "MEHA", *AUTOMATIC)
     record = only(results.get("rates, strongly convex", "p = 0.25", "rates"))
     assert record["curve"]["K"][-1] == 12
     assert set(record["curve"]) >= {"theta", "residual", "gap", "hypergradient"}
     assert all(claim.verdict == "open" for claim in claims)  # twelve steps say nothing
     assert "Theorem 2" in text
+    for name, method in (("MEHA()", meha.MEHA()), ("automatic", meha.Continuation())):
+        end = only(results.get("rates, strongly convex", name, "rates"))
+        run, _ = to_the_end(method, strong_convex(100))
+        assert (end["curve"]["K"], end["gradients"]) == ([run.k], run.counts.upper + run.counts.lower)
+        hypergradient = float((2 * run.x - 1).norm())  # of Phi(x) = |x - e|^2 / 2 + |x|^2 / 2
+        assert end["curve"]["hypergradient"] == [pytest.approx(hypergradient, rel=1e-3, abs=1e-12)]
+
+
+def test_every_experiment_has_rows_without_settings_beside_those_of_meha():
+    for name, experiment in EXPERIMENTS.items():
+        cells = experiment.cells(Options(), SHIPPED)
+        rows = {(cell.case.name, cell.kind, cell.seed) for cell in cells if cell.name in ("MEHA", "p = 0.25")}
+        assert rows or name == "sensitivity"
+        learns = name in ("hyper-cleaning", "few-shot")
+        for method in ("MEHA()",) if learns else AUTOMATIC:
+            own = {(cell.case.name, cell.kind, cell.seed): dict(cell.setting) for cell in cells if cell.name == method}
+            assert own
+            assert rows <= set(own)
+            assert {frozenset(setting) for setting in own.values()} <= {
+                frozenset(),
+                frozenset(["trial"]),
+                frozenset(["warm_start"]),
+            }
+        assert not any(set(races[1]) & set(AUTOMATIC) for races in experiment.tuned(Options()))
 
 
 def test_every_experiment_is_tested_here():
@@ -624,6 +717,21 @@ def test_rows_of_a_race():
     assert [cell.kind for cell in cg[2:]] == ["number"] * 3 + ["paper"] * 2
     assert own[1].text == "2 [2, –] (2 of 3)"
     assert ns[1] == Mark("not reached: settles elsewhere, error 0.3", "failed")
+
+
+def test_rows_without_settings_tell_where_they_end_and_are_not_compared():
+    results = Told("case", {"CG": [0.5] * 3, "MEHA": [2.0] * 3, "MEHA()": [0.1] * 3, "automatic": [None] * 3})
+    for method, outcome in (("MEHA()", "converged"), ("automatic", "finished")):
+        for record in results.get("case", method):
+            record |= {"outcome": outcome, "last": {**record["last"], "seconds": 0.4, "gradients": 321}}
+    table = race_table(results, [("case", "")], name="t", caption="c", paper={})
+    rows = {row[0]: row for row in table.rows}
+    assert table.columns[-3:] == ["own end: seconds", "own end: gradients", "own end: error"]
+    assert rows["CG"][-3:] == [None] * 3
+    assert [cell.text for cell in rows["MEHA()"][-3:]] == ["0.4", "321", "0.3"]
+    assert rows["MEHA()"][1].kind == "best"
+    assert rows["automatic"][1] == Mark("not reached: error 0.3 with nothing left to try", "failed")
+    assert first(results, "case", "claim").measured == "not first; faster than MEHA: CG 4 times"
 
 
 def test_a_median_needs_more_than_half_of_the_seeds():

@@ -187,7 +187,7 @@ def test_numbers_are_chosen_with_the_first_batch():
 def test_chosen_numbers_are_restored_wherever_the_other_run_starts():
     problem = meha.problems.sine(2)
     hidden = meha.Problem(lambda x, y: problem.upper(x, y), lambda x, y: (y - x).pow(4).sum())
-    runs = [meha.MEHA().start(hidden, problem.x0, y0) for y0 in (problem.y0, problem.y0 + 3)]
+    runs = [meha.MEHA(p=0.49).start(hidden, problem.x0, y0) for y0 in (problem.y0, problem.y0 + 3)]
     assert runs[0].method != runs[1].method
     runs[1].load_state_dict(runs[0].state_dict())
     assert runs[0].method == runs[1].method

@@ -177,7 +177,7 @@ def test_advice_for_a_run_whose_steps_fit_the_start_only():
         constants=meha.theory.Constants(L_F=2.0, L_f=0.1, rho_f=0.0),
     )
     start = torch.full((1,), -3.0, dtype=torch.float64)
-    solution = meha.solve(problem, start, start, max_steps=200)
+    solution = meha.solve(problem, start, start, meha.MEHA(p=0.49), max_steps=200)
     assert solution.status in (Status.DIVERGED, Status.NON_FINITE)
     assert "not where the run went; take smaller ones" in solution.message
 
@@ -292,7 +292,7 @@ def test_the_printed_solution():
     assert solution.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
     assert repr(solution).startswith("Solution(max steps, steps=50")
     assert "theory     eta = 0.9 is above" in text
-    default = str(solve(toy(), meha.MEHA(), max_steps=5))
+    default = str(solve(toy(), meha.MEHA(p=0.49), max_steps=5))
     assert "theory     gamma, eta, p in the range of the convergence theorem" in default
     unknown = meha.Problem(toy().upper, toy().lower)
     assert "theory" not in str(meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5))

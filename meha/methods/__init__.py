@@ -6,6 +6,7 @@ from meha.methods.bda import BDA
 from meha.methods.bome import BOME
 from meha.methods.brc import BRC
 from meha.methods.bvfim import BVFIM
+from meha.methods.continuation import Continuation
 from meha.methods.darts import DARTS
 from meha.methods.f2sa import F2SA
 from meha.methods.galet import GALET
@@ -17,6 +18,7 @@ from meha.methods.optimizers import Optimizer
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.methods.slm import SLM
+from meha.methods.stochastic import StochasticMEHA
 from meha.methods.vfidca import VFiDCA
 from meha.methods.vpbgd import VPBGD
 
@@ -38,6 +40,7 @@ __all__ = [
     "SLM",
     "TPE",
     "VPBGD",
+    "Continuation",
     "GridSearch",
     "LogUniform",
     "Method",
@@ -46,6 +49,7 @@ __all__ = [
     "Run",
     "State",
     "StepInfo",
+    "StochasticMEHA",
     "Uniform",
     "VFiDCA",
 ]

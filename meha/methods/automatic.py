@@ -27,15 +27,20 @@ from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.schedules import evaluate
 from meha.theory import Constants, estimate, estimate_at, eta_range
-from meha.variables import Variable, norm, subtract
+from meha.variables import Variable, _modules, norm, subtract
 
 if TYPE_CHECKING:
     from meha.methods.meha import MEHA
 
-__all__ = ["advise", "choose", "hypergradient_steps", "parameters", "penalty_steps"]
+__all__ = ["advise", "choose", "hypergradient_steps", "parameters", "penalty_steps", "stochastic"]
 
 SAFETY = 0.9
 GROWTH = 0.49
+
+
+def stochastic(problem: Problem, x: Any, y: Any) -> bool:
+    """Whether a problem has batches or networks, and values at a point may differ from call to call."""
+    return next(_modules((x, y)), None) is not None or (isinstance(problem, Problem) and problem.needs_batch)
 
 
 def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:

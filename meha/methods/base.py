@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from meha.methods.optimizers import RunningOptimizer, text
+from meha.loaders import Stateful
+from meha.methods.optimizers import text
 from meha.oracle import Counts, Oracle
 from meha.problem import Problem
 from meha.schedules import rests
@@ -89,9 +90,9 @@ class State:
         found = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, RunningOptimizer):
-                value = copy.deepcopy(value.state_dict())
-            found[field.name] = value.state_dict() if isinstance(value, Variable) else value
+            if isinstance(value, Stateful):  # optimizers keep what they hand out
+                value = value.state_dict() if isinstance(value, Variable) else copy.deepcopy(value.state_dict())
+            found[field.name] = value
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -116,7 +117,7 @@ class State:
             value = getattr(self, field.name)
             if isinstance(value, Variable):
                 value.load_state_dict(state[field.name])
-            elif isinstance(value, RunningOptimizer):
+            elif isinstance(value, Stateful):
                 value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
             else:
                 setattr(self, field.name, state[field.name])
@@ -144,7 +145,15 @@ class Method(ABC):
         Raises:
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
-        return Run(self, problem, x, y)
+        return Run(self.stand_in(problem, x, y), problem, x, y)
+
+    def stand_in(self, problem: Problem, x: Any, y: Any, *, batches: bool = False) -> Method:
+        """The method that runs on this problem: itself, unless a name stands for several.
+
+        Args:
+            batches: whether there are some, also where the objectives could do without.
+        """
+        return self
 
     def check(self, problem: Problem) -> None:
         """Raise if the method cannot take this problem."""
@@ -182,9 +191,28 @@ class Method(ABC):
         """Whether small steps after k steps mean that the run has converged, and not that a schedule has yet to move."""
         return all(rests(getattr(self, name, 0.0), k - 1) for name in ("c", "mu"))
 
+    def converged(self, state: Any) -> str:
+        """Why the run has converged by a measure of the method's own, in a sentence; empty while it has not."""
+        return ""
+
+    def diverged(self, state: Any) -> str:
+        """Why the run has no solution to go to, by a measure of the method's own, and what to try; empty while it may have."""
+        return ""
+
     def finished(self, state: Any) -> str:
         """Why nothing is left to do, in a sentence; empty while something is."""
         return ""
+
+    def conclude(self, state: Any) -> None:
+        """Put into the variables what the user gets when the run ends now; by default what is there."""
+
+    def report(self, state: Any) -> Mapping[str, str]:
+        """What the run found about the problem, in lines by heading, for the printed solution."""
+        return {}
+
+    def to(self, tol: float | None) -> Self:
+        """The method with this accuracy as its own, if it has one; None for all that can be had."""
+        return self
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         """What to try when a run from (x, y) failed."""
@@ -261,6 +289,16 @@ class Run:
     def counts(self) -> Counts:
         """Gradients and Hessian-vector products taken so far."""
         return self.oracle.counts
+
+    @property
+    def converged(self) -> str:
+        """Why the run has converged by the method's own measure; empty while it has not."""
+        return self.method.converged(self.state)
+
+    @property
+    def diverged(self) -> str:
+        """Why the method found no solution to go to; empty while there may be one."""
+        return self.method.diverged(self.state)
 
     @property
     def finished(self) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from meha.checks import check_count, check_positive
-from meha.methods.automatic import advise, choose
+from meha.methods.adaptive import AdaptiveMEHA
+from meha.methods.automatic import advise, choose, stochastic
 from meha.methods.base import Method, Numbers, State
 from meha.methods.moves import check_step, move
 from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.stochastic import StochasticMEHA
 from meha.oracle import Oracle
 from meha.problem import Problem, Prox
 from meha.schedules import Power, Schedule, check_schedule, evaluate
@@ -67,7 +69,9 @@ class MEHA(Method):
     prox a copy of its level.
 
     What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
-    the problem, they are estimated first, and these gradients count.
+    the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and adapts
+    its parameters as it runs (:class:`~meha.methods.adaptive.AdaptiveMEHA`; with batches or modules,
+    :class:`~meha.StochasticMEHA`).
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
     (f+g)(x, y) - (f+g)(x, theta) - ||theta - y||^2 / (2 gamma) with the new theta, a lower bound of the gap
@@ -111,6 +115,11 @@ class MEHA(Method):
         check_count("inner_steps", self.inner_steps)
         if not self.warm_start and self.inner_steps < 2:
             raise ValueError("inner_steps: with warm_start=False, y would stay at y0 with one; take at least 2.")
+
+    def stand_in(self, problem: Problem, x: Any, y: Any, *, batches: bool = False) -> Method:
+        if self != MEHA():
+            return self
+        return StochasticMEHA() if batches or stochastic(problem, x, y) else AdaptiveMEHA()
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""

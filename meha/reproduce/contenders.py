@@ -1,4 +1,4 @@
-"""Methods with their declared settings: eight for each, the same budget for all.
+"""Methods with their declared settings: eight for each, the same budget for all, and none for those that choose by themselves.
 
 Steps are multiples of what a method chooses by itself for the problem, so that one grid serves problems of every scale.
 """
@@ -19,7 +19,7 @@ from meha.problems import KnownProblem
 from meha.schedules import InversePower, Power, Ramp
 from meha.variables import Variable
 
-__all__ = ["CONTENDERS", "SETTINGS", "Contender", "Setting"]
+__all__ = ["AUTOMATIC", "CONTENDERS", "SETTINGS", "Contender", "Setting"]
 
 SETTINGS = 8
 
@@ -33,22 +33,28 @@ MULTIPLES = ("alpha", "beta", "eta")
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, and the settings among which it may choose.
+    """A method, and the settings among which it may choose; without a grid it has nothing to be set.
 
     >>> CONTENDERS["MEHA"].settings()[:2]
     [{'c': 0.3, 'p': 0.1}, {'c': 0.3, 'p': 0.49}]
     >>> len(CONTENDERS["CG"].settings())
     8
+    >>> CONTENDERS["MEHA()"].settings()
+    [{}]
     """
 
     name: str
     kind: type[methods.Method]
     grid: Mapping[str, tuple[Any, ...]]
 
+    @property
+    def automatic(self) -> bool:
+        """Whether it runs as it is, and ends by itself."""
+        return not self.grid
+
     def settings(self) -> list[Setting]:
         """The declared settings, in their order."""
-        names, values = zip(*self.grid.items(), strict=True)
-        return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values)]
+        return [dict(zip(self.grid, chosen, strict=True)) for chosen in itertools.product(*self.grid.values())]
 
     def build(self, problem: KnownProblem, setting: Setting) -> methods.Method:
         """The method of a setting for a problem, complete."""
@@ -56,6 +62,8 @@ class Contender:
             return problem.preset(setting["preset"])
         if "numbers" in setting:
             return self.kind(**setting["numbers"])
+        if self.automatic:
+            return self.kind(**setting)
         if issubclass(self.kind, Search):
             return _search(self.kind, problem, dict(setting))
         if setting.get("mu") == 0.0:
@@ -93,6 +101,8 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("MEHA", methods.MEHA, {"c": (0.3, 3, 30, 300), "p": (0.1, 0.49)}),
+        Contender("MEHA()", methods.MEHA, {}),
+        Contender("automatic", methods.Continuation, {}),
         Contender("RHG", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (10, 50), "warm_start": (True, False)}),
         Contender("RHG, truncated", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (20, 100), "terms": (5, 10)}),
         Contender("BDA", methods.BDA, {"alpha": (0.2, 1), "inner_steps": (16, 64), "mu": (0.1, InversePower(0.5, power=1.0))}),
@@ -141,3 +151,6 @@ CONTENDERS = {
         Contender("TPE", methods.TPE, {"shared": (True, False), "warm_start": (True, False), "seed": (0, 1), "trials": (200,)}),
     )
 }
+
+AUTOMATIC = tuple(name for name, contender in CONTENDERS.items() if contender.automatic)
+"""``MEHA()``, and what :func:`meha.solve` takes when no method is named: rows of their own, outside of the comparison."""

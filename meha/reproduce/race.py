@@ -31,7 +31,8 @@ Record = dict[str, Any]
 WARM_STEPS, WARM_SECONDS = 3, 0.5
 """A throwaway run goes before the clock: so many steps, or as many as fit into this time (a step is finished)."""
 
-MEMORY_STEPS = 3
+MEMORY_STEPS, LONGEST = 3, 1000
+"""The memory of so many steps is measured; where a method ends by itself, of all up to so many."""
 
 DENSITY = 1.15
 """Ratio of the step numbers at which a curve is recorded."""
@@ -84,7 +85,7 @@ def _race(cell: Cell) -> Record:
         run, seconds = _timed(lambda: method.start(problem, problem.x0, problem.y0))
     except ValueError as refusal:
         return {"outcome": f"refused: {refusal}", "reached": None, "last": {}, "curve": {}, "at weights": []}
-    course = _Course(case, problem, run)
+    course = _Course(case, problem, run, to_the_end=cell.contender.automatic)
     outcome = course.note(seconds)
     while not outcome:
         try:
@@ -97,7 +98,7 @@ def _race(cell: Cell) -> Record:
             break
         seconds += spent
         outcome = course.note(seconds)
-    if outcome not in ("target", "finished"):
+    if outcome not in ("target", "converged", "finished"):
         course.reached = None  # it was not there long enough to say that it stays
     return {"outcome": outcome, "description": describe(run.method), **course.result()}
 
@@ -124,10 +125,10 @@ def _warm_up(cell: Cell, problem: KnownProblem) -> None:
 
 
 class _Course:
-    """What is seen of a run, outside of its clock."""
+    """What is seen of a run, outside of its clock; it may be left to end by itself after it has reached the target."""
 
-    def __init__(self, case: Case, problem: KnownProblem, run: Run) -> None:
-        self.case, self.problem, self.run = case, problem, run
+    def __init__(self, case: Case, problem: KnownProblem, run: Run, to_the_end: bool) -> None:
+        self.case, self.problem, self.run, self.to_the_end = case, problem, run, to_the_end
         self.reached: dict[str, float] | None = None
         self.rows: list[dict[str, float]] = []
         self.looks: list[tuple[dict[str, float], torch.Tensor]] = []
@@ -159,16 +160,20 @@ class _Course:
         run, case = self.run, self.case
         if case.target is not None and k and error > 1e6:
             return "diverged"
-        if self.reached and work >= self.reached["work"] + max(self.reached["work"], case.stay):
+        held = self.reached is not None and work >= self.reached["work"] + max(self.reached["work"], case.stay)
+        if held and not self.to_the_end:
             return "target"
+        if run.converged:
+            return "converged"
         if run.finished:
             return "finished"
         if case.steps is not None and k >= case.steps:
             return "steps"
-        if work >= case.work and not self.reached:
-            return "work"
-        if seconds >= case.seconds and not self.reached:
-            return "time"
+        if held or not self.reached:
+            if work >= case.work:
+                return "target" if held else "work"
+            if seconds >= case.seconds:
+                return "target" if held else "time"
         if k % LOOK == 0 and case.target is not None and not self.reached:
             before, self.kept = self.kept, [run.x.clone(), run.y.clone()]
             if before and run.method.settles(k):
@@ -216,15 +221,16 @@ class _Course:
 
 
 def _memory(cell: Cell) -> Record:
-    """Peak of tracked allocations above the start, over the start of a run and some steps."""
-    problem = cell.case.problem(cell.seed)
+    """Peak of tracked allocations above the start, over the start of a run and some steps; automatic methods remember more as
+    they run, and are followed to their end."""
+    problem, steps = cell.case.problem(cell.seed), LONGEST if cell.contender.automatic else MEMORY_STEPS
     try:
         method = cell.contender.build(problem, cell.setting)
         _warm_up(cell, problem)
 
         def work() -> None:
             run = method.start(problem, problem.x0, problem.y0)
-            for _ in range(MEMORY_STEPS):
+            while run.k < steps and not (run.converged or run.finished):
                 run.step()
 
         found = peak(work)
@@ -238,6 +244,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _rates(cell: Cell) -> Record:
-    """The curves of a theorem on a problem; the setting names the trial and p."""
-    trial, p = rates.TRIALS[cell.setting["trial"]], cell.setting["p"]
+    """The curves of a theorem on a problem; the setting names the trial and p. Of an automatic run, where it ends."""
+    trial = rates.TRIALS[cell.setting["trial"]]
+    if cell.contender.automatic:
+        return {"outcome": "measured", **trial.end(cell.contender.kind())}
+    p = cell.setting["p"]
     return {"outcome": "measured", "description": describe(trial.method(p)), "curve": trial.measure(p, cell.case.steps)}

@@ -26,12 +26,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from meha.diagnostics import envelope, residual
 from meha.diagnostics import hypergradient as gradient_of_phi
+from meha.methods import Method
 from meha.methods.automatic import parameters
 from meha.methods.meha import MEHA, MEHAState
 from meha.problems import KnownProblem, lasso, merely_convex, sine, strong_convex
@@ -156,6 +157,19 @@ class Trial:
     def measure(self, p: float, steps: int | None = None) -> dict[str, list[float]]:
         """The curves for this p (:func:`measure`)."""
         return measure(self.problem(), self.method(p), steps or self.steps, hypergradient=self.theorem == 2)
+
+    def end(self, method: Method) -> dict[str, Any]:
+        """Where a method ends by itself: steps and gradients, and what the theorem bounds, as far as no p has a part in it."""
+        problem, gamma = self.problem(), self.method(0.25).gamma
+        assert gamma is not None
+        run = method.start(problem, problem.x0, problem.y0)
+        while run.k < self.steps and not (run.converged or run.finished):
+            run.step()
+        here = envelope(problem, run.x, run.y, gamma, tol=INNER)
+        curve = {"K": [float(run.k)], "gap": [here.phi - here.value]}
+        if self.theorem == 2:
+            curve["hypergradient"] = [float(gradient_of_phi(problem, run.x, run.y, tol=INNER).norm())]
+        return {"gradients": run.counts.upper + run.counts.lower, "curve": curve}
 
     def columns(self, p: float) -> list[str]:
         """What the theorem bounds for this p."""

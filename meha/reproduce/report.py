@@ -50,7 +50,7 @@ def draw(
         style = STYLES.get(claim.verdict)
         rows.append([claim.claim, claim.measured, Mark(claim.verdict, style) if style else claim.verdict])
     summary = Table("summary", "What the paper says, and what was measured.", ["claim", "measured", "verdict"], rows)
-    lead = [prose("lead", part).text for part in ("about", "meha", "care")]
+    lead = [prose("lead", part).text for part in ("about", "meha", "automatic", "care")]
     if options.quick:
         lead.append(prose("lead", "quick").text)
     if options.limit is not None:
@@ -83,7 +83,9 @@ def _protocol(options: Options, tuning: Tuning) -> Section:
         "Numbers for alpha, beta, eta and c, and steps (alpha and beta together), are multiples of what the method chooses by"
         " itself from the problem's constants.",
     )
-    points = [prose("protocol", part) for part in ("target", "clock", "settings", "seeds", "work", "memory", "note")]
+    points = [
+        prose("protocol", part) for part in ("target", "clock", "settings", "automatic", "seeds", "work", "memory", "note")
+    ]
     seeds, trained = (", ".join(map(str, some)) for some in (options.reported, options.trained))
     text = 'This page: seeds {}; learning tasks: {}. Every run is in <a href="runs.csv">runs.csv</a>.'
     reported = Prose(Markup(text).format(seeds, trained))

@@ -102,7 +102,9 @@ class Tuning:
         return min(range(len(self.results[case][name])), key=lambda i: _rank(self.results[case][name][i]))
 
     def setting(self, case: Case, contender: Contender) -> Setting:
-        """The chosen setting."""
+        """The chosen setting; an automatic method has none to choose."""
+        if contender.automatic:
+            return {}
         where = case.tuned_at or case.name
         if contender.name not in self.results.get(where, {}):
             raise KeyError(f"No settings were chosen for {contender.name} on {where}; run meha reproduce with --tune.")

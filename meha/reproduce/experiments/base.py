@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from meha.reproduce.cells import Case, Cell
-from meha.reproduce.contenders import CONTENDERS, Setting
+from meha.reproduce.contenders import AUTOMATIC, CONTENDERS, Setting
 from meha.reproduce.page import Mark, Prose, Section
 from meha.reproduce.race import Record
 from meha.reproduce.store import Store
@@ -235,7 +235,7 @@ class Experiment(ABC):
         """Its lines in the summary."""
 
     def raced(self, options: Options, tuning: Tuning) -> list[Cell]:
-        """The cells of the races: each method with its chosen setting, and MEHA with the paper's values."""
+        """The cells of the races: each method with its chosen setting, MEHA with the paper's values, and the automatic ones."""
         found: list[Cell] = []
         for case, names in self.races(options.quick):
             limited = options.adapt(case)
@@ -244,6 +244,7 @@ class Experiment(ABC):
             ]
             if options.wants("MEHA"):
                 entries.append(("MEHA", PAPER, {"preset": "paper"}))
+            entries += [(name, "", {}) for name in AUTOMATIC if options.wants(name)]
             for name, label, setting in entries:
                 found += [Cell("race", limited, CONTENDERS[name], setting, seed, label) for seed in options.reported]
         return found

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from meha.datasets.fetch import find
 from meha.datasets.sources import SOURCES
+from meha.methods import StochasticMEHA
 from meha.reproduce import learning
 from meha.reproduce.cells import Case, Cell
-from meha.reproduce.contenders import CONTENDERS, Setting
+from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import (
     PAPER,
@@ -26,7 +27,7 @@ from meha.reproduce.experiments.base import (
     prose,
     spread,
 )
-from meha.reproduce.experiments.racing import compared, first, picture, reached, shown, times
+from meha.reproduce.experiments.racing import OWN, compared, first, picture, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Block, Details, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
@@ -37,6 +38,9 @@ from meha.tasks import few_shot, hyper_cleaning
 __all__ = ["FewShotLearning", "HyperCleaning"]
 
 METHODS = ("MEHA", "RHG", "BDA", "IAPTT", "CG", "BAMM", "BOME", "F2SA", "VPBGD")
+
+AUTOMATIC = Contender("MEHA()", StochasticMEHA, {})
+"""What MEHA() is for networks and batches."""
 
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "digits": "digits"}
 
@@ -103,19 +107,20 @@ class HyperCleaning(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         found: list[Cell] = []
 
-        def add(case: Case, method: str, setting: Setting, label: str = "") -> None:
-            if options.wants(method):
+        def add(case: Case, contender: Contender, setting: Setting, label: str = "") -> None:
+            if options.wants(contender.name):
                 limited = replace(case, seconds=options.limit or case.seconds)
-                found.extend(Cell("training", limited, CONTENDERS[method], setting, s, label) for s in options.trained)
+                found.extend(Cell("training", limited, contender, setting, s, label) for s in options.trained)
 
         for data in ("digits",) if options.quick else ("mnist", "fashion-mnist"):
             case = replace(CLEANING[data], work=600, looks=8) if options.quick else CLEANING[data]
             for method in METHODS:
-                add(case, method, learning.chosen(self.name, method))
+                add(case, CONTENDERS[method], learning.chosen(self.name, method))
+            add(case, AUTOMATIC, {})
             if not options.quick:
-                add(case, "MEHA", PRINTED, PAPER)
+                add(case, CONTENDERS["MEHA"], PRINTED, PAPER)
             for label, variant in ({} if options.quick else _variants(data)).items():
-                add(variant, "MEHA", VARIANTS[label][3], label)
+                add(variant, CONTENDERS["MEHA"], VARIANTS[label][3], label)
         return found
 
     def section(self, results: Results) -> Section:
@@ -196,7 +201,7 @@ class HyperCleaning(Experiment):
                 verdict = holds(mine[0] >= theirs[0] and mine[1] >= theirs[1])
                 claim = f"{name}: MEHA has an accuracy of {theirs[0]} % and an F1 of {theirs[1]} %"
                 found.append(Claim(claim, told, verdict))
-            others = {m: s for m, s in scores.items() if m != PAPER}
+            others = {m: s for m, s in scores.items() if m not in OWN}
             claim = f"{name}: MEHA has the best accuracy and F1 for the same work"
             short = [m for m in ("MEHA", *others) if any(r["outcome"] == "time" for r in results.get(case, m, "training"))]
             if short:
@@ -261,6 +266,9 @@ def _told(value: Any) -> str:
 
 TARGET = 0.9
 
+FRESH: Setting = {"warm_start": False}
+"""Heads belong to the tasks of a batch; that is part of the problem, and the one thing that the automatic method is told."""
+
 FEW_SHOT = {
     ways: Case(
         f"few-shot, {ways}-way",
@@ -302,10 +310,10 @@ class FewShotLearning(Experiment):
         found = []
         for case in [QUICK_FEW_SHOT] if options.quick else list(FEW_SHOT.values()):
             limited = replace(case, seconds=options.limit or case.seconds)
-            for method in METHODS:
-                if options.wants(method):
-                    setting = learning.chosen(self.name, method)
-                    found += [Cell("training", limited, CONTENDERS[method], setting, s) for s in options.trained]
+            entries = [(CONTENDERS[method], learning.chosen(self.name, method)) for method in METHODS]
+            for contender, setting in [*entries, (AUTOMATIC, FRESH)]:
+                if options.wants(contender.name):
+                    found += [Cell("training", limited, contender, setting, s) for s in options.trained]
         return found
 
     def section(self, results: Results) -> Section:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from meha.methods import MEHA, Uniform
+from meha.methods import Uniform
 from meha.problems import lasso
 from meha.reproduce.cells import Cell
-from meha.reproduce.contenders import CONTENDERS, Contender, Setting
+from meha.reproduce.contenders import AUTOMATIC, CONTENDERS, Setting
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import (
     Claim,
@@ -27,7 +28,7 @@ from meha.reproduce.experiments.base import (
     spread,
 )
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
-from meha.reproduce.experiments.racing import first, last_error, picture, race_table, reached, shown, times
+from meha.reproduce.experiments.racing import OWN, TWICE, first, last_error, own_end, picture, race_table, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
@@ -38,9 +39,6 @@ __all__ = ["GroupLasso", "LassoToy", "Sensitivity"]
 
 CANDIDATES = 100
 """What a search may try."""
-
-GIVEN = Contender("MEHA", MEHA, {})
-"""MEHA with numbers that are given, not chosen."""
 
 
 def _search(name: str, seed: int) -> Setting:
@@ -71,16 +69,18 @@ class LassoToy(Experiment):
         return found
 
     def section(self, results: Results) -> Section:
-        dimensions = [n for n in (100, 500, 1000, 2000) if results.get(LASSO[n].name, "MEHA")]
+        drawn = {f"n = {n}": results.get(LASSO[n].name, "MEHA") for n in (100, 500, 1000, 2000)}
+        largest = next((n for n in reversed(LASSO) if any(results.get(LASSO[n].name, method) for method in AUTOMATIC)), 0)
+        drawn |= {method: results.get(LASSO[largest].name, method) for method in AUTOMATIC if largest}
+        drawn = {label: records for label, records in drawn.items() if records}
         panels = [
             Panel(
                 f"{name} against work",
                 "gradients",
                 f"error of {name}",
                 [
-                    Curve(f"n = {n}", [_until_zero(r["curve"]["work"][1:], r["curve"][f"error {name}"][1:]) for r in records])
-                    for n in dimensions
-                    for records in [results.get(LASSO[n].name, "MEHA")]
+                    Curve(label, [(r["curve"]["work"][1:], r["curve"][f"error {name}"][1:]) for r in records])
+                    for label, records in drawn.items()
                 ],
                 target=5e-2,
             )
@@ -96,12 +96,13 @@ class LassoToy(Experiment):
                 paper={LASSO[n].name: paper.LASSO[n] for n in (2, 100, 1000)},
             ),
         ]
-        if dimensions:
+        if drawn:
             blocks.append(
                 picture(
                     "lasso-toy",
-                    "MEHA on the lasso toy by dimension: distance of x to its solution set until it is zero, and error of y;"
-                    " median and 20–80 % band over seeds. The curves coincide.",
+                    "MEHA on the lasso toy by dimension: distance of x to its solution set, and error of y; median and 20–80 %"
+                    " band over seeds, with zero at the bottom. The curves of the chosen settings coincide."
+                    + (f" For n = {largest}: {TWICE}" if largest else ""),
                     "Two panels of falling curves, one line for each n.",
                     panels,
                 )
@@ -115,12 +116,6 @@ class LassoToy(Experiment):
             for n in (2, 100, 1000)
             if results.methods(LASSO[n].name)
         ]
-
-
-def _until_zero(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
-    """A curve up to where it is zero, which a logarithmic scale cannot show."""
-    end = next((i for i, y in enumerate(ys) if not y), len(ys))
-    return list(xs[:end]), list(ys[:end])
 
 
 BASES = {"printed": "paper", "recipe": "recipe"}
@@ -137,18 +132,16 @@ class Sensitivity(Experiment):
     about = "both sensitivity tables: the lasso toy with one number changed at a time, n = 1000"
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        if not options.wants("MEHA"):
-            return []
         case = replace(options.adapt(LASSO[100 if options.quick else 1000]), work=2_500 if options.quick else 5_000)
         n = dict(case.arguments)["n"]
         found = {}
-        for rows in [paper.SENSITIVITY["main"][::3]] if options.quick else paper.SENSITIVITY.values():
-            for change, _, _ in rows:
-                for base in BASES:
-                    numbers = _row(base, change, n)
-                    cell = Cell("race", case, GIVEN, {"numbers": numbers}, 0, _label(base, change))
-                    found[cell.key] = cell
-        return list(found.values())
+        rows = paper.SENSITIVITY["main"][::3] if options.quick else itertools.chain(*paper.SENSITIVITY.values())
+        for change, _, _ in rows if options.wants("MEHA") else ():
+            for base in BASES:
+                numbers = _row(base, change, n)
+                cell = Cell("race", case, CONTENDERS["MEHA"], {"numbers": numbers}, 0, _label(base, change))
+                found[cell.key] = cell
+        return [*found.values(), *(Cell("race", case, CONTENDERS[name], {}, 0) for name in AUTOMATIC if options.wants(name))]
 
     def section(self, results: Results) -> Section:
         titles = {"main": "Sensitivity", "additional": "Sensitivity, additional rows"}
@@ -170,9 +163,21 @@ class Sensitivity(Experiment):
             [
                 prose(self.name, "about"),
                 *tables,
+                *self._without(results),
                 prose(self.name, "why"),
             ],
         )
+
+    def _without(self, results: Results) -> list[Table]:
+        """The automatic forms, which have no numbers."""
+        rows: list[list[Entry]] = []
+        for case, method in itertools.product(LASSO.values(), AUTOMATIC):
+            if records := results.get(case.name, method):
+                there = [reached(records, name).cell(band=False) for name in ("step", "gradients", "seconds")]
+                rows.append([method, *there, *own_end(records)[1:]])
+        columns = ["", "steps", "gradients", "seconds", "own end: gradients", "own end: error"]
+        caption = "Without numbers: steps and work until x and y are within 5 % of the solution set, and at the run's own end."
+        return [Table("sensitivity-without", caption, columns, rows)] if rows else []
 
     def _line(self, results: Results, change: Mapping[str, float], steps: int, seconds: float) -> list[Entry]:
         cells: dict[str, list[Record]] = {}
@@ -228,6 +233,8 @@ PUBLISHED: Mapping[str, Setting] = {
     "IGJO": {"tol": 1e-6},
     "VFiDCA": {},
     "MEHA": {"preset": "recipe"},
+    "MEHA()": {},
+    "automatic": {},
 }
 
 
@@ -270,7 +277,7 @@ class GroupLasso(Experiment):
                     "group-lasso",
                     "Least validation error so far of a method's weights, with the lower level solved at these weights outside"
                     " of the clock: median and 20–80 % band over data sets.",
-                    "Panels of validation error against time for six methods.",
+                    "Panels of validation error against time, one line for each method.",
                     panels,
                 ),
                 prose(self.name, "errors"),
@@ -284,7 +291,7 @@ class GroupLasso(Experiment):
         best = min(errors, key=lambda method: errors[method][0])
         rows: list[list[Entry]] = []
         for method in methods:
-            records, theirs = results.get(case, method), paper.GROUP_LASSO[m][method]
+            records, theirs = results.get(case, method), paper.GROUP_LASSO[m].get(method)
             looks = [_best(record) for record in records if record["at weights"]]
             speed = None if method == "MEHA" else _speed(results, case, method)
             rows.append(
@@ -295,7 +302,7 @@ class GroupLasso(Experiment):
                     plus_minus(mean_of([look["test error"] for look in looks])),
                     _took(records),
                     None if speed is None else _factor(speed),
-                    Mark(f"{theirs[0]} ± {theirs[1]} ({theirs[2]} s)", "paper", theirs[0]),
+                    None if theirs is None else Mark(f"{theirs[0]} ± {theirs[1]} ({theirs[2]} s)", "paper", theirs[0]),
                 ]
             )
         columns = ["method", "test error of y", "weights: validation error", "weights: test error", "seconds (steps)"]
@@ -313,7 +320,7 @@ class GroupLasso(Experiment):
     def claims(self, results: Results) -> list[Claim]:
         found = []
         for m, case in GROUP_LASSO.items():
-            records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n != "MEHA"]
+            records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n not in OWN]
             if not records:
                 continue
             mean, deviation = mean_of([r["last"]["test error"] for r in records])

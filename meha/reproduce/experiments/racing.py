@@ -6,15 +6,35 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from meha.reproduce.contenders import AUTOMATIC
 from meha.reproduce.experiments.base import PAPER, Claim, Results, Spread, number, spread
 from meha.reproduce.figures import Curve, Panel, curves
 from meha.reproduce.page import Cell, Mark, Picture, Table
 from meha.reproduce.race import Record
 
-__all__ = ["compared", "first", "last_error", "panel", "picture", "race_table", "reached", "shown", "times"]
+__all__ = [
+    "OWN",
+    "TWICE",
+    "compared",
+    "first",
+    "last_error",
+    "own_end",
+    "panel",
+    "picture",
+    "race_table",
+    "reached",
+    "shown",
+    "times",
+]
 
 NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA": "VF-iDCA"}
 """Methods whose name on the page is not that of their class."""
+
+OWN = ("MEHA", PAPER, *AUTOMATIC)
+"""MEHA in all its forms: what the others are compared with is the first, with the settings that were chosen."""
+
+TWICE = "MEHA() and automatic have no settings; the latter runs from two starts, so that its error jumps back once."
+"""A word for captions of curves."""
 
 
 def shown(method: str) -> str:
@@ -39,16 +59,22 @@ def failure(records: Sequence[Record]) -> str:
         "settled": f"settles elsewhere, {found}",
         "work": f"{found} at the end of the budget",
         "time": f"{found} when time is up",
-        "finished": f"{found} after all candidates",
+        "finished": f"{found} with nothing left to try",
+        "converged": f"ends elsewhere, {found}",
     }
     return told.get(kind, found)
 
 
 def last_error(records: Sequence[Record]) -> str:
     """The larger of the errors of x and y at the end, in the median."""
-    ends = [[record["last"].get(name) for name in ("error x", "error y")] for record in records]
-    error = spread([None if None in errors else max(errors) for errors in ends]).middle
+    error = spread([_error(record["last"]) for record in records]).middle
     return f"error {number(float(f'{error:.2g}'))}" if error is not None and error < 1e4 else "error grows"
+
+
+def _error(now: Mapping[str, float | None]) -> float | None:
+    """The larger of the errors of x and y; None where one is not known."""
+    x, y = now.get("error x"), now.get("error y")
+    return None if x is None or y is None else max(x, y)
 
 
 def race_table(
@@ -67,6 +93,9 @@ def race_table(
         paper: its seconds by case and method.
     """
     columns = ["method", "seconds to target", "relative to MEHA", "gradients", "Hessian products"]
+    ends = any(method in AUTOMATIC for case, _ in cases for method in results.methods(case))
+    if ends:
+        columns += ["own end: seconds", "own end: gradients", "own end: error"]
     if any(paper.values()):
         columns += ["paper: seconds", "paper: relative to MEHA"]
     rows: list[list[Cell]] = []
@@ -85,10 +114,19 @@ def race_table(
                 row.append(Mark(seconds.text(), "best", seconds.middle) if method == fastest else seconds.cell())
                 row.append(None if base is None else Mark(times(seconds.middle / base), "number", seconds.middle / base))
                 row += [gradients.cell(band=False), spread(_products(records)).cell(band=False)]
+            if ends:
+                row += own_end(records) if method in AUTOMATIC else [None] * 3
             if any(paper.values()):
                 row += compared(paper.get(case, {}), method)
             rows.append(row)
     return Table(name, caption, columns, rows, note)
+
+
+def own_end(records: Sequence[Record]) -> list[Cell]:
+    """Time, gradients and error where runs ended by themselves; runs that were cut off have none."""
+    ended = [record["last"] if record["outcome"] in ("converged", "finished") else {} for record in records]
+    columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
+    return [spread(column).cell(band=False) for column in (*columns, [_error(last) for last in ended])]
 
 
 def compared(published: Mapping[str, float], method: str) -> list[Cell]:
@@ -122,7 +160,7 @@ def _fastest(results: Results, case: str) -> str:
 
 def first(results: Results, case: str, claim: str, kind: str = "race") -> Claim:
     """Whether MEHA was first to the target on a case, and by what factor."""
-    others = [method for method in results.methods(case, kind) if method not in ("MEHA", PAPER)]
+    others = [method for method in results.methods(case, kind) if method not in OWN]
     if not results.get(case, "MEHA", kind) or not others:
         return Claim(claim, "nothing to compare with" if others or results.get(case, "MEHA", kind) else "not measured", "open")
     own = reached(results.get(case, "MEHA", kind), "seconds")

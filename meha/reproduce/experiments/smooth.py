@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meha.reproduce.cells import Cell
-from meha.reproduce.contenders import CONTENDERS
+from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import PAPER, Claim, Experiment, Options, Race, Results, holds, prose
 from meha.reproduce.experiments.cases import HIGH_DIMENSION, MERELY_CONVEX, SINE, STRONG_CONVEX
-from meha.reproduce.experiments.racing import compared, first, panel, picture, race_table
+from meha.reproduce.experiments.racing import OWN, TWICE, compared, first, panel, picture, race_table
 from meha.reproduce.figures import Panel
 from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
@@ -108,7 +108,7 @@ class StrongConvex(Experiment):
                 prose(self.name, "about"),
                 picture(
                     "strong-convex",
-                    "Relative errors of x and y on the strongly convex problem: median and 20–80 % band over seeds.",
+                    f"Relative errors of x and y on the strongly convex problem: median and 20–80 % band over seeds. {TWICE}",
                     "Four panels of error curves, one line for each method.",
                     _four(results, case, 1e-2),
                 ),
@@ -123,8 +123,9 @@ class StrongConvex(Experiment):
         case = STRONG_CONVEX.name
         peaks = {method: results.get(case, method, "memory")[0]["peak"] for method in results.methods(case, "memory")}
         peaks = {method: peak for method, peak in peaks.items() if peak is not None}
-        if "MEHA" in peaks and len(peaks) > 1:
-            best = min((method for method in peaks if method != "MEHA"), key=lambda method: peaks[method])
+        others = [method for method in peaks if method not in OWN]
+        if "MEHA" in peaks and others:
+            best = min(others, key=lambda method: peaks[method])
             least = peaks["MEHA"] <= peaks[best]
             told = f"MEHA {peaks['MEHA']:,} bytes, the least of the others {peaks[best]:,} ({best})"
             if "BAMM" in peaks:
@@ -151,7 +152,7 @@ class HighDimension(Experiment):
         memory = [
             Cell("memory", case, CONTENDERS[name], tuning.setting(case, CONTENDERS[name]), 0)
             for case, names in self.races(options.quick)
-            for name in names
+            for name in (*names, *AUTOMATIC)
             if options.wants(name)
         ]
         return [cell for cell in races if cell.case.name != HIGH_DIMENSION[-1].name or cell.label != PAPER] + memory
@@ -207,7 +208,7 @@ class MerelyConvex(Experiment):
                 prose(self.name, "about"),
                 picture(
                     "merely-convex",
-                    "Relative errors of x and y on the merely convex problem: median and 20–80 % band over seeds.",
+                    f"Relative errors of x and y on the merely convex problem: median and 20–80 % band over seeds. {TWICE}",
                     "Four panels of error curves, one line for each method.",
                     _four(results, case, 1e-3),
                 ),
@@ -280,7 +281,8 @@ class NonConvex(Experiment):
                 ),
                 picture(
                     "non-convex",
-                    "Relative error of x by dimension, against time and against work: median and 20–80 % band over seeds.",
+                    "Relative error of x by dimension, against time and against work: median and 20–80 % band over seeds."
+                    f" {TWICE}",
                     "Panels of error curves for n = 10, 50, 100 and 200.",
                     several,
                 ),

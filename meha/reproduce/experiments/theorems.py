@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from meha.reproduce.cells import Case, Cell
-from meha.reproduce.contenders import CONTENDERS
+from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Results, holds, prose
 from meha.reproduce.experiments.racing import picture
 from meha.reproduce.figures import Curve, Panel
+from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
-from meha.reproduce.page import Mark, Section, Table
 from meha.reproduce.rates import TRIALS, Rate, predicted
 from meha.reproduce.tuning import Tuning
 
@@ -39,8 +39,6 @@ class Rates(Experiment):
     about = "beyond the paper: how fast the quantities of its convergence theorems fall"
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        if not options.wants("MEHA"):
-            return []
         found = []
         for name, trial in TRIALS.items():
             steps = QUICK_STEPS if options.quick else trial.steps
@@ -49,6 +47,10 @@ class Rates(Experiment):
             found += [
                 Cell("rates", case, CONTENDERS["MEHA"], setting, 0, _label(p))
                 for setting, p in zip(settings, trial.powers, strict=True)
+                if options.wants("MEHA")
+            ]
+            found += [
+                Cell("rates", case, CONTENDERS[method], {"trial": name}, 0) for method in AUTOMATIC if options.wants(method)
             ]
         return found
 
@@ -82,11 +84,9 @@ class Rates(Experiment):
                 if drawn:
                     guide = (predicted(GUIDE)[column], "bound")
                     panels.append(Panel(f"{COLUMNS[column]}, {name}", "K", COLUMNS[column], drawn, slopes=[guide]))
-        return Section(
-            self.name,
-            self.title,
-            [
-                prose(self.name, "about"),
+        blocks: list[Block] = [prose(self.name, "about")]
+        if panels:
+            blocks += [
                 Table(
                     "rates",
                     "Exponents of K: the theorems' bounds, and the slopes of the last decade of each run.",
@@ -100,15 +100,31 @@ class Rates(Experiment):
                     "Falling curves in logarithmic scales, one for each p.",
                     panels,
                 ),
-                prose(self.name, "why"),
-            ],
-        )
+            ]
+        return Section(self.name, self.title, [*blocks, *self._without(results), prose(self.name, "why")])
+
+    def _without(self, results: Results) -> list[Table]:
+        """Where the automatic forms end, beside a run of given numbers."""
+        rows: list[list[Entry]] = []
+        for name, trial in TRIALS.items():
+            column = "gap" if trial.theorem == 1 else "hypergradient"
+            lines: list[list[Entry]] = []
+            for label in (*AUTOMATIC, _label(GUIDE)):
+                for record in results.get(f"rates, {name}", label, "rates"):
+                    steps, value = (record["curve"][of][-1] for of in ("K", column))
+                    lines.append([label, int(steps), record.get("gradients"), value])
+            if any(line[0] in AUTOMATIC for line in lines):
+                rows += [[Mark(f"{name}: {COLUMNS[column]}", "head")], *lines]
+        caption = f"What the theorems bound, where the automatic forms end by themselves; below, the run of {_label(GUIDE)}."
+        note = "A step with given numbers takes six gradients, five on the lasso, where F does not have x."
+        return [Table("rates-without", caption, ["", "steps", "gradients", "quantity"], rows, note)] if rows else []
 
     def claims(self, results: Results) -> list[Claim]:
         rates = self._rates(results)
         if not rates:
             return []
-        short = max(record["curve"]["K"][-1] for record in results.records()) <= QUICK_STEPS
+        given = [record for record in results.records() if record["method"] not in AUTOMATIC]
+        short = max(record["curve"]["K"][-1] for record in given) <= QUICK_STEPS
         found = []
         for theorem in (1, 2):
             own = [rate for name, _, rate in rates if TRIALS[name].theorem == theorem]

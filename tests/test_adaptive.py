@@ -1,0 +1,325 @@
+"""MEHA() without arguments: the toys from all scales and starts, and what may not go wrong on the way."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import meha
+from meha.methods.adaptive import AdaptiveMEHA
+from meha.methods.anderson import combine
+from meha.methods.curvatures import probe
+from meha.oracle import Oracle
+from meha.problems import lasso, merely_convex, sine, strong_convex
+from meha.sets import Box, NonNegative
+from meha.solution import Status
+from meha.variables import Variable
+
+TOYS = {
+    "strong 10": lambda **kind: strong_convex(10, **kind),
+    "strong 100": lambda **kind: strong_convex(100, **kind),
+    "merely 10": lambda **kind: merely_convex(10, **kind),
+    **{f"sine {n}": lambda n=n, **kind: sine(n, **kind) for n in (1, 10, 100, 1000)},
+    **{f"lasso {n}": lambda n=n, **kind: lasso(n, **kind) for n in (2, 100, 1000)},
+}
+UNITS = [(name, unit) for name in ("x", "y", "F", "f") for unit in (0.01, 100.0)]
+
+
+class Case:
+    """A toy without its constants: in other units, or from another start."""
+
+    def __init__(self, toy, start=None, dtype=torch.float64, **units):
+        x, y, F, f = (units.get(name, 1.0) for name in ("x", "y", "F", "f"))
+        self.toy, self.units = toy, (x, y)
+        self.problem = meha.Problem(
+            lambda a, b: F * toy.upper(a / x, b / y),
+            lambda a, b: f * toy.lower(a / x, b / y),
+            nonsmooth=None if toy.nonsmooth is None else meha.nonsmooth.L1(weight=lambda a: f / (x * y) * a),
+            x_set=None if toy.x_set is None else Box(0.0, x),
+        )
+        self.x0, self.y0 = x * toy.x0, y * toy.y0
+        if start is not None:
+            generator = torch.Generator().manual_seed(start)
+            self.x0, self.y0 = (z + 0.1 * (1 + z.abs()) * _normal(z, generator) for z in (self.x0, self.y0))
+            self.x0 = self.x0 if toy.x_set is None else toy.x_set.project(self.x0)
+
+    def error(self, x, y):
+        return self.toy.distance(x / self.units[0], y / self.units[1]).x
+
+    def run(self, steps=200):
+        """The run after its end, and the errors of all steps."""
+        run, errors = meha.MEHA().start(self.problem, self.x0, self.y0), []
+        while run.k < steps and not run.converged:
+            run.step()
+            errors.append(self.error(run.x, run.y))
+        return run, errors
+
+
+def _normal(like, generator):
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_toys(name):
+    """1e-3 in at most 200 steps, by the method's own judgement; in fact in less than 100, and 2 + 1 gradients a step."""
+    run, errors = Case(TOYS[name]()).run()
+    assert run.converged
+    assert errors[-1] <= 1e-3
+    assert run.k <= 100
+    assert run.counts.lower <= 2 * run.k + 100
+    assert run.counts.hvp == 0
+
+
+@pytest.mark.parametrize(("what", "unit"), UNITS)
+@pytest.mark.parametrize("name", ["strong 10", "merely 10", "sine 10"])
+def test_other_units_change_nothing(name, what, unit):
+    (run, errors), (other, others) = Case(TOYS[name]()).run(), Case(TOYS[name](), **{what: unit}).run()
+    assert other.k == run.k
+    assert np.allclose(errors, others, rtol=1e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["strong 10", "sine 1", "sine 100", "lasso 2", "lasso 100"])
+def test_other_starts(name):
+    for start in range(3):
+        run, errors = Case(TOYS[name](), start).run()
+        assert run.converged
+        assert errors[-1] <= 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", TOYS)
+def test_all_units_and_starts(name, dtype):
+    toy = TOYS[name](dtype=dtype)
+    cases = [Case(toy, **{what: unit}) for what, unit in UNITS] + [Case(toy, start) for start in range(3)]
+    for case in cases:
+        run, errors = case.run()
+        assert run.converged
+        assert errors[-1] <= 1e-3
+        assert run.x.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["strong 10", "merely 10", "sine 10", "lasso 2"])
+def test_single_precision(name):
+    run, errors = Case(TOYS[name](dtype=torch.float32)).run()
+    assert run.converged
+    assert errors[-1] <= 1e-3
+    assert run.x.dtype == run.y.dtype == torch.float32
+
+
+def random_quadratic(seed, condition=30.0, n=4, m=12):
+    """f = y'Hy/2 - y'(Ax + a) with F = |y - t|^2/2 + |x - s|^2/20, and its solution by linear algebra."""
+    rng = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(rng.normal(size=(m, m)))
+    H = basis @ np.diag(np.geomspace(1.0, 1 / condition, m)) @ basis.T
+    M, b, t, s = rng.normal(size=(m, n)), rng.normal(size=m), rng.normal(size=m), rng.normal(size=n)
+    x_star = np.linalg.solve(M.T @ M + 0.1 * np.eye(n), M.T @ (t - b) + 0.1 * s)  # y(x) = M x + b
+    H_, A, a, t_, s_ = (torch.tensor(value) for value in (H, H @ M, H @ b, t, s))
+    problem = meha.Problem(
+        lambda x, y: 0.5 * (y - t_).square().sum() + 0.05 * (x - s_).square().sum(),
+        lambda x, y: 0.5 * y @ (H_ @ y) - y @ (A @ x + a),
+    )
+    return problem, torch.zeros(n).double(), torch.zeros(m).double(), x_star
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_quadratics(seed):
+    problem, x0, y0, x_star = random_quadratic(seed)
+    solution = meha.solve(problem, x0, y0, meha.MEHA(), max_steps=500)
+    assert solution.status is Status.CONVERGED
+    assert np.linalg.norm(solution.x.numpy() - x_star) <= 1e-3 * np.linalg.norm(x_star)
+
+
+def test_bounds_on_both_levels():
+    """y(x) = max(x, 0) on Y = [0, inf). F wants x = -1 and y = 2; the best is x = y = 0.5, and with x <= 0.3, x = y = 0.3."""
+    upper, lower = lambda x, y: (x + 1).square().sum() + (y - 2).square().sum(), lambda x, y: (y - x).square().sum()
+    for bound, expected in ((4.0, 0.5), (0.3, 0.3)):
+        problem = meha.Problem(upper, lower, x_set=Box(-4.0, bound), y_set=NonNegative())
+        solution = meha.solve(problem, torch.tensor([0.2, 0.1]).double(), torch.ones(2).double(), meha.MEHA(), max_steps=300)
+        assert solution.converged
+        assert torch.allclose(solution.x, torch.full((2,), expected).double(), rtol=1e-3)
+        assert torch.allclose(solution.y, solution.x, rtol=1e-3)
+
+
+def test_structures_of_tensors():
+    """x as a dict and y as a list of tensors: the same run as with one tensor each."""
+    toy = strong_convex(4)
+    flat = meha.MEHA().start(meha.Problem(toy.upper, toy.lower), toy.x0, toy.y0)
+
+    def joined(objective):
+        return lambda x, y: objective(torch.cat([x["a"].reshape(-1), x["b"]]), torch.cat(y))
+
+    x0, y0 = {"a": toy.x0[:2].reshape(1, 2), "b": toy.x0[2:]}, [toy.y0[:1], toy.y0[1:]]
+    run = meha.MEHA().start(meha.Problem(joined(toy.upper), joined(toy.lower)), x0, y0)
+    for _ in range(10):
+        flat.step()
+        run.step()
+    assert torch.allclose(torch.cat([run.x["a"].reshape(-1), run.x["b"]]), flat.x)
+    assert torch.allclose(torch.cat(run.y), flat.y)
+
+
+@pytest.mark.parametrize("name", ["sine 10", "lasso 2"])
+def test_checkpoint(name, tmp_path):
+    """A run goes on from a file bit for bit, and the run that wrote it is not part of it."""
+    case = Case(TOYS[name]())
+    first, second = (meha.MEHA().start(case.problem, case.x0, case.y0) for _ in range(2))
+    for _ in range(20):
+        first.step()
+    torch.save(first.state_dict(), tmp_path / "run.pt")
+    kept = first.state_dict()
+    infos = [dict(first.step()) for _ in range(15)]
+    for state in (torch.load(tmp_path / "run.pt", weights_only=True), kept):
+        second.load_state_dict(state)
+        assert [dict(second.step()) for _ in range(15)] == infos
+        assert torch.equal(first.x, second.x)
+        assert torch.equal(first.y, second.y)
+        assert first.counts == second.counts
+
+
+def test_a_solve_that_was_interrupted(tmp_path):
+    toy = sine(10)
+    whole = meha.solve(toy, toy.x0, toy.y0, meha.MEHA())
+    meha.solve(toy, toy.x0, toy.y0, meha.MEHA(), max_steps=17, checkpoint=tmp_path / "run.pt")
+    rest = meha.solve(toy, toy.x0, toy.y0, meha.MEHA(), checkpoint=tmp_path / "run.pt")
+    assert torch.equal(rest.x, whole.x)
+    assert (rest.steps, rest.message, rest.counts) == (whole.steps, whole.message, whole.counts)
+
+
+def test_any_argument_makes_it_algorithm_1():
+    toy = strong_convex(3)
+    assert isinstance(meha.MEHA().start(toy, toy.x0, toy.y0).method, AdaptiveMEHA)
+    for given in (dict(p=0.49), dict(gamma=1.0), dict(inner_steps=2)):
+        run = meha.MEHA(**given).start(toy, toy.x0, toy.y0)
+        assert isinstance(run.method, meha.MEHA)
+        assert run.method.c is not None
+    batched = meha.Problem(lambda x, y, batch: toy.upper(x, y), lambda x, y, batch: toy.lower(x, y))
+    assert not isinstance(meha.MEHA().start(batched, toy.x0, toy.y0).method, AdaptiveMEHA)
+    module = torch.nn.Linear(3, 1, bias=False)
+    on_module = meha.Problem(lambda x, y: (y.weight - 1).square().sum(), lambda x, y: (y.weight - x).square().sum())
+    assert not isinstance(meha.MEHA().start(on_module, torch.zeros(3), module).method, AdaptiveMEHA)
+
+
+def test_a_batch_is_not_ignored():
+    toy = strong_convex(3)
+    problem = meha.Problem(lambda x, y, batch=None: toy.upper(x, y), lambda x, y, batch=None: toy.lower(x, y))
+    run = meha.MEHA().start(problem, toy.x0, toy.y0)
+    with pytest.raises(ValueError, match="make batch a required argument"):
+        run.step(1.0)
+
+
+def test_numbers_of_a_step():
+    """They are those of the point where the step's gradients are taken; the first step begins at the start, with theta = y."""
+    toy = lasso(4)
+    run = meha.MEHA().start(toy, toy.x0 + 0.1, toy.y0 + 0.5)
+    info = run.step()
+    assert info["upper"] == pytest.approx(2.0)
+    assert info["lower"] == pytest.approx(0.5 * (2 * 0.25**2 + 2 * 0.75**2) + 0.1 * 2.0)
+    assert info["gap"] == pytest.approx(0.0)
+    assert info["residual"] == pytest.approx(info["c"] * math.sqrt(4 / info["c"] ** 2 + 2 * 0.25**2 + 2 * 0.75**2))
+    assert info["gamma"] == pytest.approx(0.45)
+
+
+def test_the_answer_is_that_of_the_state():
+    """What a run would return if stopped is in X and Y at each step, and its last steps stay near the solution."""
+    case = Case(lasso(100), 1)
+    run = meha.MEHA().start(case.problem, case.x0, case.y0)
+    while not run.converged:
+        run.step()
+        assert case.problem.x_set.holds(run.state.x)
+    assert case.error(run.x, run.y) <= 1e-3
+
+
+def test_an_upper_level_that_runs_away_ends_with_a_status():
+    """F = -x^2 + y^2/2 with y = x has no minimum: no NaN in the answer, and not converged."""
+    problem = meha.Problem(lambda x, y: (y.square() / 2 - x.square()).sum(), lambda x, y: (y - x).square().sum())
+    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.MEHA(), max_steps=2000)
+    assert solution.status in (Status.DIVERGED, Status.NON_FINITE)
+    assert torch.isfinite(solution.x).all()
+    assert torch.isfinite(solution.y).all()
+
+
+def test_edges_of_a_domain_shrink_the_steps():
+    """y(x) = x, and log(y) makes NaN of steps across 0, which does happen; the solution x = y = 1/2 lies inside."""
+    seen = []
+
+    def lower(x, y):
+        seen.append(float(y.detach()))
+        return (y - x * y.log()).sum()
+
+    problem = meha.Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lower, x_set=Box(0.01, 10.0))
+    solution = meha.solve(problem, torch.tensor([0.5]).double(), torch.tensor([3.0]).double(), meha.MEHA(), max_steps=300)
+    assert min(seen) < 0
+    assert solution.converged
+    assert float(solution.x) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_gradient_that_is_nan_at_the_start():
+    problem = meha.Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum() + y.sqrt().sum() * 0)
+    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.MEHA(), max_steps=50)
+    assert solution.status is Status.NON_FINITE
+    assert torch.equal(solution.x, torch.ones(1))
+
+
+def test_tolerance_is_checked():
+    with pytest.raises(ValueError, match="tol: must be a positive number, got -1"):
+        AdaptiveMEHA(tol=-1.0)
+
+
+def test_a_tighter_tolerance():
+    toy = sine(10)
+    runs = [meha.solve(toy, toy.x0, toy.y0, AdaptiveMEHA(tol=tol)) for tol in (1e-3, 1e-6)]
+    errors = [toy.distance(solution.x, solution.y).x for solution in runs]
+    assert all(solution.converged for solution in runs)
+    assert errors[1] <= 1e-5
+    assert runs[0].steps < runs[1].steps
+
+
+def test_curvatures_against_eigenvalues():
+    """Enough rounds find the norms of all blocks, from differences of gradients alone."""
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(2, 9, 9))
+    F, f = (torch.tensor(block + block.T) for block in half)
+
+    def quadratic(matrix):
+        return lambda x, y: 0.5 * torch.cat([x, y]) @ (matrix @ torch.cat([x, y]))
+
+    problem = meha.Problem(quadratic(F), quadratic(f))
+    x, y = Variable(torch.ones(4).double(), "x"), Variable(torch.ones(5).double(), "y")
+    oracle = Oracle(problem, x, y)
+    with torch.no_grad():
+        found = probe(oracle, x, y, {}, rounds=60)
+    expected = {"F_xx": F[:4, :4], "F_yy": F[4:, 4:], "f_yy": f[4:, 4:], "f_xy": f[:4, 4:]}
+    for name, block in expected.items():
+        assert found[name] == pytest.approx(np.linalg.norm(block, 2), rel=1e-2)
+    assert found["F_xy"] <= np.linalg.norm(F[:4, 4:], 2) * 1.001
+    assert (oracle.counts.upper, oracle.counts.lower) == (1 + 2 * 60, 1 + 3 * 60)
+    assert torch.equal(x.value.detach(), torch.ones(4).double())
+
+
+def test_curvatures_at_bounds():
+    """The point lies in a corner of X; g = x |y| couples x and y with strength 1, and F is linear."""
+    toy = lasso(4)
+    x, y = Variable(toy.x0, "x"), Variable(toy.y0, "y")
+    with torch.no_grad():
+        found = probe(Oracle(toy, x, y), x, y, {}, rounds=2)
+    assert found["F_xx"] == found["F_yy"] == found["F_xy"] == 0.0
+    assert found["f_yy"] == pytest.approx(1.0, rel=1e-3)
+    assert found["f_xy"] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_acceleration_is_gmres():
+    """On a linear map, the combination minimises the residual over the span of the differences, which numpy solves."""
+    rng = np.random.default_rng(1)
+    A, b = 0.3 * rng.normal(size=(6, 6)), rng.normal(size=6)
+    z = [rng.normal(size=6)]
+    for _ in range(3):
+        z.append(A @ z[-1] + b)
+    images = np.array([A @ point + b for point in z])
+    residuals = images - np.array(z)
+    steps = np.diff(residuals, axis=0).T
+    weights, *_ = np.linalg.lstsq(steps, -residuals[-1], rcond=None)
+    expected = images[-1] + np.diff(images, axis=0).T @ weights
+    assert np.allclose(combine(torch.tensor(images), torch.tensor(residuals)).numpy(), expected, rtol=1e-6)
+    repeated = torch.tensor(images)[[0, 1, 1]], torch.tensor(residuals)[[0, 1, 1]]
+    assert torch.isfinite(combine(*repeated)).all()

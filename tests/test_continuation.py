@@ -1,0 +1,421 @@
+"""solve() without a method: accuracy in all units, local solutions, constraints, failures, checkpoints."""
+
+import io
+import math
+
+import pytest
+import torch
+from structures import OnlyOnce
+from torch import nn
+from variants import TOYS, near, rescaled, toy, variants
+
+import meha
+from meha.methods.continuation import Continuation
+from meha.methods.quasi_newton import Descent, Pairs, Point
+from meha.problems import collection
+from meha.solution import Status
+
+F64 = torch.float64
+SOME = ["strong 10", "merely 10", "sine 1", "sine 1000", "lasso 2", "lasso 1000"]
+
+
+def solved(variant, **given):
+    return meha.solve(variant.problem, variant.x0, variant.y0, **given)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_toys_to_five_digits(name):
+    solution = solved(variant := rescaled(toy(name)))
+    assert solution.status is Status.CONVERGED
+    assert variant.error(solution.x, solution.y) <= 1e-5
+    assert solution.counts.lower <= 400
+    assert isinstance(solution.method, Continuation)
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("units", [{"x": 0.01}, {"y": 100.0}, {"F": 100.0}, {"f": 0.01}], ids=str)
+def test_units_do_not_matter(name, units):
+    solution = solved(variant := rescaled(toy(name), **units))
+    assert variant.error(solution.x, solution.y) <= 1e-5
+    assert solution.counts.lower <= 400
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_other_starts(name):
+    solution = solved(variant := near(toy(name), 0))
+    assert variant.error(solution.x, solution.y) <= 1e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_three_digits_in_single_precision(name):
+    solution = solved(variant := rescaled(toy(name, torch.float32)))
+    assert solution.x.dtype is torch.float32
+    assert variant.error(solution.x, solution.y) <= 1e-3
+    assert solution.counts.lower <= 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["double", "single"])
+@pytest.mark.parametrize("name", TOYS)
+def test_toys_in_all_units_and_from_all_starts(name, dtype):
+    for label, variant in variants(toy(name, dtype)):
+        solution = solved(variant)
+        assert variant.error(solution.x, solution.y) <= (1e-5 if dtype is F64 else 1e-3), label
+        assert solution.counts.lower <= 1000, label
+
+
+QUICK = [
+    "quadratic, condition 10",
+    "linear F, condition 10",
+    "undetermined, 3 of 6",
+    "ridge, one weight",
+    "lasso, one weight",
+    "reweighting, 15 examples",
+    "Cournot, 1 market",
+    "Cournot with capacities, 1 market",
+    "double well, n = 1",
+    "cubic, n = 3",
+]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_problems_of_the_collection(name):
+    (entry,) = [entry for entry in collection() if entry.name == name]
+    problem = entry.make()
+    assert problem.error(problem.x0, problem.y0) > 1e-2
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert problem.error(solution.x, solution.y) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", ["tuning", "held-out"])
+def test_the_collection(half):
+    errors = {}
+    for entry in collection(half):
+        problem = entry.make()
+        solution = meha.solve(problem, problem.x0, problem.y0)
+        errors[entry.name] = problem.error(solution.x, solution.y)
+    assert sum(error <= 1e-3 for error in errors.values()) >= 0.93 * len(errors), errors
+    assert sum(error <= 1e-5 for error in errors.values()) >= 0.8 * len(errors), errors
+
+
+def test_tol_is_reached_and_not_exceeded_by_much():
+    variant = rescaled(toy("sine 10"))
+    work, errors = [], []
+    for tol in (1e-2, 1e-4, 1e-6, 1e-8):
+        solution = solved(variant, tol=tol)
+        assert solution.method.tol == tol
+        work.append(solution.counts.lower)
+        errors.append(variant.error(solution.x, solution.y))
+    assert all(error <= 10 * tol for error, tol in zip(errors, (1e-2, 1e-4, 1e-6, 1e-8), strict=True))
+    assert work[0] < 0.7 * work[2]
+    assert work == sorted(work)
+
+
+def test_all_that_can_be_had():
+    solution = solved(variant := rescaled(toy("strong 10")), tol=None)
+    assert variant.error(solution.x, solution.y) <= 1e-9
+
+
+def test_different_local_solutions_are_reported():
+    variant = rescaled(toy("sine 10"))
+    text = str(solved(variant))
+    assert "upper level first F = 0.46136" in text
+    assert "different local solutions" in text
+    assert "agree" in str(solved(rescaled(toy("strong 10"))))
+    alone = meha.solve(variant.problem, variant.x0, variant.y0, Continuation(both_starts=False))
+    assert "starts" not in alone.report
+    assert alone.counts.lower < 200
+
+
+def test_the_report_says_what_was_found():
+    solution = solved(rescaled(toy("strong 10"), f=2.0))
+    assert (
+        "F is curved in y by 1, f by 2, x acts on y with 2; both levels weigh the same at c = 0.5" in solution.report["problem"]
+    )
+    assert "stages" in solution.report["course"]
+    estimate = float(solution.report["accuracy"].split("about ")[1].split(" ")[0])
+    assert 0 < estimate <= 1e-6
+
+
+def test_optimum_at_infinity_is_recognised():
+    """A log-weight that is best infinite: y is shrunk to 0, and F wants that."""
+    problem = meha.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - 1).square().sum() + (x.exp() * y.square()).sum())
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.ones(2, dtype=F64))
+    assert solution.upper < 1e-3
+    assert "infinity" in solution.message
+    assert "Box" in solution.message
+
+
+@pytest.mark.parametrize(
+    "upper",
+    [lambda x, y: -(x * y).sum(), lambda x, y: -y.square().sum() - x.square().sum()],
+    ids=["bilinear", "concave"],
+)
+def test_no_minimum_is_divergence(upper):
+    problem = meha.Problem(upper, lambda x, y: (y - x).square().sum())
+    solution = meha.solve(problem, torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
+    assert solution.status is Status.DIVERGED
+    assert "bound x and y" in solution.message
+    assert all(bool(torch.isfinite(part).all()) for part in (solution.x, solution.y))
+
+
+def test_objectives_without_a_value_somewhere():
+    """log(x) and log(y) have none for negative numbers: steps shrink."""
+    problem = meha.Problem(
+        lambda x, y: (y - 3).square().sum() + 0.1 * (x - 1).square().sum(), lambda x, y: (y - x * y.log()).sum()
+    )
+    solution = meha.solve(problem, torch.full((2,), 0.1, dtype=F64), torch.full((2,), 0.1, dtype=F64))
+    best = (3 + 0.1) / 1.1  # y = x
+    assert torch.allclose(solution.x, torch.full((2,), best, dtype=F64), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda x, y: (x * y).sum() * math.nan, lambda x, y: (x + y).sum() / 0], ids=["NaN", "infinity"]
+)
+def test_no_value_at_the_start(bad):
+    good = lambda x, y: (y - x).square().sum()  # noqa: E731
+    for problem, level in ((meha.Problem(bad, good), "upper"), (meha.Problem(good, bad), "lower")):
+        with pytest.raises(ValueError, match=f"{level}: is (nan|inf) at the start"):
+            meha.solve(problem, torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
+
+
+def test_general_sets():
+    """X a simplex, Y a ball: against a fine grid of the same problem."""
+    target = torch.tensor([1.0, -2.0], dtype=F64)
+    problem = meha.Problem(
+        lambda x, y: (y - target).square().sum(),
+        lambda x, y: (y - 3 * x).square().sum(),
+        x_set=meha.sets.Simplex(),
+        y_set=meha.sets.L2Ball(1.5),
+    )
+    solution = meha.solve(problem, torch.full((2,), 0.5, dtype=F64), torch.zeros(2, dtype=F64))
+    t = torch.linspace(0, 1, 100_001, dtype=F64)
+    y = 3 * torch.stack([t, 1 - t], 1)
+    y = y * (1.5 / y.norm(dim=1)).clamp(max=1)[:, None]
+    values = (y - target).square().sum(1)
+    assert solution.upper <= float(values.min()) * (1 + 1e-6)
+    assert abs(float(solution.x[0]) - float(t[values.argmin()])) <= 1e-4
+
+
+def test_weakly_convex_term():
+    """MCP with one learned weight: against a grid, with the prox in closed form."""
+    a = torch.tensor([3.0, 0.4, -0.2], dtype=F64)
+    problem = meha.Problem(
+        lambda x, y: (y - torch.tensor([3.0, 0.0, 0.0], dtype=F64)).square().sum() + 0.01 * x.square().sum(),
+        lambda x, y: 0.5 * (y - a).square().sum(),
+        nonsmooth=meha.nonsmooth.MCP(lambda x: x, a=3.0),
+        x_set=meha.sets.NonNegative(),
+    )
+    solution = meha.solve(problem, torch.full((1,), 0.3, dtype=F64), torch.zeros(3, dtype=F64))
+    grid = torch.linspace(0, 1, 20_001, dtype=F64)
+    term = meha.nonsmooth.MCP(lambda x: x, a=3.0)
+    values = [float(problem.upper(x.reshape(1), term.prox(x.reshape(1), a, 1.0))) for x in grid]
+    assert solution.upper <= min(values) + 1e-6
+
+
+def test_modules_and_structures():
+    layer = nn.Linear(3, 1).double()
+    x0 = {"log": torch.zeros((), dtype=F64), "bias": [torch.zeros(1, dtype=F64)]}
+    data = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    labels = data.sum(1, keepdim=True) + 0.3
+    problem = meha.Problem(
+        lambda x, y: (y(data[20:]) + x["bias"][0] - labels[20:]).square().mean(),
+        lambda x, y: (
+            (y(data[:20]) - labels[:20]).square().mean() + x["log"].exp() * sum(p.square().sum() for p in y.parameters())
+        ),
+        x_set=meha.sets.Product({"log": meha.sets.Box(-20.0, 5.0)}),
+    )
+    solution = meha.solve(problem, x0, layer, Continuation(), tol=1e-5)
+    assert solution.upper < 1e-8
+    assert solution.y is layer
+
+
+def test_first_order_only():
+    problem = meha.Problem(
+        lambda x, y: (x - 1).square().sum() + OnlyOnce.apply(y).sum(), lambda x, y: OnlyOnce.apply(y - x).sum()
+    )
+    solution = meha.solve(problem, torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64))
+    assert solution.converged
+    assert solution.counts.hvp == 0
+    assert torch.allclose(solution.x, torch.full((2,), 2 / 3, dtype=F64), rtol=1e-5)
+
+
+def test_batches_are_refused():
+    problem = meha.Problem(lambda x, y, batch: (x * y).sum(), lambda x, y, batch: (y - x).square().sum())
+    with pytest.raises(ValueError, match=r"StochasticMEHA\(\)"):
+        Continuation().start(problem, torch.ones(1), torch.ones(1))
+    variant = rescaled(toy("strong 10"))
+    with pytest.raises(ValueError, match="batch: Continuation takes none, got Tensor"):
+        Continuation().start(variant.problem, variant.x0, variant.y0).step(torch.ones(1))
+
+
+def test_which_method_is_taken():
+    variant = rescaled(toy("strong 10"))
+    assert solved(variant, max_steps=1).method.name == "Continuation"
+    network = nn.Linear(2, 1)
+    problem = meha.Problem(lambda x, y: y(x).sum().square(), lambda x, y: (y(x) - 1).square().sum())
+    assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "StochasticMEHA"
+    batches = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
+    found = meha.solve(batches, torch.ones(2), torch.ones(2), batches=[torch.ones(2)], max_steps=1)
+    assert found.method.name == "StochasticMEHA"
+
+
+def test_the_second_run_cut_short():
+    variant = rescaled(toy("sine 10"))
+    whole = Continuation().start(variant.problem, variant.x0, variant.y0)
+    steps = 0
+    while whole.step()["run"] == 1:
+        steps += 1
+    solution = solved(variant, max_steps=steps + 3)
+    assert solution.status is Status.MAX_STEPS
+    assert variant.error(solution.x, solution.y) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["sine 10", "lasso 100"])
+def test_a_run_goes_on_from_its_state(name):
+    variant = rescaled(toy(name))
+    whole, other = (Continuation().start(variant.problem, variant.x0, variant.y0) for _ in range(2))
+    infos = []
+    while not whole.converged:
+        infos.append(dict(whole.step()))
+    for cut in (1, len(infos) // 3, 2 * len(infos) // 3):
+        part = Continuation().start(variant.problem, variant.x0, variant.y0)
+        for _ in range(cut):
+            part.step()
+        file = io.BytesIO()
+        torch.save(part.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert [dict(other.step()) for _ in range(len(infos) - cut)] == infos[cut:]
+        assert other.converged == whole.converged
+        assert torch.equal(other.x, whole.x)
+        assert other.counts == whole.counts
+
+
+def test_checkpoint_of_a_solve(tmp_path):
+    variant = rescaled(toy("sine 1"))
+    whole = solved(variant)
+    path = tmp_path / "run.pt"
+    solved(variant, max_steps=7, checkpoint=path, every=3)
+    resumed = solved(variant, checkpoint=path)
+    assert torch.equal(resumed.x, whole.x)
+    assert resumed.history["upper"] == whole.history["upper"]
+    assert resumed.report == whole.report
+
+
+# The quasi-Newton steps
+
+
+def dense_inverse(S, Y, scale):
+    """BFGS updates of scale * I, as in any textbook."""
+    H = scale * torch.eye(S.shape[1], dtype=F64)
+    for s, y in zip(S, Y, strict=True):
+        rho = 1 / (s @ y)
+        V = torch.eye(len(s), dtype=F64) - rho * torch.outer(s, y)
+        H = V @ H @ V.T + rho * torch.outer(s, s)
+    return H
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_compact_form_is_bfgs(weight):
+    generator = torch.Generator().manual_seed(0)
+    A, B = (torch.randn(6, 6, generator=generator, dtype=F64) for _ in range(2))
+    A, B = A @ A.T + torch.eye(6, dtype=F64), B @ B.T
+    S = torch.randn(4, 6, generator=generator, dtype=F64)
+    pairs = Pairs(10)
+    pairs.reweigh(weight)
+    r = torch.randn(6, generator=generator, dtype=F64)
+    for i, s in enumerate(S):
+        pairs.add(s, A @ s, B @ s)
+        Y = S[: i + 1] @ (A + weight * B)
+        if i >= 2:
+            continue  # from three pairs on, the first guess may be a diagonal
+        scale = (s @ Y[-1]) / (Y[-1] @ Y[-1])
+        assert torch.allclose(pairs.direction(r), -dense_inverse(S[: i + 1], Y, scale) @ r)
+    other = Pairs(10)
+    other.reweigh(3.0)
+    for s in S:
+        other.add(s, A @ s, B @ s)
+    pairs.reweigh(3.0)
+    assert torch.allclose(pairs.direction(r), other.direction(r))  # old pairs under a new weight
+    assert torch.allclose(pairs.direction((A + 3 * B) @ S[-1]), -S[-1])  # the last pair holds exactly
+
+
+def test_pairs_on_free_coordinates():
+    A = torch.diag(torch.tensor([1.0, 4.0, 9.0], dtype=F64))
+    pairs = Pairs(10)
+    for s in torch.eye(3, dtype=F64):
+        pairs.add(s, A @ s)
+    mask = torch.tensor([1.0, 0.0, 1.0], dtype=F64)
+    assert torch.allclose(pairs.direction(torch.ones(3, dtype=F64), mask), torch.tensor([-1.0, 0.0, -1 / 9], dtype=F64))
+
+
+def test_pairs_without_curvature_are_left_out():
+    pairs = Pairs(3)
+    one = torch.ones(2, dtype=F64)
+    for y in (-one, torch.zeros(2, dtype=F64), math.nan * one):
+        pairs.add(one, y)
+    assert pairs.direction(one) is None
+    for k in range(5):
+        pairs.add(one, (k + 1) * one)
+    assert len(pairs) == 3
+
+
+def quadratic(n, condition, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    Q = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=F64))[0]
+    A = Q @ torch.diag(torch.logspace(0, math.log10(condition), n, dtype=F64)) @ Q.T
+    b = torch.randn(n, generator=generator, dtype=F64)
+    return A, b, lambda z: Point(z, float(0.5 * z @ A @ z - b @ z), A @ z - b)
+
+
+def descend(descent, z, steps):
+    point = descent.evaluate(z)
+    for _ in range(steps):
+        new = descent.step(point, *descent.direction(point))
+        if new is None:
+            break
+        assert new.value <= point.value + 1e-12
+        point = new
+    return point
+
+
+def test_smooth_descent():
+    A, b, evaluate = quadratic(20, 1e3)
+    point = descend(Descent(evaluate, Pairs(50), None, False, 1e-3), torch.zeros(20, dtype=F64), 80)
+    assert torch.allclose(point.z, torch.linalg.solve(A, b), atol=1e-8)
+
+
+def test_descent_in_a_box():
+    A, b, evaluate = quadratic(20, 1e3)
+    clip = lambda z, step: z.clamp(0.0, 0.02)  # noqa: E731
+    point = descend(Descent(evaluate, Pairs(50), clip, False, 1e-3), torch.zeros(20, dtype=F64), 100)
+    gradient = A @ point.z - b
+    assert float((point.z - (point.z - gradient).clamp(0.0, 0.02)).norm()) <= 1e-8
+    assert 0 < int((point.z == 0.02).sum()) < 20
+
+
+def test_descent_with_a_lasso_term():
+    A, b, evaluate = quadratic(20, 1e2)
+    term = meha.nonsmooth.L1(0.5)
+
+    def with_term(z):
+        point = evaluate(z)
+        point.nonsmooth = float(term.value(None, z))
+        return point
+
+    descent = Descent(with_term, Pairs(50), lambda z, step: term.prox(None, z, step), True, 1e-2)
+    point = descend(descent, torch.zeros(20, dtype=F64), 200)
+    gradient = A @ point.z - b
+    assert 0 < int((point.z == 0).sum()) < 20
+    assert float((point.z - term.prox(None, point.z - gradient, 1.0)).norm()) <= 1e-8
+
+
+def test_values_that_are_none_shorten_the_step():
+    def evaluate(z):
+        value = float((z - z.log()).sum()) if bool((z > 0).all()) else math.nan
+        return Point(z, value, 1 - 1 / z)
+
+    point = descend(Descent(evaluate, Pairs(10), None, False, 10.0), torch.full((2,), 0.1, dtype=F64), 30)
+    assert torch.allclose(point.z, torch.ones(2, dtype=F64), atol=1e-6)
