@@ -181,7 +181,7 @@ class Stage(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The end of a run."""
+    """The end of a run; ``solved`` is whether y solves the lower level, as far as F can tell."""
 
     x: Tensor
     y: Tensor
@@ -193,6 +193,7 @@ class Result(NamedTuple):
     gap: float
     residual: float
     bias: float
+    solved: bool
 
 
 @dataclass(eq=False)
@@ -222,6 +223,8 @@ class Working:
         first, used: the c of the first stage, and the gradients of f before it.
         origin: x, y, slope, span, lowest and highest at the beginning of the stage.
         tau, eps: the accuracies of the stage in x, and of the solves in y and theta, both relative.
+        force: the size of F's pull on y, 1/c of its gradient; solved: whether the last solve in y or theta got below it.
+        length, residual, rounding: of the last step, of the gradient, and of its rounding error, the latter relative.
         steps, failures: in this stage.
         idle: stages in a row in which F rested.
     """
@@ -251,6 +254,7 @@ class Working:
     length: float = math.inf
     residual: float = math.inf
     rounding: float = 0.0
+    solved: bool = False
     steps: int = 0
     failures: int = 0
     idle: int = 0
@@ -440,7 +444,7 @@ class Course:
                     f"The limit of x for c to infinity changed by {stage.bias_x:.1e} with the last stage (tol {self.tol:.1e})."
                 )
                 return self._close(at, work, stage.limit_x, stage.limit_y, "converged", reason)
-            if work.idle >= 2:
+            if work.idle >= 3:
                 reason = f"F rests; x changed by {stage.bias_x:.1e} with the last stage"
                 reason += ", along which F hardly depends on it." if stage.bias_x > self.tol else "."
                 return self._close(at, work, stage.limit_x, stage.limit_y, "converged", reason)
@@ -524,8 +528,8 @@ class Course:
         if not beyond <= F + self.tol * (work.highest - work.lowest):
             return ""
         return (
-            f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may lie"
-            " at infinity. Bound x, as with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
+            f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
+            " lie at infinity. Bound x, as with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
         )
 
     def _close(self, at: Levels, work: Working, x: Tensor, y: Tensor, status: str, reason: str) -> None:
@@ -533,21 +537,24 @@ class Course:
         at.move(x)
         work.eps = min(work.eps, 0.1 * self.tol)
         theta = self._solve(at, work, "theta", y, y)
-        y = theta.z if theta.finite else y
+        y, solved = (theta.z, work.solved) if theta.finite else (y, False)
         F = at.upper(y)[0]
         if status != "diverged":
             endless = self._endless(at, work, x, y, F)
             status, reason = ("converged", endless) if endless else (status, reason)
         last = work.stages[-1] if work.stages else None
         gap, bias = (math.nan, math.inf) if last is None else (last.gap, last.bias_x)
-        self.results.append(Result(x, y, F, status, reason, (work.first, work.c), len(work.stages), gap, work.residual, bias))
+        self.results.append(
+            Result(x, y, F, status, reason, (work.first, work.c), len(work.stages), gap, work.residual, bias, solved)
+        )
         self.range = max(self.range, work.highest - work.lowest)
         if len(self.results) < len(self.starts):
             return self._open(at)
         self.best = self.results[0]
         for other in self.results[1:]:
+            worth = [(result.status != "diverged", result.solved) for result in (self.best, other)]
             gain = self.best.F - other.F
-            if self.best.status == "diverged" or (other.status != "diverged" and gain > 1e-6 * self.range):
+            if worth[1] > worth[0] or (worth[1] == worth[0] and gain > 1e-6 * self.range):
                 self.best = other
         return None
 
@@ -616,6 +623,7 @@ class Course:
             point, cleared = new, False
             if size(point.z) > FAR * max(start, self.y_largest):
                 return replace(point, smooth=-math.inf)
+        work.solved = size(descent.residual(point)[0]) <= work.force
         if is_y:
             work.t_y = descent.t
         else:
