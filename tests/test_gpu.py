@@ -256,3 +256,28 @@ def test_negative_weights_end_as_non_finite():
     method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
     solution = meha.solve(problem, torch.ones(2, device="cuda"), torch.ones(2, device="cuda"), method)
     assert solution.status is meha.Status.NON_FINITE
+
+
+@pytest.mark.parametrize("method", [meha.Continuation(), meha.MEHA()], ids=["Continuation", "MEHA()"])
+@pytest.mark.parametrize("make", [meha.problems.strong_convex, meha.problems.sine, meha.problems.lasso])
+def test_automatic_methods(make, method):
+    problem = make(10, device="cuda")
+    solution = meha.solve(problem, problem.x0, problem.y0, method)
+    assert solution.x.is_cuda
+    assert problem.distance(solution.x, solution.y).x <= (1e-5 if isinstance(method, meha.Continuation) else 1e-3)
+
+
+def test_no_synchronisation_in_a_step_of_the_stochastic_method():
+    network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).cuda()
+    problem = meha.Problem(
+        lambda x, y, b: y(b).square().mean(), lambda x, y, b: (x.sigmoid()[: len(b)] * (y(b)[:, 0] - 1).square()).mean()
+    )
+    run = meha.StochasticMEHA().start(problem, torch.zeros(32, device="cuda"), network)
+    batch = torch.randn(32, 8, device="cuda")
+    for _ in range(3):
+        run.step(batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

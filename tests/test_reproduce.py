@@ -215,7 +215,7 @@ def test_memory_of_an_automatic_method_is_that_of_its_whole_run():
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Runs the quick form of an experiment with some methods, and gives its results by case, method and kind."""
-    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 1.0)
+    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 3.0)
     monkeypatch.setattr("meha.reproduce.experiments.theorems.QUICK_STEPS", 12)
 
     def go(name, *methods, seeds=1):

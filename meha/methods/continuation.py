@@ -35,8 +35,9 @@ LARGEST = 1e9
 FAR = 1e7
 """So many times further away than the start, a stage has no solution."""
 
-MEMORY, OUTER_MEMORY, NUMBERS = 300, 30, 4_000_000
-"""Pairs that are kept for y and theta, and for x; fewer where they would hold more numbers than this."""
+MEMORY, COMPOSITE_MEMORY, OUTER_MEMORY, NUMBERS = 300, 50, 30, 4_000_000
+"""Pairs that are kept for y and theta, without and with a non-smooth g, under which the free coordinates change often; and for
+x; fewer where they would hold more numbers than the last."""
 
 LOOSE = 0.03
 """The relative accuracy in x of the first stages."""
@@ -67,7 +68,7 @@ class Continuation(Method):
       dropout; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, some four
       digits can be had, and ``tol`` is taken as no less.
 
-    Memory: up to 300 vectors of the size of y twice, as long as these are fewer than 4 million numbers each (at least 5).
+    Memory: up to 300 pairs of the size of y twice (50 with g), as long as these are fewer than 4 million numbers (at least 5).
 
     Args:
         tol: the relative error of x at which to stop, as far as it can be estimated: by how much the extrapolated x changed
@@ -332,7 +333,8 @@ class Course:
         """Begin the next run at the start."""
         n, m = len(self.x0), len(self.y0)
         c = self.starts[len(self.results)]
-        inner, outer = (max(5, min(most, 2 * k + 10, NUMBERS // k)) for most, k in ((MEMORY, m), (OUTER_MEMORY, n)))
+        most = COMPOSITE_MEMORY if at.composite else MEMORY
+        inner, outer = (max(5, min(limit, 2 * k + 10, NUMBERS // k)) for limit, k in ((most, m), (OUTER_MEMORY, n)))
         memories = Pairs(outer, damping=1e-4), Pairs(inner), Pairs(inner)
         self.work = Working(c, self.x0, self.y0, self.y0, *memories, used=at.oracle.counts.lower, first=c)
         self._enter(self.work, at)
@@ -623,7 +625,7 @@ class Course:
             point, cleared = new, False
             if size(point.z) > FAR * max(start, self.y_largest):
                 return replace(point, smooth=-math.inf)
-        work.solved = size(descent.residual(point)[0]) <= work.force
+        work.solved = size(descent.residual(point)[0]) <= 1e3 * max(work.force, self.tol * self.F_y)
         if is_y:
             work.t_y = descent.t
         else:

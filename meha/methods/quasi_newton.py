@@ -294,8 +294,8 @@ class Descent:
         if math.isinf(high):
             return 4 * low
         if math.isfinite(slope_high) and slope_high > 0 > slope_low:
-            share = -slope_low / (slope_high - slope_low)
-            return low + min(max(share, 0.05), 0.5) * (high - low)
+            share = max(-slope_low / (slope_high - slope_low), 0.05)
+            return low + (share if share <= 0.9 else 0.3) * (high - low)
         return low + 0.3 * (high - low)
 
     def _plain(self, point: Point) -> Point | None:

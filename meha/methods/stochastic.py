@@ -22,9 +22,12 @@ MOMENTUM = 0.9
 """How much of the running means of directions and curvatures a step keeps."""
 
 PATIENCE = 1000
-"""The number of steps after which they shrink; at twice that number, both levels weigh as much."""
+"""After so many steps, steps begin to shrink."""
 
-TENSOR_RATE = 3.0
+WAY = 25.0
+"""When each number of y may have gone so far, both levels weigh as much."""
+
+TENSOR_RATE = 5.0
 """Tensors, such as the logits of example weights, are of the order of 1, and have further to go than weights of networks."""
 
 FRESH_STEPS, FRESH_STEP = 5, 0.5
@@ -57,7 +60,7 @@ class StochasticMEHA(Method):
     where < > is a running mean of the directions (of memory 10), and the diagonal matrices D and D_x hold the roots of the mean
     squares of the directions so far. With t = k / 1000,
 
-        r_k = lr / sqrt(1 + t),    s_k = r_k / (1 + t),    c_k = q (t + 1/1000) / 2,
+        r_k = lr / sqrt(1 + t),    s_k = r_k / (1 + t),    c_k = q (r_0 + ... + r_k) / 25,
 
     and q is how steep F is in y in comparison with f, measured at the start. Four things make it work for two levels, where an
     Adam for each variable does not:
@@ -66,15 +69,18 @@ class StochasticMEHA(Method):
       y - theta, which is all that x learns from.
     - theta is pulled towards y. It follows the argmin of c_k f(x, .) + ||. - y||_D^2 s_k / (2 r_k), the Moreau envelope of f in
       the metric; without it, y and theta part for ever in the directions in which f is flat.
-    - c_k is small at first. F then chooses among the solutions of the lower level, and the weights of doubtful examples are
-      settled before a network can learn these by heart.
+    - c_k grows as far as y may have gone. Small at first, it lets F choose among the solutions of the lower level, and the
+      weights of doubtful examples are settled before a network can learn these by heart.
     - D_x takes away the scale of x, such as the 1/n in the gradient of each of n weights.
+
+    The direction of y lacks the term (theta - y) s_k / r_k of MEHA, with which networks learn less well. The fixed points for a
+    given c are then those of MEHA for the limit s_k = 0, which it approaches.
 
     Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F (the first one, two more of each),
     keeps 2 tensors for each of x and y and 1 for each of theta, and never waits for the device.
 
     Args:
-        lr: the length of the first steps of each number in a network. Those of tensors are three times as long.
+        lr: the length of the first steps of each number in a network. Those of tensors are five times as long.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 without warm start.
         warm_start: False for lower variables that belong to the batch, such as the heads of its tasks: they begin at y0 with
             each batch, and take T gradient steps of half the reciprocal of the curvature, which is measured as they go.
@@ -135,7 +141,7 @@ class StochasticMEHA(Method):
         state.restart(y, theta)
         if k == 0:
             self._measure(oracle, state, batch)
-        c = _penalty(k) * state.numbers.value["steepness"]
+        c = _penalty(k, self.rate(y, 0)) * state.numbers.value["steepness"]
         steps = self.inner_steps or (1 if self.warm_start else FRESH_STEPS)
         if self.warm_start:
             for j in range(k * steps + 1, (k + 1) * steps):
@@ -178,28 +184,27 @@ class StochasticMEHA(Method):
                 oracle.prox(state.x.value, variable.leaves, step)
 
     def _measure(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
-        """q = (|F_y| + |dF_y| / r) / (|f_y| + |df_y| / r), with dF_y, df_y the changes for a displacement of each number by r.
+        """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)) with the slopes L of the n-dimensional gradients along a first step.
 
-        These are the forces that y meets on its way. Either term may vanish: gradients where y starts at a minimum, their
-        changes where an objective is linear.
+        These are the forces that y meets at the start, and when each number has gone by 1. Either may vanish: gradients where y
+        starts at a minimum, slopes where an objective is linear.
         """
         x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, self.rate(state.y, 0)
 
         def gradients(at: Variable) -> list[Leaves]:
             return [oracle.gradient(at, [(1.0, function, x, at)], batch)[1] for function in (oracle.upper, oracle.lower)]
 
-        here = gradients(y)
+        here, root = gradients(y), math.sqrt(y.numel)
         sizes = [norm(gradient) for gradient in here]
         for gradient, size in zip(here, sizes, strict=True):
-            scale = rate * math.sqrt(y.numel) / (2 * size.clamp_min(torch.finfo(size.dtype).tiny))
+            scale = rate * root / size.clamp_min(torch.finfo(size.dtype).tiny)
             torch._foreach_sub_(theta.leaves, torch._foreach_mul(gradient, scale))
         oracle.prox(x.value, theta.leaves, rate)
-        there = gradients(theta)
-        upper, lower = (size + norm(subtract(new, old)) / rate for size, new, old in zip(sizes, there, here, strict=True))
-        numbers["steepness"].copy_(torch.where((lower > 0) & (upper > 0), upper / lower, torch.ones_like(upper)))
+        slopes = [_slope(new, old, theta.leaves, y.leaves) for new, old in zip(gradients(theta), here, strict=True)]
+        upper, lower = (size + slope * root for size, slope in zip(sizes, slopes, strict=True))
+        numbers["steepness"].copy_(upper / lower)
         if not self.warm_start:
-            slopes = [_slope(new, old, theta.leaves, y.leaves) for new, old in zip(there, here, strict=True)]
-            c = _penalty(0) * numbers["steepness"]
+            c = _penalty(0, rate) * numbers["steepness"]
             numbers["curvature_y"].copy_(slopes[0] + c * slopes[1])
             numbers["curvature_theta"].copy_(c * slopes[1])
         copy_(theta.leaves, y.leaves)
@@ -209,9 +214,9 @@ def _age(k: int) -> float:
     return 1 + k / PATIENCE
 
 
-def _penalty(k: int) -> float:
-    """c_k / q."""
-    return (k + 1) / (2 * PATIENCE)
+def _penalty(k: int, lr: float) -> float:
+    """c_k / q: the sum of the rates so far, as an integral, over WAY."""
+    return 2 * PATIENCE * lr * (math.sqrt(_age(k + 1)) - 1) / WAY
 
 
 def _zeros(variable: Variable) -> Variable:

@@ -138,7 +138,7 @@ class HyperCleaning(Experiment):
             caption = "MEHA beyond the comparison: a smaller step of y, other networks, more work."
             note = f"{WORK:,} units of work, {LARGE_WORK:,} where there is more. Seconds are of different machines; see below."
             blocks.append(Table("hyper-cleaning-variants", caption, ["", *COLUMNS], rows, note))
-        blocks += [prose(self.name, part) for part in ("why", "level", "care")]
+        blocks += [prose(self.name, part) for part in ("why", "level", "automatic", "care")]
         blocks += [Details("Which settings were tried", [_settings(self.name)])]
         return Section(self.name, self.title, blocks)
 
@@ -340,7 +340,7 @@ class FewShotLearning(Experiment):
         ]
         caption = "Test accuracy against training time and against batches, until the target; median and band over seeds."
         blocks.append(picture(self.name, caption, "Curves of accuracy that rise to the target, one for each method.", panels))
-        blocks += [prose(self.name, part) for part in ("why", "care")]
+        blocks += [prose(self.name, part) for part in ("why", "automatic", "care")]
         blocks += [Details("Which settings were tried", [_settings(self.name)])]
         return Section(self.name, self.title, blocks)
 

@@ -281,6 +281,7 @@ class GroupLasso(Experiment):
                     panels,
                 ),
                 prose(self.name, "errors"),
+                prose(self.name, "automatic"),
                 prose(self.name, "why"),
             ],
         )

@@ -274,8 +274,8 @@ class NonConvex(Experiment):
                 prose(self.name, "about"),
                 picture(
                     "non-convex-one",
-                    "n = 1: length of the direction in which x moves, ‖x_new − x‖ / alpha (of another scale for every method);"
-                    " upper objective, which is 0.254 at the solution; relative error of x.",
+                    "n = 1: length of the direction in which x moves, ‖x_new − x‖ / alpha (of another scale for every method,"
+                    " unknown where alpha is not set); upper objective, which is 0.254 at the solution; relative error of x.",
                     "Three panels of curves, one line for each method.",
                     single,
                 ),
