@@ -112,9 +112,8 @@ def without_answer(known: KnownProblem) -> Setting:
         fitted = solve_lower(Oracle(known, at_x, start), at_x, start, tol=1e-7, max_steps=5000).theta.snapshot()
         validation, test = known.upper, known.metrics["test error"]
         with torch.no_grad():
-            found = {"error": validation(x, fitted), "test": test(x, fitted)}
-            found |= {"error of y": validation(x, y), "test of y": test(x, y)}
-        return {name: float(value) for name, value in found.items()}
+            found = {"error": float(validation(x, fitted)), "test": test(x, fitted)}
+            return {**found, "error of y": float(validation(x, y)), "test of y": test(x, y)}
 
     return stated(known)._replace(judge=judge)
 

@@ -2,7 +2,7 @@
 
     python examples/five_problems.py [--steps 800] [--out out]
 
-Settings: "paper", the values of the paper's table; "recipe", values with which Algorithm 1 works; "theory", what MEHA() chooses
+Settings: "paper", the values of the paper's table; "recipe", values with which Algorithm 1 works; "theory", what MEHA(p=0.49) chooses
 from the constants of the problem, inside the range of the convergence theorem.
 """
 
@@ -94,7 +94,7 @@ def main():
         "error: relative error of x and y, whichever is larger; for the group lasso,\n"
         "test error over that of y = 0. gap: lower level above its Moreau envelope;\n"
         "residual: stationarity of the penalised problem. Presets: the paper's table,\n"
-        "a recipe that works, and what MEHA() chooses inside the theorem's range."
+        "a recipe that works, and numbers from the constants inside the theorem's range."
     )
     options.out.mkdir(parents=True, exist_ok=True)
     for name in ("five_problems.png", "five_problems.svg"):

@@ -24,7 +24,7 @@ from meha.reproduce.experiments import EXPERIMENTS, Options, Results, paper
 from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.nonsmooth import NUMBERS, _row, _speed
-from meha.reproduce.experiments.racing import first, own_end, race_table
+from meha.reproduce.experiments.racing import ends_table, first, own_end, race_table
 from meha.reproduce.memory import peak
 from meha.reproduce.page import Mark
 from meha.reproduce.race import measure
@@ -258,7 +258,7 @@ def test_strong_convex(tiny):
     assert results.methods(case) == ["RHG", "CG", "MEHA", PAPER, *AUTOMATIC]
     assert results.methods(case, "memory") == ["RHG", "CG", "MEHA", *AUTOMATIC]
     check_rows_without_settings(results, case)
-    assert "own end: gradients" in text
+    assert "until a run ends by itself" in text
     assert only(results.get(case, "MEHA", "memory"))["peak"] < only(results.get(case, "RHG", "memory"))["peak"]
     fastest, memory = claims
     assert fastest.verdict == "does not hold"  # CG inverts an identity
@@ -726,9 +726,9 @@ def test_rows_without_settings_tell_where_they_end_and_are_not_compared():
             record |= {"outcome": outcome, "last": {**record["last"], "seconds": 0.4, "gradients": 321}}
     table = race_table(results, [("case", "")], name="t", caption="c", paper={})
     rows = {row[0]: row for row in table.rows}
-    assert table.columns[-3:] == ["own end: seconds", "own end: gradients", "own end: error"]
-    assert rows["CG"][-3:] == [None] * 3
-    assert [cell.text for cell in rows["MEHA()"][-3:]] == ["0.4", "321", "0.3"]
+    (ends,) = ends_table(results, [("case", "")], "t")
+    assert [[row[0], *(cell.text for cell in row[1:])] for row in ends.rows] == [[n, "0.4", "321", "0.3"] for n in AUTOMATIC]
+    assert ends_table(Told("case", {"MEHA": [2.0]}), [("case", "")], "t") == []
     assert rows["MEHA()"][1].kind == "best"
     assert rows["automatic"][1] == Mark("not reached: error 0.3 with nothing left to try", "failed")
     assert first(results, "case", "claim").measured == "not first; faster than MEHA: CG 4 times"

@@ -86,7 +86,7 @@ class KnownProblem(Problem):
         """MEHA with all its numbers.
 
         ``"paper"``: the table values of the paper. ``"recipe"``: numbers with which Algorithm 1 is known to work here.
-        ``"theory"``: what ``MEHA()`` chooses from the exact constants of this problem, inside the theorem's range.
+        ``"theory"``: what ``MEHA(p=0.49)`` chooses from the exact constants of this problem, inside the theorem's range.
         """
         if name == "theory":
             x, y = Variable(self.x0, "x"), Variable(self.y0, "y")

@@ -28,7 +28,19 @@ from meha.reproduce.experiments.base import (
     spread,
 )
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
-from meha.reproduce.experiments.racing import OWN, TWICE, first, last_error, own_end, picture, race_table, reached, shown, times
+from meha.reproduce.experiments.racing import (
+    OWN,
+    TWICE,
+    ends_table,
+    first,
+    last_error,
+    own_end,
+    picture,
+    race_table,
+    reached,
+    shown,
+    times,
+)
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
@@ -86,15 +98,17 @@ class LassoToy(Experiment):
             )
             for name in ("x", "y")
         ]
+        cases = [(LASSO[n].name, f"n = {n}") for n in (2, 100, 1000)]
         blocks: list[Block] = [
             prose(self.name, "about"),
             race_table(
                 results,
-                [(LASSO[n].name, f"n = {n}") for n in (2, 100, 1000)],
+                cases,
                 name="lasso-toy",
                 caption="Lasso toy: time and work until x and y are within 5 % of the solution set.",
                 paper={LASSO[n].name: paper.LASSO[n] for n in (2, 100, 1000)},
             ),
+            *ends_table(results, cases, self.name),
         ]
         if drawn:
             blocks.append(

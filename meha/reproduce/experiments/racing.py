@@ -16,6 +16,7 @@ __all__ = [
     "OWN",
     "TWICE",
     "compared",
+    "ends_table",
     "first",
     "last_error",
     "own_end",
@@ -93,9 +94,6 @@ def race_table(
         paper: its seconds by case and method.
     """
     columns = ["method", "seconds to target", "relative to MEHA", "gradients", "Hessian products"]
-    ends = any(method in AUTOMATIC for case, _ in cases for method in results.methods(case))
-    if ends:
-        columns += ["own end: seconds", "own end: gradients", "own end: error"]
     if any(paper.values()):
         columns += ["paper: seconds", "paper: relative to MEHA"]
     rows: list[list[Cell]] = []
@@ -114,12 +112,20 @@ def race_table(
                 row.append(Mark(seconds.text(), "best", seconds.middle) if method == fastest else seconds.cell())
                 row.append(None if base is None else Mark(times(seconds.middle / base), "number", seconds.middle / base))
                 row += [gradients.cell(band=False), spread(_products(records)).cell(band=False)]
-            if ends:
-                row += own_end(records) if method in AUTOMATIC else [None] * 3
             if any(paper.values()):
                 row += compared(paper.get(case, {}), method)
             rows.append(row)
     return Table(name, caption, columns, rows, note)
+
+
+def ends_table(results: Results, cases: Sequence[tuple[str, str]], name: str) -> list[Table]:
+    """Where the runs without settings end by themselves, for the same cases; no table where there are none."""
+    rows: list[list[Cell]] = []
+    for case, heading in cases:
+        found: list[list[Cell]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
+        rows += [[Mark(heading, "head")], *found] if heading and found else found
+    caption = "Without settings: time and work until a run ends by itself, and the larger of the errors of x and y there."
+    return [Table(f"{name}-ends", caption, ["method", "seconds", "gradients", "error"], rows)] if rows else []
 
 
 def own_end(records: Sequence[Record]) -> list[Cell]:

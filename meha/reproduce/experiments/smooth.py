@@ -9,10 +9,10 @@ from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import PAPER, Claim, Experiment, Options, Race, Results, holds, prose
 from meha.reproduce.experiments.cases import HIGH_DIMENSION, MERELY_CONVEX, SINE, STRONG_CONVEX
-from meha.reproduce.experiments.racing import OWN, TWICE, compared, first, panel, picture, race_table
+from meha.reproduce.experiments.racing import OWN, TWICE, compared, ends_table, first, panel, picture, race_table
 from meha.reproduce.figures import Panel
-from meha.reproduce.page import Block, Mark, Section, Table
 from meha.reproduce.page import Cell as Entry
+from meha.reproduce.page import Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["HighDimension", "LargeScale", "MerelyConvex", "NonConvex", "StrongConvex"]
@@ -113,6 +113,7 @@ class StrongConvex(Experiment):
                     _four(results, case, 1e-2),
                 ),
                 table,
+                *ends_table(results, [(case, "")], self.name),
                 memory,
                 prose(self.name, "why"),
             ],
@@ -173,6 +174,7 @@ class HighDimension(Experiment):
             [
                 prose(self.name, "about"),
                 table,
+                *ends_table(results, cases, self.name),
                 memory,
                 prose(self.name, "why"),
             ],
@@ -220,6 +222,7 @@ class MerelyConvex(Experiment):
                     paper={},
                     note="The paper shows curves only.",
                 ),
+                *ends_table(results, [(case, "")], self.name),
                 prose(self.name, "why"),
             ],
         )
@@ -231,14 +234,10 @@ class MerelyConvex(Experiment):
 RIVALS = ("BVFIM", "BOME", "IAPTT", "MEHA")
 
 
-def _sine_table(results: Results, dimensions: Sequence[int], name: str, caption: str) -> Block:
-    return race_table(
-        results,
-        [(SINE[n].name, f"n = {n}") for n in dimensions],
-        name=name,
-        caption=caption,
-        paper={SINE[n].name: paper.SINE[n] for n in dimensions},
-    )
+def _sine_tables(results: Results, dimensions: Sequence[int], name: str, caption: str) -> list[Table]:
+    cases = [(SINE[n].name, f"n = {n}") for n in dimensions]
+    published = {SINE[n].name: paper.SINE[n] for n in dimensions}
+    return [race_table(results, cases, name=name, caption=caption, paper=published), *ends_table(results, cases, name)]
 
 
 class NonConvex(Experiment):
@@ -286,7 +285,7 @@ class NonConvex(Experiment):
                     "Panels of error curves for n = 10, 50, 100 and 200.",
                     several,
                 ),
-                _sine_table(
+                *_sine_tables(
                     results,
                     (1, 10, 50, 100),
                     "non-convex",
@@ -314,7 +313,7 @@ class LargeScale(Experiment):
         return self.raced(options, tuning)
 
     def section(self, results: Results) -> Section:
-        table = _sine_table(
+        tables = _sine_tables(
             results,
             (200, 300, 500, 1000),
             "large-scale",
@@ -323,7 +322,7 @@ class LargeScale(Experiment):
         return Section(
             self.name,
             self.title,
-            [prose(self.name, "about"), table, prose(self.name, "why")],
+            [prose(self.name, "about"), *tables, prose(self.name, "why")],
         )
 
     def claims(self, results: Results) -> list[Claim]:
