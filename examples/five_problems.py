@@ -2,8 +2,8 @@
 
     python examples/five_problems.py [--steps 800] [--out out]
 
-Settings: "paper", the values of the paper's table; "recipe", values with which Algorithm 1 works; "theory", what MEHA(p=0.49) chooses
-from the constants of the problem, inside the range of the convergence theorem.
+Settings: "paper", the values of the paper's table; "recipe", values with which Algorithm 1 works; "theory", what MEHA(p=0.49)
+chooses from the constants of the problem, inside the range of the convergence theorem.
 """
 
 import argparse

@@ -39,6 +39,10 @@ def start(method=None, problem=None, n=3, dtype=torch.float64):
     return method.start(problem, torch.full((n,), 0.3, dtype=dtype), torch.linspace(-1, 1, n, dtype=dtype))
 
 
+def theta(run):
+    return run.state.theta.leaves[0].detach()
+
+
 # The step
 
 
@@ -47,19 +51,22 @@ def reference(batches, n, lr=0.01):
     r0 = 5 * lr
     x, y = np.full(n, 0.3), np.linspace(-1, 1, n)
     theta = y.copy()
-    grad_F = lambda y, b: 2 * y + b[0]
-    grad_f = lambda x, y, b: 2 * (y - x) + b[1]
+
+    def grad_F(y, b):
+        return 2 * y + b[0]
+
+    def grad_f(x, y, b):
+        return 2 * (y - x) + b[1]
+
     b = batches[0]
     here = [grad_F(y, b), grad_f(x, y, b)]
-    away = y - sum(r0 * np.sqrt(n) / (2 * np.linalg.norm(g)) * g for g in here)
-    there = [grad_F(away, b), grad_f(x, away, b)]
-    up, low = (np.linalg.norm(g) + np.linalg.norm(h - g) / r0 for g, h in zip(here, there, strict=True))
+    up, low = (np.linalg.norm(g) + 2 * np.sqrt(n) for g in here)  # both have the curvature 2 in all directions
     mean = dict.fromkeys("xyt", 0.0)
     square = dict.fromkeys("xy", 0.0)
     for k, b in enumerate(batches):
         t = k / 1000
         r = r0 / np.sqrt(1 + t)
-        c = up / low * 2000 * r0 * (np.sqrt(1 + (k + 1) / 1000) - 1) / 25
+        c = up / low * 2000 * r0 * (np.sqrt(1 + (k + 1) / 1000) - 1) / 16
         d = {
             "x": 2 * (x - 1) + c * (-2 * (y - x) + 2 * (theta - x)),
             "y": grad_F(y, b) + c * grad_f(x, y, b),
@@ -71,7 +78,7 @@ def reference(batches, n, lr=0.01):
         hat = {name: mean[name] / (1 - 0.9 ** (k + 1)) for name in d}
         theta = theta - r / (1 + t) * (theta - y) - r * hat["t"] / np.sqrt(square["y"])
         y = y - r * hat["y"] / np.sqrt(square["y"])
-        x = x - r * hat["x"] / np.sqrt(square["x"])
+        x = x - r0 / (1 + t) * hat["x"] / np.sqrt(square["x"])
     return x, y, theta, c
 
 
@@ -79,10 +86,10 @@ def test_the_step_is_that_of_the_documentation():
     batches = noises(3, 20)
     run = start()
     info = run_all(run, batches)
-    x, y, theta, c = reference([batch.numpy() for batch in batches], 3)
+    x, y, theta_, c = reference([batch.numpy() for batch in batches], 3)
     assert np.allclose(run.x, x, rtol=1e-10)
     assert np.allclose(run.y, y, rtol=1e-10)
-    assert np.allclose(run.state.theta.leaves[0].detach(), theta, rtol=1e-10)
+    assert np.allclose(run.state.theta.leaves[0].detach(), theta_, rtol=1e-10)
     assert info["c"] == pytest.approx(c)
 
 
@@ -104,11 +111,12 @@ def test_scales_of_the_objectives_do_not_matter(method):
 
 @pytest.mark.parametrize("y0", [0.0, 0.3, 1.0])
 def test_steepness_is_that_of_curvatures_also_from_a_minimum(y0):
-    """F = 3 y^2 has its minimum at 0, f = (y - 0.3)^2 at 0.3; q = 3 up to what gradients add, never 0 or infinite."""
+    """F = 3 y^2 has its minimum at 0, f = (y - 0.3)^2 at 0.3; the forces are gradient plus curvature for each number."""
     problem = meha.Problem(lambda x, y: 3 * y.square().sum(), lambda x, y: (y - x).square().sum())
     run = meha.StochasticMEHA().start(problem, torch.full((4,), 0.3), torch.full((4,), y0))
     run.step()
-    assert 2 < float(run.state.numbers.value["steepness"]) < 5
+    force, other = abs(6 * y0) + 6, abs(2 * (y0 - 0.3)) + 2
+    assert float(run.state.numbers.value["steepness"]) == pytest.approx(force / other, rel=1e-4)
 
 
 # Noise
@@ -116,24 +124,22 @@ def test_steepness_is_that_of_curvatures_also_from_a_minimum(y0):
 
 def test_converges_under_noise():
     n, run = 100, start(n=100)
-    info = run_all(run, noises(n, 3000, size=1.0))
-    c = info["c"]
+    c = run_all(run, noises(n, 3000, size=0.5))["c"]
     assert c > 2
-    assert float(run.x.mean()) == pytest.approx((1 + c) / (1 + 2 * c), abs=0.05)
+    assert float(run.x.mean()) == pytest.approx((1 + c) / (1 + 2 * c), abs=0.03)
     assert float(run.x.std()) < 0.1
 
 
 def test_noise_of_the_lower_level_moves_y_and_theta_alike():
-    """With equal gradients and noise in f alone, y and theta wander by far more than they part."""
-    n, steps = 200, 600
-    silent, loud = start(n=n), start(n=n)
-    batches = [torch.stack([torch.zeros_like(b[0]), 3 * b[1]]) for b in noises(n, steps)]
-    run_all(loud, batches)
-    run_all(silent, [torch.zeros_like(b) for b in batches])
-    moved = loud.y - silent.y
-    parted = (loud.y - loud.state.theta.leaves[0]) - (silent.y - silent.state.theta.leaves[0])
-    assert float(moved.std()) > 0.02
-    assert float(parted.std()) < 0.5 * float(moved.std())
+    """Two runs with noise in f alone differ in y by far more than in y - theta, where F pulls at y with a constant force."""
+    problem = meha.Problem(lambda x, y, noise: (x - 1).square().sum() + y.sum(), quadratic().lower)
+    runs = [start(problem=problem, n=200) for _ in range(2)]
+    for seed, run in enumerate(runs):
+        run_all(run, noises(200, 600, seed=seed))
+    moved = runs[0].y - runs[1].y
+    parted = moved - (theta(runs[0]) - theta(runs[1]))
+    assert float(moved.std()) > 0.05
+    assert float(parted.std()) < 0.3 * float(moved.std())
 
 
 def test_single_precision():
@@ -169,17 +175,16 @@ def test_intervals():
     assert float(run.x.max()) <= 1
 
 
-@pytest.mark.parametrize("method", [meha.StochasticMEHA(), FRESH])
-def test_soft_thresholding(method):
+@pytest.mark.parametrize(("method", "steps"), [(meha.StochasticMEHA(), 3000), (FRESH, 200)])
+def test_soft_thresholding(method, steps):
     """y(x) = soft(x, 1/2), and F = |y - b|^2 is 0 where x = b + sign(b) / 2, whatever c; where b = 0, y is 0 exactly."""
     b = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
     problem = meha.Problem(lambda x, y: (y - b).square().sum(), lambda x, y: 0.5 * (y - x).square().sum(), nonsmooth=L1(0.5))
     run = method.start(problem, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
-    for _ in range(1500):
+    for _ in range(steps):
         run.step()
     assert torch.allclose(run.x[[0, 2]], torch.tensor([1.5, -1.5], dtype=torch.float64), atol=0.1)
-    assert float(run.y[1]) == 0
-    assert run.state.theta.leaves[0][1] == 0
+    assert float(run.y[1]) == float(theta(run)[1]) == 0
 
 
 def test_a_ball_keeps_the_direction():
@@ -189,9 +194,9 @@ def test_a_ball_keeps_the_direction():
         lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum(), x_set=L2Ball(5.0), y_set=L2Ball(1.0)
     )
     run = meha.StochasticMEHA().start(problem, torch.zeros(2), torch.tensor([1.0, 0.0]))
-    for _ in range(300):
+    for _ in range(3000):
         run.step()
-    assert torch.allclose(run.y, target / 5, atol=1e-2)
+    assert torch.allclose(run.y, target / 5, atol=2e-2)
 
 
 # Lower variables that begin anew
@@ -209,8 +214,7 @@ def test_fresh_variables_halve_their_error_with_each_step():
         numbers = run.state.numbers.value
         numbers["curvature_theta"] *= 0 if seed == 0 else 1  # not yet known
         info = run.step(batch)
-        theta = run.state.theta.leaves[0].detach()
-        share = theta / (x * batch)
+        share = theta(run) / (x * batch)
         assert torch.allclose(share, share[0].expand(4), rtol=1e-6)
         assert float(share[0]) == pytest.approx(1 - 0.5**5, rel=0.2)
         assert float(numbers["curvature_theta"]) == pytest.approx(6 * info["c"], rel=0.6)
@@ -287,7 +291,10 @@ def test_gradients_of_the_user_stay():
 def test_a_checkpoint_goes_on_bit_for_bit(method):
     data = Noisy()
     batches = data.batches(12)
-    begin = lambda: method.start(data.problem, torch.zeros(data.n), network(nn.BatchNorm1d(16)))
+
+    def begin():
+        return method.start(data.problem, torch.zeros(data.n), network(nn.BatchNorm1d(16)))
+
     whole = begin()
     run_all(whole, batches[:6])
     file = io.BytesIO()
@@ -328,7 +335,7 @@ def test_a_batch_with_nan_ends_in_a_status():
     solution = meha.solve(
         quadratic(), torch.zeros(3).double(), torch.zeros(3).double(), meha.StochasticMEHA(), batches=batches, max_steps=10
     )
-    assert solution.status == meha.Status.DIVERGED
+    assert solution.status == meha.Status.NON_FINITE
     assert bool(torch.isfinite(solution.x).all())
 
 

@@ -14,7 +14,7 @@ from meha.methods.base import Method, Numbers, State
 from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.sets import ConvexSet
-from meha.variables import Leaves, Variable, copy_, distance, norm, subtract
+from meha.variables import Leaves, Variable, copy_, distance, norm
 
 __all__ = ["StochasticMEHA", "StochasticMEHAState"]
 
@@ -24,8 +24,8 @@ MOMENTUM = 0.9
 PATIENCE = 1000
 """After so many steps, steps begin to shrink."""
 
-WAY = 25.0
-"""When each number of y may have gone so far, both levels weigh as much."""
+WAY = 16.0
+"""When each number of y may have gone so far, both levels weigh the same."""
 
 TENSOR_RATE = 5.0
 """Tensors, such as the logits of example weights, are of the order of 1, and have further to go than weights of networks."""
@@ -55,15 +55,15 @@ class StochasticMEHA(Method):
 
         theta <- theta - r_k D^-1 < c_k f_y(x, theta) > - s_k (theta - y)
         y     <- y - r_k D^-1 < F_y(x, y) + c_k f_y(x, y) >
-        x     <- x - r_k D_x^-1 < F_x(x, y) + c_k (f_x(x, y) - f_x(x, theta)) >
+        x     <- x - a_k D_x^-1 < F_x(x, y) + c_k (f_x(x, y) - f_x(x, theta)) >
 
     where < > is a running mean of the directions (of memory 10), and the diagonal matrices D and D_x hold the roots of the mean
     squares of the directions so far. With t = k / 1000,
 
-        r_k = lr / sqrt(1 + t),    s_k = r_k / (1 + t),    c_k = q (r_0 + ... + r_k) / 25,
+        r_k = lr / sqrt(1 + t),    s_k = r_k / (1 + t),    a_k = lr / (1 + t),    c_k = q (r_0 + ... + r_k) / 16,
 
-    and q is how steep F is in y in comparison with f, measured at the start. Four things make it work for two levels, where an
-    Adam for each variable does not:
+    and q is how steep F is in y in comparison with f, measured at the start. What makes it work for two levels, where an Adam
+    for each variable does not:
 
     - y and theta share a metric, the mean of their squares, and a batch. The noise of f then moves both alike, and leaves
       y - theta, which is all that x learns from.
@@ -71,7 +71,8 @@ class StochasticMEHA(Method):
       the metric; without it, y and theta part for ever in the directions in which f is flat.
     - c_k grows as far as y may have gone. Small at first, it lets F choose among the solutions of the lower level, and the
       weights of doubtful examples are settled before a network can learn these by heart.
-    - D_x takes away the scale of x, such as the 1/n in the gradient of each of n weights.
+    - D_x takes away the scale of x, such as the 1/n in the gradient of each of n weights, and the steps of x shrink faster than
+      those of y and theta, so that these can follow.
 
     The direction of y lacks the term (theta - y) s_k / r_k of MEHA, with which networks learn less well. The fixed points for a
     given c are then those of MEHA for the limit s_k = 0, which it approaches.
@@ -89,7 +90,7 @@ class StochasticMEHA(Method):
     correct: D is then the root of the mean over all coordinates, and each step waits for it.
 
     The numbers of a step, at the point where x begins to move: ``upper`` F(x, y), ``lower`` (f+g)(x, y), ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is taken, ``c`` c_k, ``lr`` r_k.
+    (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is taken, ``c`` the penalty.
 
     >>> problem = Problem(
     ...     upper=lambda x, y, noise: (x - 1).square().sum() + (y - noise[0]).square().sum(),
@@ -99,8 +100,8 @@ class StochasticMEHA(Method):
     >>> run = StochasticMEHA().start(problem, torch.zeros(50), torch.zeros(50))
     >>> for _ in range(4000):
     ...     info = run.step(0.1 * torch.randn(2, 50, generator=generator))
-    >>> print(f"{run.x.mean():.1f}")  # the solution is 0.5, that for a penalty c is (1 + c) / (1 + 2 c)
-    0.6
+    >>> print(f"{run.x.mean():.1f}")  # the solution is 0.5
+    0.5
     """
 
     lr: float = 0.01
@@ -141,7 +142,7 @@ class StochasticMEHA(Method):
         state.restart(y, theta)
         if k == 0:
             self._measure(oracle, state, batch)
-        c = _penalty(k, self.rate(y, 0)) * state.numbers.value["steepness"]
+        c = _penalty(k, self.rate(y)) * state.numbers.value["steepness"]
         steps = self.inner_steps or (1 if self.warm_start else FRESH_STEPS)
         if self.warm_start:
             for j in range(k * steps + 1, (k + 1) * steps):
@@ -155,14 +156,14 @@ class StochasticMEHA(Method):
         size = norm(d_x)
         self._move_x(oracle, state, d_x)
         upper, lower, best = values
-        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c, "lr": self.lr / math.sqrt(_age(k))}
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}
 
-    def rate(self, variable: Variable, k: int) -> float:
-        """r_k for this variable."""
-        return self.lr * (1.0 if variable.has_modules else TENSOR_RATE) / math.sqrt(_age(k))
+    def rate(self, variable: Variable) -> float:
+        """The rate of the first step of this variable."""
+        return self.lr * (1.0 if variable.has_modules else TENSOR_RATE)
 
     def _move_x(self, oracle: Oracle, state: StochasticMEHAState, direction: Leaves) -> None:
-        x, n, rate = state.x, state.k + 1, self.rate(state.x, state.k)
+        x, n, rate = state.x, state.k + 1, self.rate(state.x) / _age(state.k)
         metric = _metric(state.square_x.leaves, [direction], n, whole=_mixes(oracle.problem.x_set))
         _follow(x.leaves, state.mean_x.leaves, direction, metric, n, rate)
         oracle.project(x.value, x.leaves, rate)
@@ -170,7 +171,7 @@ class StochasticMEHA(Method):
     def _move_lower(self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int) -> None:
         """The n-th step of y and theta, in the metric that they share."""
         y, theta, problem = state.y, state.theta, oracle.problem
-        rate, whole = self.rate(y, state.k), problem.nonsmooth is not None or _mixes(problem.y_set)
+        rate, whole = self.rate(y) / math.sqrt(_age(state.k)), problem.nonsmooth is not None or _mixes(problem.y_set)
         assert state.mean_y is not None
         assert state.mean_theta is not None
         assert state.square_y is not None
@@ -184,12 +185,12 @@ class StochasticMEHA(Method):
                 oracle.prox(state.x.value, variable.leaves, step)
 
     def _measure(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
-        """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)) with the slopes L of the n-dimensional gradients along a first step.
+        """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with slopes L of the gradients in n numbers along a first step.
 
         These are the forces that y meets at the start, and when each number has gone by 1. Either may vanish: gradients where y
         starts at a minimum, slopes where an objective is linear.
         """
-        x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, self.rate(state.y, 0)
+        x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, self.rate(state.y)
 
         def gradients(at: Variable) -> list[Leaves]:
             return [oracle.gradient(at, [(1.0, function, x, at)], batch)[1] for function in (oracle.upper, oracle.lower)]
