@@ -12,7 +12,7 @@ from torch import Tensor
 from meha.checks import check_positive
 from meha.methods.anderson import combine
 from meha.methods.base import Method, Numbers, State
-from meha.methods.curvatures import Curvatures, flatten, lower_gradients, probe, upper_gradients, write
+from meha.methods.curvatures import Curvatures, describe, flatten, lower_gradients, probe, upper_gradients, write
 from meha.oracle import Oracle
 from meha.problem import Problem
 from meha.variables import Variable
@@ -148,6 +148,15 @@ class AdaptiveMEHA(Method):
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Start elsewhere, or bound x and y by sets in which the objectives are defined."
+
+    def report(self, state: AdaptiveState) -> dict[str, str]:
+        """What was found about the problem, where c and gamma went, and how well x is known."""
+        lines = {"problem": describe(state.curvatures)}
+        lines["course"] = f"c = {state.c:.2g}" + (f", gamma = {state.numbers['gamma']:.2g}" if state.numbers else "")
+        if math.isfinite(state.change):
+            limit = "the limit for c to infinity" if state.extrapolated else "x and y"
+            lines["accuracy"] = f"{limit} changed by {state.change:.1e} with the last stage (an estimate, no bound)"
+        return lines
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveState:
         _check(oracle, x, y)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meha.checks import check_count, check_tolerance
 from meha.methods.base import Method, Numbers, State
-from meha.methods.curvatures import Curvatures, probe, write
+from meha.methods.curvatures import Curvatures, describe, probe, write
 from meha.methods.levels import Levels, size
 from meha.methods.quasi_newton import Descent, Pairs, Point
 from meha.oracle import Oracle
@@ -644,11 +644,7 @@ class Course:
         """What was found about the problem, how c went, which accuracy was reached, and whether both starts agree."""
         if not self.curvatures:
             return {}
-        F_yy, f_yy, f_xy = (self.curvatures[name] for name in ("F_yy", "f_yy", "f_xy"))
-        shape = [f"F is curved in y by {F_yy:.2g}" if F_yy else "F is linear in y"]
-        shape.append(f"f by {f_yy:.2g}" if f_yy else "f is linear in y")
-        shape.append(f"x acts on y with {f_xy:.2g}" if f_xy else "x does not act on y at the start")
-        lines = {"problem": f"{', '.join(shape)}; both levels weigh the same at c = {self.balance:.2g}"}
+        lines = {"problem": f"{describe(self.curvatures)}; both levels weigh the same at c = {self.balance:.2g}"}
         best = self.best or (self.results[0] if self.results else None)
         if best is not None:
             lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"

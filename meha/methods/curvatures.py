@@ -11,13 +11,26 @@ from torch import Tensor
 from meha.oracle import Oracle
 from meha.variables import Variable
 
-__all__ = ["Curvatures", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
+__all__ = ["Curvatures", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
 
 Curvatures = dict[str, float]
 """Norms of second derivatives by name: F_xx, F_yy, F_xy, f_yy, and f_xy, in which f stands for f + g."""
 
 Value = tuple[Tensor, Tensor, Tensor]
 """A value with its gradients in x and y, as vectors."""
+
+
+def describe(curvatures: Curvatures) -> str:
+    """How the levels are curved, in words.
+
+    >>> describe({"F_xx": 0.0, "F_yy": 2.0, "F_xy": 0.0, "f_yy": 1.0, "f_xy": 3.0})
+    'F is curved in y by 2, f by 1, x acts on y with 3'
+    """
+    F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_yy", "f_yy", "f_xy"))
+    shape = [f"F is curved in y by {F_yy:.2g}" if F_yy else "F is linear in y"]
+    shape.append(f"f by {f_yy:.2g}" if f_yy else "f is linear in y")
+    shape.append(f"x acts on y with {f_xy:.2g}" if f_xy else "x does not act on y at the start")
+    return ", ".join(shape)
 
 
 def flatten(*variables: Variable) -> Tensor:
