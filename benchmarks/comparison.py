@@ -162,7 +162,7 @@ if __name__ == "__main__":
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     asked = [row for row in sys.argv[1:] if not row.startswith("--")]
     if "--table" not in sys.argv:
-        results |= tune(asked or list(CONTENDERS))
+        results |= tune(asked or [row for row in CONTENDERS if not CONTENDERS[row].automatic])
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps({row: results[row] for row in CONTENDERS if row in results}, indent=1) + "\n")
     PAGE.write_text(page(results, PAGE.read_text()))

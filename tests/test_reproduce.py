@@ -215,7 +215,7 @@ def test_memory_of_an_automatic_method_is_that_of_its_whole_run():
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Runs the quick form of an experiment with some methods, and gives its results by case, method and kind."""
-    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 3.0)
+    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 2.0)
     monkeypatch.setattr("meha.reproduce.experiments.theorems.QUICK_STEPS", 12)
 
     def go(name, *methods, seeds=1):
@@ -328,7 +328,7 @@ def test_lasso_toy(tiny):
 
 
 def test_group_lasso(tiny):
-    results, claims, text = tiny("group-lasso", "MEHA", "GridSearch")
+    results, claims, text = tiny("group-lasso", "MEHA", "MEHA()", "GridSearch")
     record = only(results.get(GROUP_LASSO[600].name, "MEHA"))
     problem = group_lasso(600, seed=0)
     runner = problem.preset("recipe").start(problem, problem.x0, problem.y0)
@@ -347,6 +347,8 @@ def test_group_lasso(tiny):
     there = next(look["seconds"] for look in record["at weights"] if look["F"] <= goal["F"])
     assert _speed(results, GROUP_LASSO[600].name, "GridSearch").middle == pytest.approx(goal["seconds"] / there)
     assert claims[0].verdict == "open"  # one data set is not five
+    assert "the least of the others is Grid search" in claims[1].measured  # not MEHA without settings
+    assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "MEHA()"]
     assert "71.9 ± 10.5" in text
     assert "84.2 ± 16.1" in text
 

@@ -81,7 +81,7 @@ class StochasticMEHA(Method):
     keeps 2 tensors for each of x and y and 1 for each of theta, and never waits for the device.
 
     Args:
-        lr: the length of the first steps of each number in a network. Those of tensors are five times as long.
+        lr: the length of the first steps of each number in a network; variables without modules take five times that.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 without warm start.
         warm_start: False for lower variables that belong to the batch, such as the heads of its tasks: they begin at y0 with
             each batch, and take T gradient steps of half the reciprocal of the curvature, which is measured as they go.
@@ -258,7 +258,7 @@ def _descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, 
         _, directions = _directions(oracle, state, levels, c, batch)
         here = [[leaf.clone() for leaf in level.leaves] for level in levels]
         for curvature, direction, point, (old_direction, old_point) in zip(curvatures, directions, here, before, strict=False):
-            curvature.lerp_(_slope(direction, old_direction, point, old_point), 1 - MOMENTUM)
+            curvature.lerp_(_slope(direction, old_direction, point, old_point).to(curvature), 1 - MOMENTUM)
         before = list(zip(directions, here, strict=True))
         for level, curvature, direction in zip(levels, curvatures, directions, strict=True):
             step = FRESH_STEP / curvature
