@@ -6,8 +6,9 @@
     python benchmarks/automatic.py --part none              # write the tables in docs/automatic.md again
 
 Every result is stored in benchmarks/results/automatic.json as soon as it is there. The cases are the collection of problems
-(meha.problems.collection), the paper's toys in other units and from other starts, and group lasso, all without their constants,
-which a user does not know. tests/test_automatic_table.py checks the search against MEHA, and the tables against the results.
+(meha.problems.collection), the toys in other units and from other starts (meha.problems.variants), and group lasso, all without
+their constants, which a user does not know. tests/test_automatic_table.py checks the search against MEHA, and the tables
+against the results.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ from torch import Tensor
 
 import meha
 from meha.lower import solve_lower
-from meha.nonsmooth import L1
 from meha.oracle import Oracle
-from meha.problems import KnownProblem, collection, group_lasso, lasso, merely_convex, sine, strong_convex
-from meha.sets import Box
+from meha.problems import KnownProblem, collection, group_lasso
+from meha.problems.variants import TOYS, VARIANTS
 from meha.solution import Status
 from meha.variables import Variable
 
@@ -73,32 +73,9 @@ class Case:
 
 
 def stated(known: KnownProblem) -> Setting:
-    """A problem of the collection without its constants."""
+    """A problem with a known answer, without its constants."""
     problem = meha.Problem(known.upper, known.lower, nonsmooth=known.nonsmooth, x_set=known.x_set, y_set=known.y_set)
     return Setting(problem, known.x0, known.y0, known.presets, lambda x, y: {"error": known.error(x, y)})
-
-
-def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 1.0, f: float = 1.0) -> Setting:
-    """A toy with x, y, F and the lower level f + g multiplied by these numbers."""
-    problem = meha.Problem(
-        lambda u, v: F * known.upper(u / x, v / y),
-        lambda u, v: f * known.lower(u / x, v / y),
-        nonsmooth=None if known.nonsmooth is None else L1(weight=lambda u: f / (x * y) * u),
-        x_set=None if known.x_set is None else Box(0.0, x),
-    )
-    return Setting(problem, x * known.x0, y * known.y0, known.presets, lambda u, v: {"error": known.error(u / x, v / y)})
-
-
-def elsewhere(known: KnownProblem, seed: int) -> Setting:
-    """A toy from a random start near its own."""
-    generator = torch.Generator().manual_seed(seed)
-    x0, y0 = (z + 0.1 * (1 + z.abs()) * _normal(z, generator) for z in (known.x0, known.y0))
-    setting = stated(known)
-    return setting._replace(x0=x0 if known.x_set is None else known.x_set.project(x0), y0=y0)
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
 
 
 def without_answer(known: KnownProblem) -> Setting:
@@ -118,35 +95,22 @@ def without_answer(known: KnownProblem) -> Setting:
     return stated(known)._replace(judge=judge)
 
 
-TOYS: dict[str, Callable[..., KnownProblem]] = {
-    **{f"strong convex, n = {n}": partial(strong_convex, n) for n in (10, 100)},
-    "merely convex, n = 10": partial(merely_convex, 10),
-    **{f"sine, n = {n}": partial(sine, n) for n in (1, 10, 100, 1000)},
-    **{f"lasso, n = {n}": partial(lasso, n) for n in (2, 100, 1000)},
-}
-VARIANTS: dict[str, Callable[[KnownProblem], Setting]] = {
-    "": stated,
-    **{
-        f", {name} times {unit:g}": partial(in_units, **dict[str, Any]({name: unit}))
-        for name in "xyFf"
-        for unit in (0.01, 100.0)
-    },
-    **{f", start {seed + 1}": partial(elsewhere, seed=seed) for seed in range(3)},
-}
 BOTH = ("MEHA()", "solve")
 
 
 def cases() -> dict[str, Case]:
     """All cases by name."""
 
-    def building(make: Callable[..., KnownProblem], state: Callable[[KnownProblem], Setting]) -> Callable[..., Setting]:
-        return lambda dtype: state(make(dtype=dtype))
+    def building(
+        make: Callable[..., KnownProblem], state: Callable[[KnownProblem], Setting] = stated, variant: str = ""
+    ) -> Callable[[torch.dtype], Setting]:
+        return lambda dtype: state(VARIANTS[variant](make(dtype=dtype)))
 
-    found = {entry.name: Case(entry.half, building(entry.make, stated), ("paper", "random", *BOTH)) for entry in collection()}
+    found = {entry.name: Case(entry.half, building(entry.make), ("paper", "random", *BOTH)) for entry in collection()}
     for toy, make in TOYS.items():
-        for variant, state in VARIANTS.items():
+        for variant in VARIANTS:
             columns = ("paper", *(() if variant else ("random",)), *BOTH, "float32")
-            found[f"toy: {toy}{variant}"] = Case("toys", building(make, state), columns)
+            found[f"toy: {toy}{variant}"] = Case("toys", building(make, variant=variant), columns)
     for m in (600, 3600):
         columns = ("paper", "recipe", *(("random",) if m == 600 else ()), *BOTH)
         found[f"group lasso, m = {m}"] = Case("group lasso", building(partial(group_lasso, m), without_answer), columns, LIMIT)

@@ -12,7 +12,7 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 >>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
 """
 
-from meha import datasets, diagnostics, loaders, loggers, nonsmooth, problems, schedules, sets, stopping, tasks, theory
+from meha import datasets, diagnostics, loaders, loggers, losses, nonsmooth, problems, schedules, sets, stopping, tasks, theory
 from meha.inspection import check
 from meha.methods import (
     BAMM,
@@ -89,6 +89,7 @@ __all__ = [
     "diagnostics",
     "loaders",
     "loggers",
+    "losses",
     "nonsmooth",
     "problems",
     "schedules",

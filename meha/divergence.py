@@ -15,10 +15,10 @@ __all__ = ["Runaway"]
 class Runaway:
     """Tells a diverging run from one that travels far.
 
-    At steps 64, 128, 256, ... it looks at the second half of the run so far. A run that approaches something slows down; one
-    that drifts keeps its pace and at most doubles its distance from the start. Three windows in a row with longer steps and
-    1.5 times the distance, the last two with a larger F, and a last step longer than their mean, are taken for divergence, if
-    the distance is large at all.
+    At steps 64, 128, 256, ... (or when they have been passed) it looks at the second half of the run so far. A run that
+    approaches something slows down; one that drifts keeps its pace and at most doubles its distance from the start. Three
+    windows in a row with longer steps and 1.5 times the distance, the last two with a larger F, and a last step longer than
+    their mean, are taken for divergence, if the distance is large at all.
 
     Args:
         leaves: the start.
@@ -31,30 +31,33 @@ class Runaway:
         self.limit = limit
         self.windows: list[tuple[float, float, float]] = []
         self.moved = self.upper = 0.0
+        self.length = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What it has seen so far."""
-        return {"start": self.start, "windows": self.windows, "moved": self.moved, "upper": self.upper}
+        return {"start": self.start, "windows": self.windows, "moved": self.moved, "upper": self.upper, "length": self.length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what another one had seen."""
         copy_(self.start, state["start"])
         self.scale = 1 + float(norm(self.start))
         self.windows = list(state["windows"])
-        self.moved, self.upper = state["moved"], state["upper"]
+        self.moved, self.upper, self.length = state["moved"], state["upper"], state["length"]
 
     def __call__(self, leaves: Leaves, info: StepInfo, size: float, moved: float) -> str:
         """Why the run counts as diverged after a step of length ``moved`` to a point of norm ``size``; empty if it does not."""
         if size > self.limit * self.scale:
             return f"||(x, y)|| reached {size:.1e} at step {info.step}."
-        self.moved += moved
-        self.upper += info.get("upper", 0.0)
-        if info.step < 32 or info.step & (info.step - 1):
+        self.moved += info.span * moved
+        self.upper += info.span * info.get("upper", 0.0)
+        self.length += info.span
+        before = info.step - info.span
+        if info.step < 32 or info.step.bit_length() == before.bit_length():
             return ""
-        length, distance = info.step // 2, float(norm(subtract(leaves, self.start)))
-        if info.step > 32:
-            self.windows.append((distance, self.moved / length, self.upper / length))
-        self.moved = self.upper = 0.0
+        distance = float(norm(subtract(leaves, self.start)))
+        if before >= 32:
+            self.windows.append((distance, self.moved / self.length, self.upper / self.length))
+        self.moved, self.upper, self.length = 0.0, 0.0, 0
         if len(self.windows) < 4 or distance < 10 * self.scale:
             return ""
         recent = self.windows[-4:]

@@ -18,7 +18,7 @@ from meha.loaders import random_states, set_random_states
 from meha.lower import solve_lower
 from meha.oracle import JOINT_LIMIT, Counts, Function, Oracle
 from meha.problem import Objective, Problem
-from meha.theory import _Probe
+from meha.theory import Probe
 from meha.variables import Leaves, Variable, copy_, inner, norm, subtract
 
 __all__ = ["Report", "check"]
@@ -148,7 +148,7 @@ class _Line:
         copy_(self.leaves, _moved(self.centre, self.v, t))
 
 
-class _Curvatures(_Probe):
+class _Curvatures(Probe):
     """Curvatures at points where the gradients are finite; elsewhere an error instead of a wrong number."""
 
     def gradient(self, function: Function, wrt: Variable) -> Leaves:

@@ -41,7 +41,7 @@ class _Logger(ABC):
             self.close()
             self._open(info.step)
         self._step = info.step
-        if info.step % self.every == 0:
+        if info.due(self.every):
             self._write(info.step, {**info, **work(run)})
 
     @abstractmethod

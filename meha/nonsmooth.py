@@ -96,8 +96,10 @@ class NonSmooth(ABC):
     def check(self, leaves: Leaves) -> None:
         """Raise if the term does not fit these leaves."""
 
-    def check_step(self, step: float) -> None:
+    def check_step(self, step: float | Tensor) -> None:
         """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
+        if isinstance(step, Tensor) and self.rho == 0:  # in a traced step; whether it is positive is seen to elsewhere
+            return
         if not step > 0:
             raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
         if step * self.rho >= 1:
@@ -420,7 +422,9 @@ class GroupL2(NonSmooth):
 
     def _norms(self, vector: Tensor, labels: Tensor) -> Tensor:
         """One norm per group; its gradient at zero is zero."""
-        squares = vector.new_zeros(self.count + 1).index_add(0, labels, vector.square())[: self.count]
+        squares = vector.new_zeros(self.count + 1).index_add_(0, labels, vector.square())[: self.count]
+        if not squares.requires_grad:
+            return squares.sqrt()
         positive = squares > 0
         return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
 

@@ -6,6 +6,7 @@ counts them.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,7 @@ class Oracle:
 
     Attributes:
         upper, lower, phi: F, f and f + g as functions of variables.
+        partial: f + g with the y of g held fixed: its gradients are those of f + g in x, and of f in y.
         prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
         project: the projection on X, with the same signature.
         counts: gradients and Hessian-vector products taken so far.
@@ -136,11 +138,19 @@ class Oracle:
         self.lower = Function("lower", _caller(problem.lower), self._device)
         self._g = problem.g.terms(y)
         self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
+        self.partial = Function("lower", self._partial, self._device) if self._g else self.lower
         self.upper_uses_x = True  # until a first look says otherwise; matters for the counts alone
         self._modules = x.has_modules or y.has_modules
         small = x.numel + y.numel <= JOINT_LIMIT and not self._modules
         self._joint = small if problem.joint is None else problem.joint
+        self._checks = True
         self._checked: set[tuple[object, ...]] = set()
+
+    def bare(self) -> Oracle:
+        """One for a step that is traced: it checks no dependence, takes one backward pass for a sum, and counts for itself."""
+        other = copy.copy(self)
+        other.counts, other._joint, other._checks = Counts(), True, False
+        return other
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
         """g(x, y); 0 when there is none."""
@@ -156,6 +166,9 @@ class Oracle:
 
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
         return self.lower(x, y, batch) + self.g(x, y)
+
+    def _partial(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        return self.lower(x, y, batch) + self.g(x, Variable.of(y.detached(), y.argument))
 
     def gradient(
         self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
@@ -186,7 +199,7 @@ class Oracle:
         gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
-        unchecked = strict and key not in self._checked
+        unchecked = strict and self._checks and key not in self._checked
         values: list[Tensor] = []
         used: list[list[bool]] = []
         streams: dict[Function, list[Tensor]] = {}
@@ -298,7 +311,7 @@ class _Gradient:
         self.parts: Sequence[Tensor | None] = [None] * len(leaves)
 
     def add(self, value: Tensor, weight: float) -> None:
-        value = value if weight == 1.0 else weight * value
+        value = value if isinstance(weight, float) and weight == 1.0 else weight * value
         if self.joint:
             self.total = value if self.total is None else self.total + value
             return

@@ -8,12 +8,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from meha.checks import check_count, check_positive, check_tolerance
 
-__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule", "check_schedule", "evaluate", "fraction", "rests"]
+__all__ = [
+    "Cosine",
+    "InversePower",
+    "Power",
+    "Ramp",
+    "Schedule",
+    "SymbolicStep",
+    "check_schedule",
+    "evaluate",
+    "fraction",
+    "rests",
+]
 
 Schedule = float | Callable[[int], float]
+
+
+class SymbolicStep(Protocol):
+    """In the place of a step number: one that is not known yet, because the step is traced once for many numbers."""
+
+    def number(self, name: str, schedule: Schedule, zero: bool) -> Any:
+        """What stands for the value of the schedule."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +114,14 @@ class Ramp:
         return self.initial + (self.final - self.initial) * min(k / self.steps, 1.0)
 
 
-def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> float:
-    """The value at step k, checked.
+def evaluate(name: str, schedule: Schedule, k: int | SymbolicStep, *, zero: bool = False) -> Any:
+    """The value at step k, checked; for a symbolic step, what stands for it.
 
     Args:
         zero: whether a function may also give 0.
     """
+    if not isinstance(k, int):
+        return k.number(name, schedule, zero)
     if not callable(schedule):
         return schedule
     value = float(schedule(k))

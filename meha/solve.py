@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha.checkpoints import REMEDY, Checkpoint
 from meha.checks import check_count, check_positive, check_tolerance
+from meha.compiled import Compiled, CompileWarning, TracingError
 from meha.divergence import Runaway
 from meha.loaders import Endless, Stateful, check_resumable, random_states, set_random_states
 from meha.loggers import work
@@ -53,6 +55,7 @@ def solve(
     divergence: float = 1e8,
     checkpoint: str | os.PathLike[str] | None = None,
     every: int = 1000,
+    compile: bool | Literal["auto"] = False,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
 
@@ -88,6 +91,15 @@ def solve(
             stopping rules' counters.
         every: save after so many steps, and at the end. An exception or Ctrl-C saves nothing, since the step may be half done:
             the file remains the last whole one.
+        compile: for problems of tensors, run many steps as one compiled call (:mod:`meha.compiled`), with results equal to
+            rounding: tens to hundreds of times faster where the time goes into calls, after some seconds for the compiler. The
+            first step is not compiled, and neither are the last few. History, rules, callbacks and checkpoints then see the run
+            at the ends of groups of steps, at first some 20, later up to a 16th of the steps done. Objectives must be functions
+            of x, y and the batch: what they take from elsewhere is that of the first step. What cannot be compiled runs as
+            always, after one warning; among it are modules (compile these: ``y0=torch.compile(module)``), optimizers,
+            and the methods that decide in Python, as :class:`Continuation` does. What was compiled serves all runs of the same
+            form in this process, and most of it (by torch's cache on disk) in later ones. "auto" compiles when the steps that
+            are allowed would take longer than half a minute, or when it was done before, and does not warn.
 
     Returns:
         The last finite iterate with its status. Failures of the run are a status, not an exception.
@@ -110,6 +122,8 @@ def solve(
         check_tolerance("tol", tol)
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
+    if compile not in (True, False, "auto"):
+        raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
     if accumulate > 1 and batches is None:
         raise ValueError(f"accumulate: {accumulate} batches a step need batches; pass them, or leave accumulate out.")
     if method is not None and not isinstance(method, Method):
@@ -131,16 +145,15 @@ def solve(
     loop = _Loop(run, source, rules, called, record, divergence, seconds=time.perf_counter() - begin)
     if file is not None:
         _resume(loop, file, max_steps)
-    left, stepped = 0 if loop.over else max_steps - run.k, False
+    pace, stepped = _Pace(compile, run, max_steps), False
     with _progress_bar(max_steps) if progress else nullcontext() as show:
-        for batch in itertools.islice(source, left):
-            loop.advance(batch)
+        while not loop.over and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
+            loop.advance(group, pace.compiled)
+            loop.seconds += pace.update(loop.seconds)
             stepped = True
             if show is not None:
                 show(run, loop.history)
-            if loop.over:
-                break
-            if file is not None and run.k % every == 0 and run.k < max_steps:
+            if file is not None and not loop.over and run.k < max_steps and loop.due(every):
                 file.write(loop.state_dict())
     if not loop.over:
         short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
@@ -192,6 +205,55 @@ class _Source(Iterator[Any]):
             return next(self)
         except StopIteration:
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+class _Pace:
+    """How many steps are done at once: one, or many when they are compiled.
+
+    Args:
+        compile: see :func:`solve`.
+    """
+
+    LONGEST = 4096
+
+    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int) -> None:
+        self.run, self.max_steps, self._wanted = run, max_steps, compile
+        self.compiled: Compiled | None = None
+        self._first: tuple[int, float] | None = None
+        if run.k and compile is True:  # a run that goes on must do so in groups
+            self.update(0.0)
+
+    @property
+    def steps(self) -> int:
+        """How many to do next."""
+        k, left = self.run.k, self.max_steps - self.run.k
+        if self.compiled is None or left < self.compiled.unrolled:
+            return min(left, 1)
+        unit = self.compiled.unrolled
+        return max(unit, min(k // 16, left, self.LONGEST) // unit * unit)
+
+    def update(self, seconds: float) -> float:
+        """Decide whether to compile, after a step, when the run has taken so many seconds. How long that took."""
+        begin = time.perf_counter()
+        if self._wanted and self.compiled is None and (self._wanted is True or self._pays(seconds)):
+            try:
+                compiled = Compiled(self.run)
+                if self._wanted is True or compiled.known or self._pays(seconds, least=30.0):
+                    compiled.compile()
+                    self.compiled = compiled
+            except TracingError as reason:
+                if self._wanted is True:
+                    warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
+            self._wanted = False
+        return time.perf_counter() - begin
+
+    def _pays(self, seconds: float, least: float = 5.0) -> bool:
+        """Whether the steps that are left would take at least so many seconds, by those after the first."""
+        k = self.run.k
+        if self._first is None:
+            self._first = k, seconds
+        first, then = self._first
+        return k >= first + 3 and (seconds - then) / (k - first) * (self.max_steps - k) > least
 
 
 def _resume(loop: _Loop, file: Checkpoint, max_steps: int) -> None:
@@ -252,8 +314,32 @@ class _Loop:
     def over(self) -> bool:
         return self.status is not None
 
-    def advance(self, batch: Any) -> None:
-        """One step and all that belongs to it."""
+    def advance(self, group: Sequence[tuple[Any, Any]], compiled: Compiled | None) -> None:
+        """A step for each batch, which comes with its place in the source, and all that belongs to it."""
+        if compiled is not None and self._advance_together([batch for batch, _ in group], compiled):
+            return
+        for batch, self.source.place in group:
+            self._advance(batch)
+            if self.over:
+                return
+
+    def _advance_together(self, batches: Sequence[Any], compiled: Compiled) -> bool:
+        """Compiled steps; False if they must be done one by one: few, or with other batches, or to see which of them fails."""
+        if len(batches) % compiled.unrolled or not compiled.fits(batches):
+            return False
+        begin = time.perf_counter()
+        try:
+            info, size, moved = compiled(batches)
+            failed = not math.isfinite(size + info.get("upper", 0.0))
+        except (LinAlgError, ArithmeticError):
+            failed = True
+        if failed:
+            compiled.rewind()
+            return False
+        self._judge(info, size, moved, begin)
+        return True
+
+    def _advance(self, batch: Any) -> None:
         run = self.run
         begin = time.perf_counter()
         copy_(self.previous, self.leaves)
@@ -265,20 +351,27 @@ class _Loop:
             message = f"Step {run.k + 1} broke down: {error}. The iterate before it is returned."
             return self._undo(Status.BROKE_DOWN, message)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
-        info = info.plus(change=float(moved / size) if moved > 0 else 0.0)
+        return self._judge(info, float(size), float(moved), begin)
+
+    def _judge(self, info: StepInfo, size: float, moved: float, begin: float) -> None:
+        """Take down the numbers of the last step, which moved (x, y) so far to a point of this norm, and look what they say."""
+        info = info.plus(change=(moved / size if size > 0 else math.inf) if moved > 0 else 0.0)
         self.seconds += time.perf_counter() - begin
 
         extra: dict[str, float] = {}
         self.last = info, extra
-        self._check(info, float(size), float(moved))
+        self._check(info, size, moved)
         if not self.over:
             asked = self._called(info, extra)
             self._converged(info)
             if asked and not self.over:
                 self.finish(Status.STOPPED, asked)
-        if info.step % self.record == 0:
+        if info.due(self.record):
             self.history.append(self._row(info, extra))
-        return None
+
+    def due(self, every: int) -> bool:
+        """Whether it is time for what is done every so many steps."""
+        return self.last is not None and self.last[0].due(every)
 
     def _row(self, info: StepInfo, extra: dict[str, float]) -> dict[str, float]:
         return {"step": info.step, "seconds": self.seconds, **info, **work(self.run), **extra}
@@ -368,7 +461,7 @@ class _Loop:
         assert self.status is not None
         with torch.no_grad():
             run.method.conclude(run.state)
-        if self.last is not None and self.last[0].step % self.record:
+        if self.last is not None and not self.last[0].due(self.record):
             self.history.append(self._row(*self.last))
         return Solution(
             problem=run.problem,
@@ -398,7 +491,7 @@ class _Loop:
             "place": self.source.place,
             "seconds": self.seconds,
             "history": self.history.state_dict(),
-            "last": None if self.last is None else (self.last[0].step, dict(self.last[0]), self.last[1]),
+            "last": None if self.last is None else (self.last[0].step, dict(self.last[0]), self.last[0].span, self.last[1]),
             "runaway": self.runaway.state_dict(),
             "rules": self._rules(),
             "held": self.held,
@@ -417,7 +510,7 @@ class _Loop:
         run.constants = None if state["constants"] is None else Constants(**state["constants"])
         self.seconds = state["seconds"]
         self.history.load_state_dict(state["history"])
-        self.last = None if state["last"] is None else (StepInfo(*state["last"][:2]), state["last"][2])
+        self.last = None if state["last"] is None else (StepInfo(*state["last"][:3]), state["last"][3])
         self.runaway.load_state_dict(state["runaway"])
         status = None if state["status"] is None else Status(state["status"])
         same = state["rules"] == self._rules()

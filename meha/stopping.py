@@ -64,7 +64,7 @@ class _Exact:
         check_count(f"{type(self).__name__}: every", self.every)
 
     def __call__(self, run: Run, info: StepInfo) -> bool | str:
-        if info.step % self.every:
+        if not info.due(self.every):
             return False
         gamma = self.gamma if self.gamma is not None else getattr(run.method, "gamma", None)
         if gamma is None:

@@ -29,7 +29,18 @@ from meha.oracle import Function, Oracle, Term
 from meha.problem import Problem
 from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
-__all__ = ["Constants", "Range", "TheoryWarning", "check", "estimate", "estimate_at", "eta_range", "gamma_range", "warn"]
+__all__ = [
+    "Constants",
+    "Probe",
+    "Range",
+    "TheoryWarning",
+    "check",
+    "estimate",
+    "estimate_at",
+    "eta_range",
+    "gamma_range",
+    "warn",
+]
 
 
 class TheoryWarning(UserWarning):
@@ -181,7 +192,7 @@ def estimate_at(
             value = float(function(x, y, batch))
         if not math.isfinite(value):
             raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
-    probe = _Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
+    probe = Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
     centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
     found = probe.measure()
     for _ in range(points - 1):
@@ -194,18 +205,26 @@ def estimate_at(
     return Constants(**found, rho_g=oracle.problem.g.rho)
 
 
-class _Probe:
-    """Curvatures at a point (x, y), from differences of gradients."""
+class Probe:
+    """Curvatures at a point (x, y), from differences of gradients.
+
+    Args:
+        x, y: the point, whose tensors are moved about while a product is taken.
+        generator: of the random directions.
+        rounds: products with a Hessian per number.
+    """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, batch: Any, generator: torch.Generator, rounds: int) -> None:
         self.oracle, self.x, self.y, self.batch = oracle, x, y, batch
         self.generator, self.rounds = generator, rounds
 
     def noise(self, like: Leaves) -> Leaves:
+        """A random direction of length 1."""
         draw = [torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64).to(leaf) for leaf in like]
         return [leaf / norm(draw) for leaf in draw]
 
     def move(self, centre: tuple[Leaves, Leaves]) -> None:
+        """Go to a random point of X and Y around ``centre``."""
         with torch.no_grad():
             for variable, start in zip((self.x, self.y), centre, strict=True):
                 size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
@@ -218,6 +237,7 @@ class _Probe:
                 copy_(leaves, part.project_leaves(leaves))
 
     def gradient(self, function: Function, wrt: Variable) -> Leaves:
+        """The gradient of ``function`` in ``wrt`` here."""
         return self.oracle.gradient(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
 
     def product(self, function: Function, along: Variable, vector: Leaves, wrt: Variable) -> Leaves:
@@ -283,6 +303,7 @@ class _Probe:
         return self.spectrum(lambda vector: self.product(function, variable, vector, variable), variable.leaves)
 
     def measure(self) -> dict[str, float]:
+        """The arguments of :class:`Constants` as they are here, except for rho_g."""
         F, f = self.oracle.upper, self.oracle.lower
         F_xx, F_yy, f_xx = (
             max(-low, high) for low, high in (self.block(F, self.x), self.block(F, self.y), self.block(f, self.x))

@@ -258,9 +258,11 @@ def inner(a: Leaves, b: Leaves) -> Tensor:
     return products[0] if len(products) == 1 else torch.stack(products).sum()
 
 
-def add_(leaves: Leaves, direction: Leaves, scale: float) -> None:
+def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
     """leaves <- leaves + scale * direction, in place."""
-    if len(leaves) == 1:
+    if isinstance(scale, Tensor):
+        torch._foreach_add_(leaves, torch._foreach_mul(direction, scale))
+    elif len(leaves) == 1:
         leaves[0].add_(direction[0], alpha=scale)
     else:
         torch._foreach_add_(leaves, direction, alpha=scale)
@@ -277,14 +279,17 @@ def distance(a: Leaves, b: Leaves) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
-def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float) -> None:
+def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tensor) -> None:
     """gradient <- gradient + scale * (a - b), with new leaves in the list, one after the other.
 
     (Autograd may hand out views or one tensor twice, so that the tensors of ``gradient`` themselves are not written to.)
     """
     for i in range(len(gradient)):
         difference = a[i] - b[i]
-        gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)
+        if isinstance(scale, Tensor):
+            gradient[i] = gradient[i] + scale * difference
+        else:
+            gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:

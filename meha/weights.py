@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from meha.variables import Leaves
 
@@ -94,8 +95,9 @@ def _on(value: Tensor | float, like: Tensor) -> Tensor:
 
 
 def _not_negative(weight: Tensor, term: str) -> Tensor:
-    """The weight, refused if negative; on an accelerator NaN instead of an error, which would need a synchronisation."""
-    if weight.device.type != "cpu":
+    """The weight, refused if negative; NaN instead of an error on an accelerator, where it would need a synchronisation, and in
+    a step that is traced, where there is no value to look at."""
+    if weight.device.type != "cpu" or _get_current_dispatch_mode() is not None:
         return torch.where(weight < 0, torch.nan, weight)
     if bool((weight < 0).any()):
         raise ValueError(

@@ -11,59 +11,33 @@ from meha.methods.adaptive import AdaptiveMEHA
 from meha.methods.anderson import combine
 from meha.methods.curvatures import probe
 from meha.oracle import Oracle
-from meha.problems import lasso, merely_convex, sine, strong_convex
+from meha.problems import lasso, sine, strong_convex
+from meha.problems.variants import TOYS, VARIANTS, in_units
 from meha.sets import Box, NonNegative
 from meha.solution import Status
 from meha.variables import Variable
 
-TOYS = {
-    "strong 10": lambda **kind: strong_convex(10, **kind),
-    "strong 100": lambda **kind: strong_convex(100, **kind),
-    "merely 10": lambda **kind: merely_convex(10, **kind),
-    **{f"sine {n}": lambda n=n, **kind: sine(n, **kind) for n in (1, 10, 100, 1000)},
-    **{f"lasso {n}": lambda n=n, **kind: lasso(n, **kind) for n in (2, 100, 1000)},
-}
-UNITS = [(name, unit) for name in ("x", "y", "F", "f") for unit in (0.01, 100.0)]
+SMOOTH = ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10"]
 
 
-class Case:
+def posed(name, variant="", **kind):
     """A toy without its constants: in other units, or from another start."""
-
-    def __init__(self, toy, start=None, dtype=torch.float64, **units):
-        x, y, F, f = (units.get(name, 1.0) for name in ("x", "y", "F", "f"))
-        self.toy, self.units = toy, (x, y)
-        self.problem = meha.Problem(
-            lambda a, b: F * toy.upper(a / x, b / y),
-            lambda a, b: f * toy.lower(a / x, b / y),
-            nonsmooth=None if toy.nonsmooth is None else meha.nonsmooth.L1(weight=lambda a: f / (x * y) * a),
-            x_set=None if toy.x_set is None else Box(0.0, x),
-        )
-        self.x0, self.y0 = x * toy.x0, y * toy.y0
-        if start is not None:
-            generator = torch.Generator().manual_seed(start)
-            self.x0, self.y0 = (z + 0.1 * (1 + z.abs()) * _normal(z, generator) for z in (self.x0, self.y0))
-            self.x0 = self.x0 if toy.x_set is None else toy.x_set.project(self.x0)
-
-    def error(self, x, y):
-        return self.toy.distance(x / self.units[0], y / self.units[1]).x
-
-    def run(self, steps=200):
-        """The run after its end, and the errors of all steps."""
-        run, errors = meha.MEHA().start(self.problem, self.x0, self.y0), []
-        while run.k < steps and not run.converged:
-            run.step()
-            errors.append(self.error(run.x, run.y))
-        return run, errors
+    return VARIANTS[variant](TOYS[name](**kind))
 
 
-def _normal(like, generator):
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+def run_to_end(problem, steps=200):
+    """The run after its end, and the errors of all steps."""
+    run, errors = meha.MEHA().start(problem, problem.x0, problem.y0), []
+    while run.k < steps and not run.converged:
+        run.step()
+        errors.append(problem.error(run.x, run.y))
+    return run, errors
 
 
 @pytest.mark.parametrize("name", TOYS)
 def test_toys(name):
     """1e-3 in at most 200 steps, by the method's own judgement; in fact in less than 100, and 2 + 1 gradients a step."""
-    run, errors = Case(TOYS[name]()).run()
+    run, errors = run_to_end(posed(name))
     assert run.converged
     assert errors[-1] <= 1e-3
     assert run.k <= 100
@@ -71,38 +45,42 @@ def test_toys(name):
     assert run.counts.hvp == 0
 
 
-@pytest.mark.parametrize(("what", "unit"), UNITS)
-@pytest.mark.parametrize("name", ["strong 10", "merely 10", "sine 10"])
-def test_other_units_change_nothing(name, what, unit):
-    (run, errors), (other, others) = Case(TOYS[name]()).run(), Case(TOYS[name](), **{what: unit}).run()
-    assert other.k == run.k
-    assert np.allclose(errors, others, rtol=1e-3, atol=1e-8)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_other_units_change_nothing(name):
+    run, errors = run_to_end(posed(name))
+    for units in (dict(x=0.01, y=100.0, F=100.0, f=0.01), dict(x=100.0, y=0.01, F=0.01, f=100.0)):
+        other, others = run_to_end(in_units(posed(name), **units))
+        assert other.k == run.k
+        assert np.allclose(errors, others, rtol=1e-3, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["strong 10", "sine 1", "sine 100", "lasso 2", "lasso 100"])
-def test_other_starts(name):
-    for start in range(3):
-        run, errors = Case(TOYS[name](), start).run()
-        assert run.converged
-        assert errors[-1] <= 1e-3
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("strong convex, n = 10", 1), ("sine, n = 1", 2), ("sine, n = 100", 3), ("lasso, n = 2", 1), ("lasso, n = 100", 3)],
+)
+def test_other_starts(name, start):
+    run, errors = run_to_end(posed(name, f", start {start}"))
+    assert run.converged
+    assert errors[-1] <= 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", TOYS)
 def test_all_units_and_starts(name, dtype):
-    toy = TOYS[name](dtype=dtype)
-    cases = [Case(toy, **{what: unit}) for what, unit in UNITS] + [Case(toy, start) for start in range(3)]
-    for case in cases:
-        run, errors = case.run()
-        assert run.converged
-        assert errors[-1] <= 1e-3
+    for variant in VARIANTS:
+        run, errors = run_to_end(posed(name, variant, dtype=dtype))
+        assert run.converged, variant
+        assert errors[-1] <= 1e-3, variant
         assert run.x.dtype == dtype
+        if name in SMOOTH and dtype is torch.float64 and "times" in variant:
+            _, plain = run_to_end(posed(name))
+            assert np.allclose(plain, errors, rtol=1e-3, atol=1e-8), variant
 
 
-@pytest.mark.parametrize("name", ["strong 10", "merely 10", "sine 10", "lasso 2"])
+@pytest.mark.parametrize("name", ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10", "lasso, n = 2"])
 def test_single_precision(name):
-    run, errors = Case(TOYS[name](dtype=torch.float32)).run()
+    run, errors = run_to_end(posed(name, dtype=torch.float32))
     assert run.converged
     assert errors[-1] <= 1e-3
     assert run.x.dtype == run.y.dtype == torch.float32
@@ -159,11 +137,11 @@ def test_structures_of_tensors():
     assert torch.allclose(torch.cat(run.y), flat.y)
 
 
-@pytest.mark.parametrize("name", ["sine 10", "lasso 2"])
+@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 2"])
 def test_checkpoint(name, tmp_path):
     """A run goes on from a file bit for bit, and the run that wrote it is not part of it."""
-    case = Case(TOYS[name]())
-    first, second = (meha.MEHA().start(case.problem, case.x0, case.y0) for _ in range(2))
+    problem = posed(name)
+    first, second = (meha.MEHA().start(problem, problem.x0, problem.y0) for _ in range(2))
     for _ in range(20):
         first.step()
     torch.save(first.state_dict(), tmp_path / "run.pt")
@@ -222,12 +200,12 @@ def test_numbers_of_a_step():
 
 def test_the_answer_is_that_of_the_state():
     """What a run would return if stopped is in X and Y at each step, and its last steps stay near the solution."""
-    case = Case(lasso(100), 1)
-    run = meha.MEHA().start(case.problem, case.x0, case.y0)
+    problem = posed("lasso, n = 100", ", start 2")
+    run = meha.MEHA().start(problem, problem.x0, problem.y0)
     while not run.converged:
         run.step()
-        assert case.problem.x_set.holds(run.state.x)
-    assert case.error(run.x, run.y) <= 1e-3
+        assert problem.x_set.holds(run.state.x)
+    assert problem.error(run.x, run.y) <= 1e-3
 
 
 def test_an_upper_level_that_runs_away_ends_with_a_status():

@@ -2,55 +2,68 @@
 
 import io
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from structures import OnlyOnce
 from torch import nn
-from variants import TOYS, near, rescaled, toy, variants
 
 import meha
 from meha.methods.continuation import Continuation
 from meha.methods.quasi_newton import Descent, Pairs, Point
 from meha.problems import collection
+from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
 from meha.solution import Status
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+
+import comparison
+
 F64 = torch.float64
-SOME = ["strong 10", "merely 10", "sine 1", "sine 1000", "lasso 2", "lasso 1000"]
+SOME = [
+    "strong convex, n = 10", "merely convex, n = 10", "sine, n = 1", "sine, n = 1000", "lasso, n = 2", "lasso, n = 1000"
+]  # fmt: skip
 
 
-def solved(variant, **given):
-    return meha.solve(variant.problem, variant.x0, variant.y0, **given)
+def toy(name, dtype=F64):
+    """A toy without its constants."""
+    return VARIANTS[""](TOYS[name](dtype=dtype))
+
+
+def solved(problem, **given):
+    return meha.solve(problem, problem.x0, problem.y0, **given)
 
 
 @pytest.mark.parametrize("name", TOYS)
 def test_toys_to_five_digits(name):
-    solution = solved(variant := rescaled(toy(name)))
+    solution = solved(problem := toy(name))
     assert solution.status is Status.CONVERGED
-    assert variant.error(solution.x, solution.y) <= 1e-5
+    assert problem.error(solution.x, solution.y) <= 1e-5
     assert solution.counts.lower <= 400
     assert isinstance(solution.method, Continuation)
 
 
-@pytest.mark.parametrize("name", SOME)
-@pytest.mark.parametrize("units", [{"x": 0.01}, {"y": 100.0}, {"F": 100.0}, {"f": 0.01}], ids=str)
+@pytest.mark.parametrize("name", ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10", "lasso, n = 2"])
+@pytest.mark.parametrize("units", [(0.01, 100.0, 100.0, 0.01), (100.0, 0.01, 0.01, 100.0)])
 def test_units_do_not_matter(name, units):
-    solution = solved(variant := rescaled(toy(name), **units))
-    assert variant.error(solution.x, solution.y) <= 1e-5
+    solution = solved(problem := in_units(toy(name), **dict(zip("xyFf", units, strict=True))))
+    assert problem.error(solution.x, solution.y) <= 1e-5
     assert solution.counts.lower <= 400
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_other_starts(name):
-    solution = solved(variant := near(toy(name), 0))
-    assert variant.error(solution.x, solution.y) <= 1e-5
+    solution = solved(problem := started_near(toy(name), seed=0))
+    assert problem.error(solution.x, solution.y) <= 1e-5
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_three_digits_in_single_precision(name):
-    solution = solved(variant := rescaled(toy(name, torch.float32)))
+    solution = solved(problem := toy(name, torch.float32))
     assert solution.x.dtype is torch.float32
-    assert variant.error(solution.x, solution.y) <= 1e-3
+    assert problem.error(solution.x, solution.y) <= 1e-3
     assert solution.counts.lower <= 400
 
 
@@ -58,10 +71,10 @@ def test_three_digits_in_single_precision(name):
 @pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["double", "single"])
 @pytest.mark.parametrize("name", TOYS)
 def test_toys_in_all_units_and_from_all_starts(name, dtype):
-    for label, variant in variants(toy(name, dtype)):
-        solution = solved(variant)
-        assert variant.error(solution.x, solution.y) <= (1e-5 if dtype is F64 else 1e-3), label
-        assert solution.counts.lower <= 1000, label
+    for variant, change in VARIANTS.items():
+        solution = solved(problem := change(toy(name, dtype)))
+        assert problem.error(solution.x, solution.y) <= (1e-5 if dtype is F64 else 1e-3), variant
+        assert solution.counts.lower <= 1000, variant
 
 
 QUICK = [
@@ -69,7 +82,6 @@ QUICK = [
     "linear F, condition 10",
     "undetermined, 3 of 6",
     "ridge, one weight",
-    "lasso, one weight",
     "reweighting, 15 examples",
     "Cournot, 1 market",
     "Cournot with capacities, 1 market",
@@ -99,37 +111,50 @@ def test_the_collection(half):
     assert sum(error <= 1e-5 for error in errors.values()) >= 0.8 * len(errors), errors
 
 
+@pytest.mark.parametrize("row", ["solve(problem, x0, y0)", "MEHA()"])
+def test_the_numbers_in_how_to_choose(row):
+    """Those of the table of methods without settings, on the problems of the table of methods with settings."""
+    (line,) = [line for line in comparison.PAGE.read_text().splitlines() if line.startswith(f"| `{row}` |")]
+    cells = line.strip("| ").split(" | ")[1:]
+    for make, cell in zip(comparison.PROBLEMS.values(), cells, strict=True):
+        work, error = (float(part.replace(",", "")) for part in cell.replace("*", "").split(", "))
+        solution = solved(problem := make(), method=meha.MEHA() if row == "MEHA()" else None)
+        assert solution.converged
+        assert solution.counts.lower + solution.counts.upper == pytest.approx(work, rel=0.25)
+        assert max(problem.distance(solution.x, solution.y)) == pytest.approx(error, rel=1.0, abs=1e-5), cell
+
+
 def test_tol_is_reached_and_not_exceeded_by_much():
-    variant = rescaled(toy("sine 10"))
+    problem = toy("sine, n = 10")
     work, errors = [], []
     for tol in (1e-2, 1e-4, 1e-6, 1e-8):
-        solution = solved(variant, tol=tol)
+        solution = solved(problem, tol=tol)
         assert solution.method.tol == tol
         work.append(solution.counts.lower)
-        errors.append(variant.error(solution.x, solution.y))
+        errors.append(problem.error(solution.x, solution.y))
     assert all(error <= 10 * tol for error, tol in zip(errors, (1e-2, 1e-4, 1e-6, 1e-8), strict=True))
     assert work[0] < 0.7 * work[2]
     assert work == sorted(work)
 
 
 def test_all_that_can_be_had():
-    solution = solved(variant := rescaled(toy("strong 10")), tol=None)
-    assert variant.error(solution.x, solution.y) <= 1e-9
+    solution = solved(problem := toy("strong convex, n = 10"), tol=None)
+    assert problem.error(solution.x, solution.y) <= 1e-9
 
 
 def test_different_local_solutions_are_reported():
-    variant = rescaled(toy("sine 10"))
-    text = str(solved(variant))
+    problem = toy("sine, n = 10")
+    text = str(solved(problem))
     assert "upper level first F = 0.46136" in text
     assert "different local solutions" in text
-    assert "agree" in str(solved(rescaled(toy("strong 10"))))
-    alone = meha.solve(variant.problem, variant.x0, variant.y0, Continuation(both_starts=False))
+    assert "agree" in str(solved(toy("strong convex, n = 10")))
+    alone = meha.solve(problem, problem.x0, problem.y0, Continuation(both_starts=False))
     assert "starts" not in alone.report
     assert alone.counts.lower < 200
 
 
 def test_the_report_says_what_was_found():
-    solution = solved(rescaled(toy("strong 10"), f=2.0))
+    solution = solved(in_units(toy("strong convex, n = 10"), f=2.0))
     assert (
         "F is curved in y by 1, f by 2, x acts on y with 2; both levels weigh the same at c = 0.5" in solution.report["problem"]
     )
@@ -208,10 +233,10 @@ def test_weakly_convex_term():
         x_set=meha.sets.NonNegative(),
     )
     solution = meha.solve(problem, torch.full((1,), 0.3, dtype=F64), torch.zeros(3, dtype=F64))
-    grid = torch.linspace(0, 1, 20_001, dtype=F64)
-    term = meha.nonsmooth.MCP(lambda x: x, a=3.0)
-    values = [float(problem.upper(x.reshape(1), term.prox(x.reshape(1), a, 1.0))) for x in grid]
-    assert solution.upper <= min(values) + 1e-6
+    x = torch.linspace(0, 1, 20_001, dtype=F64)[:, None]
+    y = problem.nonsmooth.prox(x, a.expand(len(x), 3), 1.0)
+    values = (y - torch.tensor([3.0, 0.0, 0.0], dtype=F64)).square().sum(1) + 0.01 * x[:, 0].square()
+    assert solution.upper <= float(values.min()) + 1e-6
 
 
 def test_modules_and_structures():
@@ -245,14 +270,14 @@ def test_batches_are_refused():
     problem = meha.Problem(lambda x, y, batch: (x * y).sum(), lambda x, y, batch: (y - x).square().sum())
     with pytest.raises(ValueError, match=r"StochasticMEHA\(\)"):
         Continuation().start(problem, torch.ones(1), torch.ones(1))
-    variant = rescaled(toy("strong 10"))
+    problem = toy("strong convex, n = 10")
     with pytest.raises(ValueError, match="batch: Continuation takes none, got Tensor"):
-        Continuation().start(variant.problem, variant.x0, variant.y0).step(torch.ones(1))
+        Continuation().start(problem, problem.x0, problem.y0).step(torch.ones(1))
 
 
 def test_which_method_is_taken():
-    variant = rescaled(toy("strong 10"))
-    assert solved(variant, max_steps=1).method.name == "Continuation"
+    problem = toy("strong convex, n = 10")
+    assert solved(problem, max_steps=1).method.name == "Continuation"
     network = nn.Linear(2, 1)
     problem = meha.Problem(lambda x, y: y(x).sum().square(), lambda x, y: (y(x) - 1).square().sum())
     assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "StochasticMEHA"
@@ -262,25 +287,25 @@ def test_which_method_is_taken():
 
 
 def test_the_second_run_cut_short():
-    variant = rescaled(toy("sine 10"))
-    whole = Continuation().start(variant.problem, variant.x0, variant.y0)
+    problem = toy("sine, n = 10")
+    whole = Continuation().start(problem, problem.x0, problem.y0)
     steps = 0
     while whole.step()["run"] == 1:
         steps += 1
-    solution = solved(variant, max_steps=steps + 3)
+    solution = solved(problem, max_steps=steps + 3)
     assert solution.status is Status.MAX_STEPS
-    assert variant.error(solution.x, solution.y) <= 1e-5
+    assert problem.error(solution.x, solution.y) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["sine 10", "lasso 100"])
+@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100"])
 def test_a_run_goes_on_from_its_state(name):
-    variant = rescaled(toy(name))
-    whole, other = (Continuation().start(variant.problem, variant.x0, variant.y0) for _ in range(2))
+    problem = toy(name)
+    whole, other = (Continuation().start(problem, problem.x0, problem.y0) for _ in range(2))
     infos = []
     while not whole.converged:
         infos.append(dict(whole.step()))
     for cut in (1, len(infos) // 3, 2 * len(infos) // 3):
-        part = Continuation().start(variant.problem, variant.x0, variant.y0)
+        part = Continuation().start(problem, problem.x0, problem.y0)
         for _ in range(cut):
             part.step()
         file = io.BytesIO()
@@ -294,11 +319,11 @@ def test_a_run_goes_on_from_its_state(name):
 
 
 def test_checkpoint_of_a_solve(tmp_path):
-    variant = rescaled(toy("sine 1"))
-    whole = solved(variant)
+    problem = toy("sine, n = 1")
+    whole = solved(problem)
     path = tmp_path / "run.pt"
-    solved(variant, max_steps=7, checkpoint=path, every=3)
-    resumed = solved(variant, checkpoint=path)
+    solved(problem, max_steps=7, checkpoint=path, every=3)
+    resumed = solved(problem, checkpoint=path)
     assert torch.equal(resumed.x, whole.x)
     assert resumed.history["upper"] == whole.history["upper"]
     assert resumed.report == whole.report

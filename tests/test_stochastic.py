@@ -1,6 +1,7 @@
 """StochasticMEHA: the update against a second implementation, noise, scales, networks, checkpoints, tasks with defaults."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -124,10 +125,10 @@ def test_steepness_is_that_of_curvatures_also_from_a_minimum(y0):
 
 def test_converges_under_noise():
     n, run = 100, start(n=100)
-    c = run_all(run, noises(n, 3000, size=0.5))["c"]
+    c = run_all(run, noises(n, 2000, size=0.5))["c"]
     assert c > 2
     assert float(run.x.mean()) == pytest.approx((1 + c) / (1 + 2 * c), abs=0.03)
-    assert float(run.x.std()) < 0.1
+    assert float(run.x.std()) < 0.15
 
 
 def test_noise_of_the_lower_level_moves_y_and_theta_alike():
@@ -175,15 +176,23 @@ def test_intervals():
     assert float(run.x.max()) <= 1
 
 
-@pytest.mark.parametrize(("method", "steps"), [(meha.StochasticMEHA(), 3000), (FRESH, 200)])
+def mean_of_second_half(run, name, steps):
+    """Of the points of a run, which swings around the solution."""
+    points = []
+    for k in range(steps):
+        run.step()
+        points += [getattr(run, name).clone()] if k >= steps // 2 else []
+    return torch.stack(points).mean(dim=0)
+
+
+@pytest.mark.parametrize(("method", "steps"), [(meha.StochasticMEHA(), 1000), (FRESH, 200)])
 def test_soft_thresholding(method, steps):
     """y(x) = soft(x, 1/2), and F = |y - b|^2 is 0 where x = b + sign(b) / 2, whatever c; where b = 0, y is 0 exactly."""
     b = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)
     problem = meha.Problem(lambda x, y: (y - b).square().sum(), lambda x, y: 0.5 * (y - x).square().sum(), nonsmooth=L1(0.5))
     run = method.start(problem, torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
-    for _ in range(steps):
-        run.step()
-    assert torch.allclose(run.x[[0, 2]], torch.tensor([1.5, -1.5], dtype=torch.float64), atol=0.1)
+    x = mean_of_second_half(run, "x", steps)
+    assert torch.allclose(x[[0, 2]], torch.tensor([1.5, -1.5], dtype=torch.float64), atol=0.1)
     assert float(run.y[1]) == float(theta(run)[1]) == 0
 
 
@@ -194,9 +203,7 @@ def test_a_ball_keeps_the_direction():
         lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum(), x_set=L2Ball(5.0), y_set=L2Ball(1.0)
     )
     run = meha.StochasticMEHA().start(problem, torch.zeros(2), torch.tensor([1.0, 0.0]))
-    for _ in range(3000):
-        run.step()
-    assert torch.allclose(run.y, target / 5, atol=2e-2)
+    assert torch.allclose(mean_of_second_half(run, "y", 1000), target / 5, atol=2e-2)
 
 
 # Lower variables that begin anew
@@ -330,6 +337,33 @@ def test_solve_takes_it():
     assert solution.steps == 30
 
 
+def numbers_in(line):
+    return [float(number) for number in re.findall(r"\d[\d.e+-]*", line)]
+
+
+def test_the_report_has_the_numbers_of_the_last_step():
+    """Those of the documentation for t = 3, where tensors have the rate 5 lr."""
+    run = start(meha.StochasticMEHA(lr=0.02), quadratic(upper=8.0, lower=2.0))
+    assert run.method.report(run.state) == {}
+    run.step(noises(3, 1)[0])
+    run.state.k = 3000
+    c = run.step(noises(3, 1)[0])["c"]
+    report = run.method.report(run.state)
+    q = float(run.state.numbers.value["steepness"])
+    assert numbers_in(report["problem"]) == pytest.approx([q], rel=0.05)
+    assert numbers_in(report["course"]) == pytest.approx([c, 0.1 / 4, 0.1 / 2, c * 4], rel=0.05)  # gamma = c r / s
+
+
+def test_the_report_of_variables_that_begin_anew():
+    """f = 3 |y - x|^2 has the curvature 6, and F that of 2."""
+    problem = meha.Problem(lambda x, y: y.square().sum() + x.square().sum(), lambda x, y: 3 * (y - x).square().sum())
+    solution = meha.solve(problem, torch.ones(3).double(), torch.ones(3).double(), FRESH, max_steps=40)
+    c = solution.history["c"][-1]
+    found = numbers_in(solution.report["course"])
+    assert found == pytest.approx([c, 0.05 / 1.039, 0.5 / (2 + 6 * c), 0.5 / (6 * c)], rel=0.3)
+    assert solution.report["course"] in str(solution)
+
+
 def test_a_batch_with_nan_ends_in_a_status():
     batches = [*noises(3, 3), torch.full((2, 3), torch.nan, dtype=torch.float64)]
     solution = meha.solve(
@@ -337,6 +371,8 @@ def test_a_batch_with_nan_ends_in_a_status():
     )
     assert solution.status == meha.Status.NON_FINITE
     assert bool(torch.isfinite(solution.x).all())
+    nothing = meha.solve(quadratic(), solution.x, solution.y, meha.StochasticMEHA(), batches=batches[-1:], max_steps=1)
+    assert nothing.report == {}
 
 
 @pytest.mark.parametrize(
@@ -354,7 +390,7 @@ def test_hyper_cleaning_with_defaults():
     """Hand-tuned settings end at an accuracy of 0.962 and an F1 of 0.942 on average, after 3600 gradients."""
     task = hyper_cleaning("digits", seed=0)
     run = meha.StochasticMEHA().start(task.problem, *task.start())
-    for _ in range(300):
+    for _ in range(100):
         run.step()
     found = task.evaluate(run.x, run.y)
     assert found["accuracy"] > 0.945

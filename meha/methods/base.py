@@ -27,27 +27,35 @@ from meha.variables import Variable, copy_
 __all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
 
 
-Numbers = Mapping[str, Tensor | float | Callable[[], float]]
+Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
 """The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
 
 
 class StepInfo(Mapping[str, float]):
     """The numbers of one step, by name. They stay on the device, or are not even computed, until they are read.
 
+    Attributes:
+        step: how many steps have been done.
+        span: how many of them since the last numbers were told: 1, or more in compiled runs.
+
     >>> info = StepInfo(3, {"upper": torch.tensor(2.0), "c": 0.5})
     >>> info.step, info["upper"], dict(info)
     (3, 2.0, {'upper': 2.0, 'c': 0.5})
     """
 
-    __slots__ = ("_numbers", "step")
+    __slots__ = ("_numbers", "span", "step")
 
-    def __init__(self, step: int, numbers: Numbers) -> None:
-        self.step = step
+    def __init__(self, step: int, numbers: Numbers, span: int = 1) -> None:
+        self.step, self.span = step, span
         self._numbers = numbers
+
+    def due(self, every: int) -> bool:
+        """Whether it is time for what is done every so many steps: one of the steps since the last numbers is such a step."""
+        return self.step % every < self.span
 
     def __getitem__(self, name: str) -> float:
         number = self._numbers[name]
-        return number() if callable(number) else float(number)
+        return float(number() if callable(number) else number)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
@@ -57,7 +65,7 @@ class StepInfo(Mapping[str, float]):
 
     def plus(self, **numbers: float) -> StepInfo:
         """The same with further numbers; what was not read yet stays so."""
-        return StepInfo(self.step, {**self._numbers, **numbers})
+        return StepInfo(self.step, {**self._numbers, **numbers}, self.span)
 
     def __repr__(self) -> str:
         return f"StepInfo(step={self.step}, " + ", ".join(f"{k}={v:.4g}" for k, v in self.items()) + ")"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from meha.methods.automatic import hypergradient_steps
 from meha.methods.inner import Objective
@@ -63,7 +66,7 @@ class BDA(RHG):
 
         def mixed(t: int, y: Variable) -> list[Term]:
             mu = fraction("mu", self.mu, t)
-            terms: list[Term] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
-            return [term for term in terms if term[0]]
+            terms: list[Any] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
+            return [term for term in terms if isinstance(term[0], Tensor) or term[0]]
 
         return mixed, 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Power, Schedule, check_schedule, evaluate
 from meha.variables import Variable
@@ -57,7 +57,7 @@ class F2SA(PenaltyMethod):
 
     def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
         c = evaluate("c", self.c, state.k)
-        s = 1 / max(1.0, c)
+        s = at_most_one(c)
         state.restart(state.y, state.z)
         first, second, third = gap_terms(oracle, state, s, c * s)
         for _ in range(self.inner_steps):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meha.methods.optimizers import OptimizerFactory, RunningOptimizer
 from meha.problem import Prox
-from meha.schedules import Schedule, check_schedule, evaluate
+from meha.schedules import Schedule, SymbolicStep, check_schedule, evaluate
 from meha.variables import Leaves, Variable, add_, copy_, distance, norm
 
 __all__ = ["check_step", "move"]
@@ -30,7 +30,7 @@ def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: O
 def move(
     name: str,
     schedule: Schedule | None,
-    k: int,
+    k: int | SymbolicStep,
     variable: Variable,
     direction: Leaves,
     prox: Prox,
@@ -48,6 +48,7 @@ def move(
         x: the value of x, for the prox.
     """
     leaves, size = variable.leaves, norm(direction)
+    step: Any  # a number, or a tensor where the step is traced
     if optimizer is not None:
         step = 0.0 if prox.identity else optimizer.lr  # a schedule may also end at 0, where nothing moves
         old = [leaf.clone() for leaf in leaves] if step else []
@@ -62,7 +63,7 @@ def move(
         add_(leaves, direction, -step)
         return size, size
     for i, leaf in enumerate(leaves):
-        direction[i] = torch.add(leaf, direction[i], alpha=-step)
+        direction[i] = leaf - step * direction[i] if isinstance(step, Tensor) else torch.add(leaf, direction[i], alpha=-step)
     prox(x, direction, step)
     moved = distance(leaves, direction) / step
     copy_(leaves, direction)

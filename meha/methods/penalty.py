@@ -18,7 +18,7 @@ from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
 from meha.variables import Leaves, Variable
 
-__all__ = ["PenaltyMethod", "PenaltyState", "gap_terms"]
+__all__ = ["PenaltyMethod", "PenaltyState", "at_most_one", "gap_terms"]
 
 
 @dataclass
@@ -84,6 +84,11 @@ class PenaltyMethod(Method):
     def move_y(self, oracle: Oracle, state: PenaltyState, direction: Leaves) -> None:
         """y <- proj_Y(y - beta * direction)."""
         move("beta", self.beta, state.k, state.y, direction, oracle.prox, state.x.value, state.y_optimizer)
+
+
+def at_most_one(c: Any) -> Any:
+    """What scales the weights 1 and c so that the larger one is at most 1."""
+    return 1 / (c.clamp(min=1.0) if isinstance(c, Tensor) else max(1.0, c))  # a tensor where the step is traced
 
 
 def gap_terms(oracle: Oracle, state: PenaltyState, upper: float, gap: float) -> list[Term]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from meha.checks import check_positive, check_tolerance
 from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Schedule, check_schedule, evaluate
 from meha.theory import Constants
@@ -86,7 +86,7 @@ class SLM(PenaltyMethod):
         x, y, x_c, y_c = state.x, state.y, state.x_centre.leaves, state.y_centre.leaves
         self.follow(oracle, state, batch)
         lam, dual_step = state.lam, evaluate("dual_step", self.dual_step, state.k)
-        s = 1 / max(1.0, lam)
+        s = at_most_one(lam)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), gap_terms(oracle, state, s, lam * s), batch)
         add_difference_(d_x, x.leaves, x_c, self.r * s)
         add_difference_(d_y, y.leaves, y_c, self.r * s)

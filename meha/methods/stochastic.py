@@ -74,8 +74,9 @@ class StochasticMEHA(Method):
     - D_x takes away the scale of x, such as the 1/n in the gradient of each of n weights, and the steps of x shrink faster than
       those of y and theta, so that these can follow.
 
-    The direction of y lacks the term (theta - y) s_k / r_k of MEHA, with which networks learn less well. The fixed points for a
-    given c are then those of MEHA for the limit s_k = 0, which it approaches.
+    The direction of y lacks the term (theta - y) s_k / r_k of MEHA, with which a perceptron learned less well (and a
+    convolutional network better; docs/automatic.md has what else was tried). The fixed points for a given c are then those of
+    MEHA for the limit s_k = 0, which it approaches.
 
     Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F (the first one, two more of each),
     keeps 2 tensors for each of x and y and 1 for each of theta, and never waits for the device.
@@ -119,6 +120,22 @@ class StochasticMEHA(Method):
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return f"Take smaller steps, such as StochasticMEHA(lr={self.lr / 10:g}), or look at the batch for NaN."
+
+    def report(self, state: StochasticMEHAState) -> dict[str, str]:
+        """How steep F is in comparison with f, and the numbers of the last step."""
+        age, numbers = _age(state.k - 1), {name: float(number) for name, number in state.numbers.value.items()}
+        q, c = numbers["steepness"], _penalty(state.k - 1, self.rate(state.y)) * numbers["steepness"]
+        if not state.k or not math.isfinite(q):
+            return {}
+        if self.warm_start:
+            lower = f"{self.rate(state.y) / math.sqrt(age):.2g} of y and theta; gamma = {c * age:.2g} in their metric"
+        else:
+            steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
+            lower = "gradients times {:.2g} and {:.2g} for y and theta".format(*steps)
+        return {
+            "problem": f"both levels weigh the same at c = {q:.2g}, by how steep F and f were in y at the start",
+            "course": f"c = {c:.2g}, and grows; steps of {self.rate(state.x) / age:.2g} for each number of x, {lower}",
+        }
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
         fresh = not self.warm_start

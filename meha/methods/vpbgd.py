@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.oracle import Oracle
 from meha.schedules import Ramp, Schedule, check_schedule, evaluate
 
@@ -48,7 +48,7 @@ class VPBGD(PenaltyMethod):
 
     def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
         c = evaluate("c", self.c, state.k, zero=True)
-        s = 1 / max(1.0, c)
+        s = at_most_one(c)
         self.follow(oracle, state, batch)
         terms = gap_terms(oracle, state, s, c * s)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, batch)

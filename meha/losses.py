@@ -1,0 +1,307 @@
+"""Losses of linear models on data, as functions of their coefficients: least squares, logistic and softmax.
+
+They are parts of objectives: ``Problem(upper=lambda x, y: validation(y), lower=lambda x, y: training(y) + ...)``. With l_i the
+loss of example i and a_i its row of A, a loss is the mean (or the sum) of l_i(<a_i, y>), or with ``weights``, which may depend
+on x, of w_i l_i(<a_i, y>); the mean divides by the number of examples, whatever the weights. All derivatives exist.
+
+An intercept is a column of ones in A; where it has a part of y to itself, ``loss(torch.cat([y["coef"], y["intercept"]]))``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from meha.checks import check_count
+
+__all__ = ["LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
+
+Reduction = Literal["mean", "sum"]
+
+LARGE = 1 << 14
+"""From so many numbers on, it matters how the data lie in memory."""
+
+
+class LinearModelLoss(ABC):
+    """The mean or the sum of l_i(<a_i, y>) over the rows a_i of A, each times a weight if there are some.
+
+    Attributes:
+        A: the data, one example a row; dense, or sparse in the layout ``torch.sparse_csr``. Large dense data with more rows
+            than columns are held column by column on a CPU (a copy, unless they come so), where products then run at up to
+            twice the speed.
+        shape: of the coefficients y.
+        reduction: "mean" or "sum".
+    """
+
+    A: Tensor
+    shape: tuple[int, ...]
+    reduction: Reduction
+    _curvature: float
+    """The largest second derivative of l_i, in any direction."""
+
+    def __init__(self, A: Tensor, columns: tuple[int, ...], reduction: Reduction) -> None:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction: must be 'mean' or 'sum', got {reduction!r}.")
+        self.A, self.shape, self.reduction = A, (A.shape[1], *columns), reduction
+        self._scale = 1 / len(A) if reduction == "mean" else 1.0
+
+    def __call__(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The loss at the coefficients y, with one weight for each example if there are some."""
+        A = self.A
+        if y.shape != self.shape or y.dtype != A.dtype:
+            raise ValueError(
+                f"y: is {_shown(y)}, expected {self.shape} {A.dtype} for {len(A)} examples with {A.shape[1]} features; reshape"
+                " or convert it, or A."
+            )
+        if weights is None:
+            return self._total(y)
+        if weights.shape != A.shape[:1] or weights.dtype != A.dtype:
+            raise ValueError(f"weights: are {_shown(weights)}, expected {(len(A),)} {A.dtype}; give one for each example.")
+        return torch.dot(weights, self._each(y)) * self._scale
+
+    @abstractmethod
+    def _total(self, y: Tensor) -> Tensor:
+        """The loss without weights."""
+
+    @abstractmethod
+    def _each(self, y: Tensor) -> Tensor:
+        """The losses l_i of all examples."""
+
+    @cached_property
+    def lipschitz(self) -> float:
+        """The Lipschitz constant of the gradient in y without weights (for the logistic and softmax loss, a bound): with
+        weights it is at most their maximum times this.
+
+        It is the largest eigenvalue of A'A times that of the second derivatives of l_i, and found once, from a dense matrix of
+        min(rows, columns)^2 numbers.
+        """
+        A = self.A if len(self.A) >= self.shape[0] else self.A.t()
+        return self._curvature * self._scale * float(torch.linalg.eigvalsh(_gram(A))[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.A)} x {self.shape[0]}, {self.reduction})"
+
+
+class LeastSquares(LinearModelLoss):
+    """l_i(z) = (z - b_i)^2 / 2: the loss is ||A y - b||^2 / (2 n).
+
+    With at least as many examples n as features p it is stated by the Gram matrix A'A, whose p^2 numbers replace the n p of
+    the data: with d = y - y* for a minimiser y*, value and gradient come from the one product A'A d, where the data take two
+    passes. Rounding is that of the residual, down to residuals of zero: the value is exact to rounding of the least value and
+    of L ||d|| (||d|| + ||y*||), the gradient to that of L (||d|| + ||y*||), L being :attr:`lipschitz`. Calls with weights use
+    the data.
+
+    Args:
+        A: the data, (n, p).
+        b: the targets, (n,), or (n, k) for k outputs; then y is (p, k).
+        reduction: "mean", or "sum" for ||A y - b||^2 / 2.
+        gram: whether to form the Gram matrix, which costs about n p^2 operations; by default where it is no larger than the
+            data (the numbers stored, if sparse). For a loss that is always called with weights it is of no use: pass False.
+
+    >>> loss = LeastSquares(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([1.0, 2.0, 6.0]))
+    >>> loss(torch.tensor([3.0]))  # (4 + 1 + 9) / 2 / 3
+    tensor(2.3333)
+    >>> loss(torch.tensor([3.0]), weights=torch.tensor([0.0, 3.0, 0.0]))
+    tensor(0.5000)
+    >>> loss.lipschitz
+    1.0
+    """
+
+    _curvature = 1.0
+
+    def __init__(self, A: Tensor, b: Tensor, reduction: Reduction = "mean", *, gram: bool | None = None) -> None:
+        _check_data(A)
+        _check_targets("b", b, A, (1, 2))
+        if b.dtype != A.dtype:
+            raise ValueError(f"b: is {b.dtype}, and A {A.dtype}; convert one of them.")
+        if not bool(b.isfinite().all()):
+            raise ValueError("b: holds NaN or infinite numbers; leave out these examples.")
+        if gram is None:
+            gram = A.shape[1] ** 2 <= _stored(A).numel()
+        super().__init__(A if gram else _by_columns(A), tuple(b.shape[1:]), reduction)
+        self.b = b
+        self._minus_b = -b
+        self._quadratic = self._about_minimiser() if gram else None
+
+    def _total(self, y: Tensor) -> Tensor:
+        if self._quadratic is not None:
+            return _Quadratic.apply(y, *self._quadratic)
+        residual = _affine(self._minus_b, self.A, y).reshape(-1)
+        return torch.dot(residual, residual) * (0.5 * self._scale)
+
+    def _each(self, y: Tensor) -> Tensor:
+        squares = _affine(self._minus_b, self.A, y).square()
+        return 0.5 * (squares if squares.ndim == 1 else squares.sum(dim=1))
+
+    def _about_minimiser(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """G, y*, gradient and value at y*, in double precision until the end.
+
+        y* is rounded first, so that the gradient there tells how far it is from a minimiser.
+        """
+        A, b = self.A.double(), self.b.double()
+        G = _gram(A)
+        size = G.diagonal().sqrt()
+        size = torch.where(size > 0, size, 1.0)  # of the columns, which may be in any units
+        ridge = 4 * len(G) ** 2 * torch.finfo(G.dtype).eps  # for columns that depend on each other
+        factor = torch.linalg.cholesky(G / size / size[:, None] + ridge * torch.eye(len(G), dtype=G.dtype, device=G.device))
+        right = (A.t() @ b).reshape(len(G), -1) / size[:, None]
+        y = (torch.cholesky_solve(right, factor) / size[:, None]).reshape(self.shape).to(self.A.dtype)
+        residual = A @ y.double() - b
+        parts = G, A.t() @ residual, 0.5 * residual.square().sum()
+        G, gradient, value = ((self._scale * part).to(self.A.dtype) for part in parts)
+        return G, y, gradient, value
+
+
+class Logistic(LinearModelLoss):
+    """l_i(z) = log(1 + exp(-s_i z)) with the signs s_i = +-1 of the labels.
+
+    Args:
+        A: the data, (n, p).
+        labels: (n,), -1 and 1, or 0 and 1 (or False and True).
+        reduction: "mean" or "sum".
+
+    >>> loss = Logistic(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
+    >>> loss(torch.zeros(1))  # log 2
+    tensor(0.6931)
+    """
+
+    _curvature = 0.25
+
+    def __init__(self, A: Tensor, labels: Tensor, reduction: Reduction = "mean") -> None:
+        _check_data(A)
+        _check_targets("labels", labels, A, (1,))
+        found = labels.unique().tolist()
+        if not (set(found) <= {-1, 1} or set(found) <= {0, 1}):
+            raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {_some(found)}; for more classes take Softmax.")
+        super().__init__(_by_columns(A), (), reduction)
+        self.signs = torch.where(labels > 0, 1.0, -1.0).to(A.dtype)
+
+    def _total(self, y: Tensor) -> Tensor:
+        return logsigmoid(self.signs * (self.A @ y)).sum() * -self._scale
+
+    def _each(self, y: Tensor) -> Tensor:
+        return -logsigmoid(self.signs * (self.A @ y))
+
+
+class Softmax(LinearModelLoss):
+    """l_i(z) = log sum_k exp(z_k) - z_{label i}, the cross entropy; y is a matrix (p, classes).
+
+    Args:
+        A: the data, (n, p).
+        labels: (n,), whole numbers from 0.
+        classes: how many there are; by default the largest label plus 1.
+        reduction: "mean" or "sum".
+
+    >>> loss = Softmax(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))
+    >>> loss(torch.zeros(1, 3))  # log 3
+    tensor(1.0986)
+    """
+
+    _curvature = 0.5
+
+    def __init__(self, A: Tensor, labels: Tensor, classes: int | None = None, reduction: Reduction = "mean") -> None:
+        _check_data(A)
+        _check_targets("labels", labels, A, (1,))
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise TypeError(f"labels: must be whole numbers from 0, got {labels.dtype}; convert them with .long().")
+        if classes is not None:
+            check_count("classes", classes)
+        low, high = int(labels.min()), int(labels.max())
+        count = high + 1 if classes is None else classes
+        if low < 0 or high >= count:
+            raise ValueError(
+                f"labels: must lie in 0 to {count - 1}, got {low if low < 0 else high}; number the classes from 0."
+            )
+        super().__init__(_by_columns(A), (count,), reduction)
+        self.labels = labels.long()
+
+    def _total(self, y: Tensor) -> Tensor:
+        return self._cross_entropy(y, self.reduction)
+
+    def _each(self, y: Tensor) -> Tensor:
+        return self._cross_entropy(y, "none").reshape(-1)
+
+    def _cross_entropy(self, y: Tensor, reduction: str) -> Tensor:
+        if self.A.layout == torch.strided and self.A.stride(0) == 1:  # by columns, and so are the scores: a row for each class
+            return cross_entropy((y.t() @ self.A.t())[None], self.labels[None], reduction=reduction)
+        return cross_entropy(self.A @ y, self.labels, reduction=reduction)
+
+
+class _Quadratic(torch.autograd.Function):
+    """value + <gradient, d> + <d, G d> / 2 with d = y - center: the product G d serves the value and the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
+        d = y - center
+        slope = _affine(gradient, G, d)
+        ctx.save_for_backward(y, slope, G, center, gradient)
+        return torch.add(value, torch.dot(d.reshape(-1), (slope + gradient).reshape(-1)), alpha=0.5)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        y, slope, G, center, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the derivative is to be differentiated itself
+            slope = _affine(gradient, G, y - center)
+        return outputs[0] * slope, None, None, None, None
+
+
+def _affine(offset: Tensor, matrix: Tensor, y: Tensor) -> Tensor:
+    """offset + matrix y."""
+    return torch.addmv(offset, matrix, y) if y.ndim == 1 else torch.addmm(offset, matrix, y)
+
+
+def _stored(A: Tensor) -> Tensor:
+    """The numbers that A holds in memory."""
+    return A.values() if A.layout == torch.sparse_csr else A
+
+
+def _by_columns(A: Tensor) -> Tensor:
+    """A, with its columns contiguous if it is large, dense, on a CPU and has more rows than columns."""
+    suits = A.layout == torch.strided and A.device.type == "cpu" and A.numel() >= LARGE and A.shape[0] > A.shape[1]
+    return A.t().contiguous().t() if suits else A
+
+
+def _gram(A: Tensor) -> Tensor:
+    """A'A in double precision."""
+    A = A.double()
+    product = A.t() @ A
+    return product if product.layout == torch.strided else product.to_dense()
+
+
+def _check_data(A: Tensor) -> None:
+    if not isinstance(A, Tensor):
+        raise TypeError(f"A: must be a tensor, got {type(A).__name__}; wrap arrays with torch.as_tensor.")
+    if A.layout not in (torch.strided, torch.sparse_csr):
+        raise ValueError(f"A: must be dense or sparse_csr, got the layout {A.layout}; convert it with .to_sparse_csr().")
+    if A.ndim != 2 or not A.shape[0] or not A.shape[1] or A.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"A: must be a matrix of float32 or float64 with an example in each row, got {_shown(A)}; reshape or convert it."
+        )
+    if A.requires_grad:
+        raise ValueError("A: requires a gradient, but data are constants of a loss; pass A.detach().")
+    if not bool(_stored(A).isfinite().all()):
+        raise ValueError("A: holds NaN or infinite numbers; leave out these examples, or fill them in.")
+
+
+def _check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, ...]) -> None:
+    if not isinstance(targets, Tensor):
+        raise TypeError(f"{name}: must be a tensor, got {type(targets).__name__}; wrap arrays with torch.as_tensor.")
+    if targets.ndim not in dimensions or len(targets) != len(A):
+        raise ValueError(f"{name}: is {_shown(targets)}, and A has {len(A)} rows; give one entry for each.")
+    if targets.device != A.device:
+        raise ValueError(f"{name}: is on {targets.device}, and A on {A.device}; move one of them.")
+    if targets.requires_grad:
+        raise ValueError(f"{name}: requires a gradient, but data are constants of a loss; pass {name}.detach().")
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _some(numbers: list[Any]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
