@@ -42,6 +42,12 @@ class Counts:
     lower: int = 0
     hvp: int = 0
 
+    def add(self, other: Counts, times: int) -> None:
+        """Count what was done so many times."""
+        self.upper += times * other.upper
+        self.lower += times * other.lower
+        self.hvp += times * other.hvp
+
 
 class MicroBatches(tuple[Any, ...]):
     """Parts of one batch, for which there is memory one at a time: ``run.step(MicroBatches([first, second]))``.
@@ -146,10 +152,16 @@ class Oracle:
         self._checks = True
         self._checked: set[tuple[object, ...]] = set()
 
-    def bare(self) -> Oracle:
-        """One for a step that is traced: it checks no dependence, takes one backward pass for a sum, and counts for itself."""
+    def bare(self, *, joint: bool | None = None) -> Oracle:
+        """One for a step that is traced or recorded, with counts of its own: it checks no dependence, and leaves random number
+        generators alone.
+
+        Args:
+            joint: whether it takes one backward pass for a sum of terms; by default as this one.
+        """
         other = copy.copy(self)
-        other.counts, other._joint, other._checks = Counts(), True, False
+        other.counts, other._modules, other._checks = Counts(), False, False
+        other._joint = self._joint if joint is None else joint
         return other
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
@@ -205,8 +217,10 @@ class Oracle:
         streams: dict[Function, list[Tensor]] = {}
         with torch.enable_grad():
             for weight, function, x, y in terms:
-                if self._modules and functions.count(function) > 1:
-                    self._set_random(streams.setdefault(function, self._random()))  # as they were the first time
+                if function in streams:
+                    self._set_random(streams[function])  # as they were the first time
+                elif self._modules and functions.count(function) > 1:
+                    streams[function] = self._random()
                 for part in parts:
                     value = function(x, y, part)
                     values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())

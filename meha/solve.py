@@ -91,15 +91,16 @@ def solve(
             stopping rules' counters.
         every: save after so many steps, and at the end. An exception or Ctrl-C saves nothing, since the step may be half done:
             the file remains the last whole one.
-        compile: for problems of tensors, run many steps as one compiled call (:mod:`meha.compiled`), with results equal to
-            rounding: tens to hundreds of times faster where the time goes into calls, after some seconds for the compiler. The
-            first step is not compiled, and neither are the last few. History, rules, callbacks and checkpoints then see the run
-            at the ends of groups of steps, at first some 20, later up to a 16th of the steps done. Objectives must be functions
-            of x, y and the batch: what they take from elsewhere is that of the first step. What cannot be compiled runs as
-            always, after one warning; among it are modules (compile these: ``y0=torch.compile(module)``), optimizers,
-            and the methods that decide in Python, as :class:`Continuation` does. What was compiled serves all runs of the same
-            form in this process, and most of it (by torch's cache on disk) in later ones. "auto" compiles when the steps that
-            are allowed would take longer than half a minute, or when it was done before, and does not warn.
+        compile: do many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
+            compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
+            steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
+            The first step is done as always, and so are the last few. History, rules, callbacks and checkpoints see the run at
+            the ends of groups of steps, at first up to 32, later up to a 16th of the steps done. Objectives must be functions
+            of x, y and the batch: what else they depend on in Python stays as it was in the first step. What cannot be compiled
+            runs as always, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of
+            tensors, schedulers, dropout. What was compiled serves all runs of the same form in this process and, by torch's
+            cache on disk, in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute,
+            or when it was done before, and does not warn.
 
     Returns:
         The last finite iterate with its status. Failures of the run are a status, not an exception.
@@ -237,7 +238,7 @@ class _Pace:
         begin = time.perf_counter()
         if self._wanted and self.compiled is None and (self._wanted is True or self._pays(seconds)):
             try:
-                compiled = Compiled(self.run)
+                compiled = Compiled.of(self.run)
                 if self._wanted is True or compiled.known or self._pays(seconds, least=30.0):
                     compiled.compile()
                     self.compiled = compiled

@@ -10,7 +10,7 @@ import torch
 
 import meha
 from meha import MEHA, Problem, solve
-from meha.compiled import Compiled, CompileWarning, TracingError
+from meha.compiled import Compiled, CompileWarning, Traced, TracingError
 from meha.nonsmooth import L1, MCP
 from meha.problems import lasso, sine, strong_convex
 
@@ -57,9 +57,9 @@ def leaves(run):
 
 def traced(run, batches):
     """So many steps through the graph that is handed to the compiler, run as it is."""
-    compiled = Compiled(run, unrolled=len(batches))
+    compiled = Traced(run, unrolled=len(batches))
     graph = compiled._trace.unroll(len(batches))
-    compiled._call = lambda table, tensors: graph(*compiled._inputs(table, tensors))[0]
+    compiled._function = graph
     return compiled(batches)
 
 
@@ -118,7 +118,7 @@ def test_batches_are_inputs():
     compare(MEHA(**STEPS), problem, x0, y0, batches=batches)
     run = MEHA(**STEPS).start(problem, x0, y0)
     run.step(batches[0])
-    compiled = Compiled(run, unrolled=2)
+    compiled = Traced(run, unrolled=2)
     assert compiled.fits(batches[:2])
     assert not compiled.fits([{**batches[0], "scale": 3}])
     assert not compiled.fits([{**batches[0], "data": batches[0]["data"][:4]}])
@@ -297,7 +297,7 @@ def test_what_was_compiled_serves_other_data_starts_and_step_sizes():
         problem, x0 = state(target), target.roll(1)
         run = method.start(problem, x0, x0)
         run.step()
-        known.append(Compiled(run).known)
+        known.append(Traced(run).known)
         plain, compiled = (solve(problem, x0, x0, method, max_steps=120, tol=None, compile=c) for c in (False, True))
         torch.testing.assert_close(compiled.x, plain.x, rtol=0, atol=1e-13)
     assert known == [False, True]
@@ -307,12 +307,11 @@ def test_what_was_compiled_serves_other_data_starts_and_step_sizes():
 def test_automatic_choice(monkeypatch):
     asked = []
 
-    class Spy(Compiled):
-        def __init__(self, run):
-            asked.append(run.k)
-            super().__init__(run)
+    def spy(run):
+        asked.append(run.k)
+        return Traced(run)
 
-    monkeypatch.setattr(sys.modules["meha.solve"], "Compiled", Spy)
+    monkeypatch.setattr(Compiled, "of", spy)
     problem = sine(4)
     method = problem.preset("recipe")
     short = solve(problem, problem.x0, problem.y0, method, max_steps=60, tol=None, compile="auto")
@@ -364,7 +363,7 @@ def test_tracing_leaves_the_run_and_the_random_numbers_alone():
     expected = torch.rand(3)
     torch.manual_seed(0)
     k, counts = run.k, str(run.counts)
-    Compiled(run)
+    Traced(run)
     assert torch.equal(torch.rand(3), expected)
     assert (run.k, str(run.counts)) == (k, counts)
     assert all(torch.equal(a, b) for a, b in zip(leaves(run), before, strict=True))
@@ -402,4 +401,4 @@ def test_an_untraceable_run_says_why():
     run = meha.CG().start(quadratic(), *start())
     run.step()
     with pytest.raises(TracingError, match="data-dependent"):
-        Compiled(run)
+        Traced(run)

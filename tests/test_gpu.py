@@ -116,7 +116,7 @@ def test_other_methods_train_networks_on_the_device(name):
 def test_solve_and_diagnostics():
     problem = meha.problems.sine(10, device="cuda")
     hidden = meha.Problem(problem.upper, problem.lower)
-    solution = meha.solve(hidden, problem.x0, problem.y0, max_steps=300)
+    solution = meha.solve(hidden, problem.x0, problem.y0, problem.preset("recipe"), max_steps=300)
     assert solution.x.is_cuda
     assert solution.gap >= 0
     assert solution.residual < 1
@@ -281,3 +281,132 @@ def test_no_synchronisation_in_a_step_of_the_stochastic_method():
         run.step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["sine", "lasso", "strong_convex"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_compiled_runs_are_replayed_as_a_graph(name, dtype):
+    problem = getattr(meha.problems, name)(8, dtype=dtype, device="cuda")
+    method = problem.preset("recipe")
+    plain, compiled = (
+        meha.solve(problem, problem.x0, problem.y0, method, max_steps=333, tol=None, compile=c) for c in (False, True)
+    )
+    tol = 1e-11 if dtype == torch.float64 else 1e-3
+    torch.testing.assert_close(compiled.x, plain.x, rtol=tol, atol=tol)
+    torch.testing.assert_close(compiled.y, plain.y, rtol=tol, atol=tol)
+    assert (compiled.counts, compiled.status) == (plain.counts, plain.status)
+
+
+def test_compiled_runs_take_their_batches():
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (y - batch["target"]).square().mean() + x.square().sum(),
+        lower=lambda x, y, batch: (batch["data"] @ y - x).square().mean(),
+    )
+    batches = [{"data": torch.randn(5, 2, device="cuda"), "target": torch.randn(2, device="cuda")} for _ in range(7)]
+    x0, y0 = torch.zeros(1, device="cuda"), torch.zeros(2, device="cuda")
+    method = meha.MEHA(alpha=0.05, beta=0.05, eta=0.05, gamma=1.0, c=2.0)
+    plain, compiled = (
+        meha.solve(problem, x0, y0, method, max_steps=100, tol=None, batches=batches, compile=c) for c in (False, True)
+    )
+    torch.testing.assert_close(compiled.x, plain.x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["LeastSquares", "Logistic", "Softmax"])
+def test_losses_on_the_device(loss):
+    torch.manual_seed(0)
+    A = torch.randn(50, 4, dtype=torch.float64)
+    labels = torch.randint(3 if loss == "Softmax" else 2, (50,))
+    target = torch.randn(50, dtype=torch.float64) if loss == "LeastSquares" else labels
+    y = torch.randn(4, 3, dtype=torch.float64) if loss == "Softmax" else torch.randn(4, dtype=torch.float64)
+    weights = torch.rand(50, dtype=torch.float64)
+    found = []
+    for device in ("cpu", "cuda"):
+        function = getattr(meha.losses, loss)(A.to(device), target.to(device))
+        at = y.to(device).requires_grad_()
+        value = function(at) + function(at, weights=weights.to(device))
+        assert value.device.type == torch.device(device).type
+        found.append([value.detach().cpu(), torch.autograd.grad(value, at)[0].cpu()])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def network_task(dropout=0.0):
+    """A network with batch normalisation as y, weights of examples as x, and batches."""
+    torch.manual_seed(0)
+    drop = [torch.nn.Dropout(dropout)] if dropout else []
+    net = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Tanh(), *drop, torch.nn.Linear(12, 3))
+    loss = torch.nn.functional.cross_entropy
+    problem = meha.Problem(
+        upper=lambda x, y, batch: loss(y(batch["images"][:16]), batch["labels"][:16]),
+        lower=lambda x, y, batch: (
+            x[batch["index"]].sigmoid() * loss(y(batch["images"][16:]), batch["labels"][16:], reduction="none")
+        ).mean(),
+    )
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        {
+            "images": torch.randn(48, 6, generator=generator).cuda(),
+            "labels": torch.randint(3, (48,), generator=generator).cuda(),
+            "index": torch.randint(50, (32,), generator=generator).cuda(),
+        }
+        for _ in range(9)
+    ]
+    return problem, torch.zeros(50, device="cuda"), net.cuda(), batches
+
+
+NETWORK_METHODS = {
+    "plain": meha.MEHA(alpha=1.0, beta=0.1, eta=0.1, gamma=10.0, c=1.0, p=0.3),
+    "shared": meha.MEHA(alpha=1.0, beta=0.1, eta=0.1, gamma=10.0, c=1.0, gradients=2),
+    "optimizers": meha.MEHA(
+        eta=0.1,
+        gamma=10.0,
+        c=1.0,
+        p=0.3,
+        x_optimizer=partial(torch.optim.Adam, lr=0.05),
+        y_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    ),
+    "anew": meha.MEHA(
+        eta=0.1,
+        gamma=10.0,
+        c=1.0,
+        inner_steps=3,
+        warm_start=False,
+        x_optimizer=partial(torch.optim.Adam, lr=0.05),
+        y_optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    ),
+    "F2SA": meha.F2SA(alpha=1.0, beta=0.1, eta=0.1, c=2.0, inner_steps=2),
+}
+
+
+@pytest.mark.parametrize("name", NETWORK_METHODS)
+def test_steps_on_networks_are_recorded(name):
+    found = []
+    for compile in (False, True):
+        problem, x0, y0, batches = network_task()
+        solution = meha.solve(
+            problem, x0, y0, NETWORK_METHODS[name], max_steps=100, tol=None, batches=batches, compile=compile, record=100
+        )
+        found.append((solution, [tensor.clone() for tensor in solution.y.state_dict().values()]))
+    (plain, a), (recorded, b) = found
+    torch.testing.assert_close(recorded.x, plain.x, rtol=1e-2, atol=1e-3)
+    for u, v in zip(a, b, strict=True):
+        torch.testing.assert_close(u, v, rtol=1e-2, atol=1e-3)
+    assert (recorded.counts, recorded.steps) == (plain.counts, plain.steps)
+    assert recorded.history["upper"][-1] == pytest.approx(plain.history["upper"][-1], rel=1e-2)
+    if plain.method.warm_start is not False:
+        assert float(plain.x.abs().max()) > 1e-3
+
+
+def test_random_numbers_in_a_network_are_not_recorded():
+    problem, x0, y0, batches = network_task(dropout=0.5)
+    with pytest.warns(meha.compiled.CompileWarning, match="random numbers"):
+        meha.solve(problem, x0, y0, NETWORK_METHODS["plain"], max_steps=5, tol=None, batches=batches, compile=True)
+
+
+def test_schedulers_are_not_recorded():
+    problem, x0, y0, batches = network_task()
+    scheduler = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=10)
+    method = meha.MEHA(
+        beta=0.1, eta=0.1, gamma=10.0, c=1.0, x_optimizer=meha.Optimizer(torch.optim.Adam, lr=0.1, scheduler=scheduler)
+    )
+    with pytest.warns(meha.compiled.CompileWarning, match="x_optimizer has a scheduler"):
+        meha.solve(problem, x0, y0, method, max_steps=5, tol=None, batches=batches, compile=True)

@@ -100,6 +100,24 @@ class RunningOptimizer:
         """Drop moments and the like, which belong to another problem; the schedule goes on."""
         self.optimizer.state.clear()
 
+    def make_capturable(self) -> bool:
+        """Let it work on the GPU alone, so that its steps can be recorded as a CUDA graph; False where it cannot."""
+        groups = self.optimizer.param_groups
+        plain = isinstance(self.optimizer, torch.optim.SGD)
+        if self.scheduler is not None or not (plain or all("capturable" in group for group in groups)):
+            return False
+        for group in () if plain else groups:
+            group["capturable"] = True
+            for leaf in group["params"]:
+                state = self.optimizer.state.get(leaf, {})
+                if "step" in state:
+                    state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(leaf.device)
+        return True
+
+    def tensors(self) -> Leaves:
+        """What it remembers."""
+        return [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizer and the scheduler."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
