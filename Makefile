@@ -21,9 +21,8 @@ slow: .venv/ready
 	$(BIN)/pytest -m slow
 
 bench: .venv/ready
-	$(BIN)/python benchmarks/overhead.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/clean.py --digits
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py --memory
 
 compare: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/comparison.py
@@ -34,4 +33,4 @@ compare: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,8 +2,8 @@
 
     python benchmarks/network.py [--rounds 15] [--memory]
 
-Time: Run.step against a loop written by hand with the same forward and backward passes, and updates in place. The rounds
-alternate, so that a change of the machine's speed hits both.
+Time: Run.step against a loop written by hand with the same forward and backward passes, and updates in place (bare.py). The
+rounds alternate, so that a change of the machine's speed hits both.
 
 Memory: the tensors alive at the peak of a step, x, y and theta among them (``meha.reproduce.memory``), against x + y + theta +
 one forward-backward pass with its gradient ("ratio"). The y-direction has two terms, F and f, and torch makes the gradient of a
@@ -20,6 +20,7 @@ import statistics
 import time
 
 import torch
+from bare import Passes
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -89,38 +90,6 @@ def build(name):
     return (torch.zeros(EXAMPLES) if x is None else x()), y(), make_batch(size)
 
 
-class Bare:
-    """Algorithm 1 for the problem above and nothing else: no checks, no counts, no numbers reported."""
-
-    def __init__(self, x, y):
-        self.x, self.y, self.theta = x, y, copy.deepcopy(y)
-        self.leaves = [x.requires_grad_()] if isinstance(x, torch.Tensor) else list(x.parameters())
-
-    def step(self, batch):
-        alpha, beta, eta, gamma, c = (STEPS[name] for name in ("alpha", "beta", "eta", "gamma", "c"))
-        x, ys, thetas = self.leaves, list(self.y.parameters()), list(self.theta.parameters())
-        d = torch.autograd.grad(lower(self.x, self.theta, batch), thetas)
-        self._move(thetas, d, eta, thetas, ys, gamma)
-
-        total = [torch.zeros_like(leaf) for leaf in x]
-        for weight, function, at in ((1 / c, upper, self.y), (1.0, lower, self.y), (-1.0, lower, self.theta)):
-            found = torch.autograd.grad(function(self.x, at, batch), x, allow_unused=True)
-            if found[0] is not None:
-                torch._foreach_add_(total, found, alpha=weight)
-        with torch.no_grad():
-            torch._foreach_add_(x, total, alpha=-alpha)
-
-        d = torch._foreach_mul(torch.autograd.grad(upper(self.x, self.y, batch), ys), 1 / c)
-        torch._foreach_add_(d, torch.autograd.grad(lower(self.x, self.y, batch), ys))
-        self._move(ys, d, beta, thetas, ys, gamma)
-
-    @torch.no_grad()
-    def _move(self, leaves, direction, step, a, b, gamma):
-        away = torch._foreach_sub(a, b)
-        torch._foreach_add_(leaves, direction, alpha=-step)
-        torch._foreach_add_(leaves, away, alpha=-step / gamma)
-
-
 def size(*values):
     return sum(leaf.numel() * leaf.element_size() for value in values for leaf in meha.variables.named_leaves(value).values())
 
@@ -148,7 +117,7 @@ def memory(name):
 def compare(name, rounds):
     """Milliseconds a step, ours and bare, and the sorted ratios."""
     x, y, batch = build(name)
-    bare = Bare(copy.deepcopy(x), copy.deepcopy(y))
+    bare = Passes(upper, lower, STEPS, copy.deepcopy(x), copy.deepcopy(y))
     run = meha.MEHA(**STEPS).start(PROBLEM, x, y)
     for _ in range(2):
         bare.step(batch)

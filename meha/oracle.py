@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from meha.problem import Problem
 from meha.variables import Leaves, Variable
@@ -341,7 +342,7 @@ class _Gradient:
 
     def result(self) -> Leaves:
         if self.total is not None:
-            self.parts = torch.autograd.grad(self.total, self.leaves, allow_unused=True)
+            self.parts = _gradient(self.total, self.leaves)
         return _fill(self.parts, self.leaves)
 
 
@@ -389,6 +390,12 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
 def _differentiate(value: Tensor, leaves: Leaves) -> Leaves:
     """The gradient as a part of the graph."""
     return _fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
+
+
+def _gradient(value: Tensor, leaves: Leaves) -> Sequence[Tensor | None]:
+    """What ``torch.autograd.grad`` gives with ``allow_unused``, without its checks, which take as long as a small gradient."""
+    ones = (torch.ones_like(value),)
+    return _engine_run_backward((value,), ones, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
 
 
 def _fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:

@@ -95,12 +95,12 @@ def solve(
             compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
             steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
             The first step is done as always, and so are the last few. History, rules, callbacks and checkpoints see the run at
-            the ends of groups of steps, at first up to 32, later up to a 16th of the steps done. Objectives must be functions
-            of x, y and the batch: what else they depend on in Python stays as it was in the first step. What cannot be compiled
-            runs as always, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of
-            tensors, schedulers, dropout. What was compiled serves all runs of the same form in this process and, by torch's
-            cache on disk, in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute,
-            or when it was done before, and does not warn.
+            the ends of groups of steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be
+            functions of x, y and the batch: what else they depend on in Python stays as it was in the first step. What cannot
+            be compiled runs as always, after one warning: methods that decide in Python, as :class:`Continuation` does,
+            optimizers of tensors, schedulers, dropout. What was compiled serves all runs of the same form in this process and,
+            by torch's cache on disk, in later ones. "auto" compiles when the steps that are allowed would take longer than half
+            a minute, or when it was done before, and does not warn.
 
     Returns:
         The last finite iterate with its status. Failures of the run are a status, not an exception.
@@ -146,7 +146,7 @@ def solve(
     loop = _Loop(run, source, rules, called, record, divergence, seconds=time.perf_counter() - begin)
     if file is not None:
         _resume(loop, file, max_steps)
-    pace, stepped = _Pace(compile, run, max_steps), False
+    pace, stepped = _Pace(compile, run, max_steps, batches is not None), False
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         while not loop.over and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
             loop.advance(group, pace.compiled)
@@ -213,12 +213,14 @@ class _Pace:
 
     Args:
         compile: see :func:`solve`.
+        batches: whether there are some; they are all in memory at once, so that groups stay small.
     """
 
     LONGEST = 4096
 
-    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int) -> None:
+    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
         self.run, self.max_steps, self._wanted = run, max_steps, compile
+        self._longest = 0 if batches else self.LONGEST
         self.compiled: Compiled | None = None
         self._first: tuple[int, float] | None = None
         if run.k and compile is True:  # a run that goes on must do so in groups
@@ -231,7 +233,7 @@ class _Pace:
         if self.compiled is None or left < self.compiled.unrolled:
             return min(left, 1)
         unit = self.compiled.unrolled
-        return max(unit, min(k // 16, left, self.LONGEST) // unit * unit)
+        return max(unit, min(k // 16, left, self._longest) // unit * unit)
 
     def update(self, seconds: float) -> float:
         """Decide whether to compile, after a step, when the run has taken so many seconds. How long that took."""

@@ -81,7 +81,7 @@ def test_results_of_another_machine_are_dropped():
     row = {"part": "a", "what": "", "ratio": [1.0, 1.0, 1.0], "seconds": [], "goal": []}
     before = speed_page.Results("cpu", {"torch": "1"}, [row, {**row, "part": "b"}], {"a": 1, "b": 2})
     new = {**row, "what": "new"}
-    assert before.updated({"torch": "1"}, [new], {"a": 3}).rows == [{**row, "part": "b"}, new]
+    assert before.updated({"torch": "1"}, [new], {"a": 3}).rows == [new, {**row, "part": "b"}]
     assert before.updated({"torch": "2"}, [new], {"a": 3}) == speed_page.Results("cpu", {"torch": "2"}, [new], {"a": 3})
 
 
