@@ -22,6 +22,7 @@ slow: .venv/ready
 
 bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/structured.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py --memory
 
 compare: .venv/ready

@@ -41,7 +41,7 @@ from speed_page import Row, figure, load, page, printed, save
 from torch import Tensor
 
 import meha
-from meha.compiled import CompileWarning
+from meha.compiled import Compiled, CompileWarning
 from meha.datasets import Images
 from meha.loaders import Endless
 from meha.problems import KnownProblem, sine, strong_convex
@@ -145,15 +145,14 @@ def seconds(action: Callable[[], object], device: str) -> float:
 # Contenders on the toys
 
 
-def median_step(problem: KnownProblem, method: meha.MEHA, steps: int, wall: bool = False) -> float:
+def median_step(problem: KnownProblem, method: meha.MEHA, steps: int) -> float:
     """The median of the first steps of a run, each timed by itself, as BOAT's are."""
-    now = time.perf_counter if wall else time.process_time
     run = method.start(problem, problem.x0, problem.y0)
     spent = []
     for _ in range(steps):
-        begin = now()
+        begin = time.process_time()
         run.step()
-        spent.append(now() - begin)
+        spent.append(time.process_time() - begin)
     return statistics.median(spent)
 
 
@@ -255,8 +254,6 @@ def sine_part(bench: Bench) -> None:
             contenders["median step"] = functools.partial(median_step, problem, method, steps)
             if n == 10:
                 contenders["BOAT"] = functools.partial(asked_for, bench.boat, history=True, **question)
-                contenders["BOAT, wall"] = functools.partial(asked_for, bench.boat, history=True, wall=True, **question)
-                contenders["median step, wall"] = functools.partial(median_step, problem, method, steps, wall=True)
         contenders |= timed(problem, method, {"Run.step": stepped, "bare loop": loop, "solve": solved})
         contenders["compiled"] = compiled_contender(problem, method)
         if bench.jax is not None:
@@ -266,8 +263,6 @@ def sine_part(bench: Bench) -> None:
         told = f"n = {n:,}: "
         if n == 10:
             bench.compare(part, told + "BOAT's MESO / Run.step", times, "BOAT", "median step", (">=", 10))
-            what = told + "BOAT's MESO / Run.step, both on the wall"
-            bench.compare(part, what, times, "BOAT, wall", "median step, wall", (">=", 10))
             what = told + "BOAT's MESO without its file of losses / Run.step"
             bench.compare(part, what, times, "BOAT, no file", "median step")
         if n in (1, 1000):
@@ -407,6 +402,10 @@ def shared_part(bench: Bench) -> None:
     for data in IMAGES[:1] if bench.quick else IMAGES:
         task, told = cleaning(data, bench.device)
         runs = {k: meha.MEHA(**CLEANING, p=0.0, gradients=k).start(task.problem, *task.start()) for k in (4, 3, 2)}
+        for run in runs.values():
+            run.step()
+        if bench.device == "cuda":
+            rows(f"hyper-cleaning, {told}, recorded", {str(k): recorded(run, None, "cuda") for k, run in runs.items()}, True)
         rows(
             f"hyper-cleaning, {told}",
             {
@@ -415,7 +414,7 @@ def shared_part(bench: Bench) -> None:
             },
             network=True,
         )
-    for problem in (sine(1000), strong_convex(1000 if bench.quick else 1_000_000)):
+    for problem in (sine(1000), strong_convex(1000 if bench.quick else 1_000_000)) if bench.device == "cpu" else ():
         methods = {k: replace(problem.preset("recipe"), gradients=k) for k in (4, 3, 2)}
         found = {str(k): timed(problem, method, {"": stepped})[""] for k, method in methods.items()}
         rows(f"{problem.name}, Run.step", found, network=False)
@@ -439,7 +438,7 @@ def cleaning(data: Literal["digits", "mnist"], device: str) -> tuple[HyperCleani
 
 def passes_part(bench: Bench) -> None:
     """Steps on networks, beside the bare forward and backward passes that they are made of."""
-    part, device = "Networks, Run.step / bare passes", bench.device
+    part, device = "Networks, Run.step (recorded: compile=True) / bare passes", bench.device
     aim = ("<=", 1.15) if device == "cuda" else None
     for data in IMAGES[:1] if bench.quick else IMAGES:
         task, told = cleaning(data, device)
@@ -453,8 +452,11 @@ def passes_part(bench: Bench) -> None:
             "Run.step": functools.partial(several, run.step, count, device),
             "bare": functools.partial(several, bare.step, count, device),
         }
+        if device == "cuda":
+            contenders["recorded"] = recorded(run, None, device)
         times = bench.alternate(contenders, 3 * bench.rounds)
         bench.compare(part, f"hyper-cleaning, {told}", times, "Run.step", "bare", aim)
+        bench.compare(part, f"hyper-cleaning, {told}: recorded", times, "recorded", "bare", aim)
 
     shown, told = shots(bench.quick, device)
     setting = learning.chosen("few-shot", "MEHA")
@@ -471,7 +473,18 @@ def passes_part(bench: Bench) -> None:
         "Run.step": lambda: several(lambda: run.step(batch), count, device),
         "bare": lambda: several(lambda: few.step(batch), count, device),
     }
-    bench.compare(part, f"few-shot, {told}", bench.alternate(contenders), "Run.step", "bare", aim)
+    if device == "cuda":
+        contenders["recorded"] = recorded(run, batch, device)
+    times = bench.alternate(contenders)
+    bench.compare(part, f"few-shot, {told}", times, "Run.step", "bare", aim)
+    bench.compare(part, f"few-shot, {told}: recorded", times, "recorded", "bare", aim)
+
+
+def recorded(run: meha.Run, batch: Any, device: str) -> Contender:
+    """Steps of a run as ``solve(compile=True)`` does them on a GPU, where they are recorded as a graph."""
+    group = Compiled.of(run)
+    group.compile()
+    return lambda: several(lambda: group([batch] * group.unrolled), 10, device) / group.unrolled
 
 
 def same_network(a: torch.nn.Module, b: torch.nn.Module) -> None:
