@@ -66,7 +66,7 @@ class TracingError(Exception):
 
 
 class Compiled(ABC):
-    """Steps of a run in groups, without Python between them.
+    """Steps of a run in groups, without Python between them. A copy of what they change is kept, so that a group can be undone.
 
     Args:
         run: with at least one step done, in which what was left out is chosen and the objectives are checked.
@@ -214,6 +214,7 @@ class Recorded(Compiled):
         state = run.state
         if state.y.device.type != "cuda":
             raise TracingError("x or y is a module; without a GPU, compile the module instead, as in y0=torch.compile(module)")
+        _check_state(run, Variable, RunningOptimizer)
         optimizers = {name: value for name, value in vars(state).items() if isinstance(value, RunningOptimizer)}
         for name, optimizer in optimizers.items():
             if not optimizer.make_capturable():
@@ -236,16 +237,16 @@ class Recorded(Compiled):
             return told
 
         try:
-            step()  # tells which numbers there are
-            copy_(self._tensors, self._kept)
-            rows = facts.table(run.k, 2)
-            ends = []
-            for once in (step, _record(step)):
-                copy_(self._tensors, self._kept)
-                for row in rows:
-                    self._row[: len(row)] = row
-                    self._last = once()
-                ends.append([tensor.to(facts.dtype, copy=True) for tensor in self._tensors])
+            with torch.random.fork_rng([facts.device]):
+                step()  # tells which numbers there are
+                rows = facts.table(run.k, 2)
+                ends = []
+                for once in (step, _record(step)):
+                    copy_(self._tensors, self._kept)
+                    for row in rows:
+                        self._row[: len(row)] = row
+                        once()
+                    ends.append([tensor.to(facts.dtype, copy=True) for tensor in self._tensors])
             self._replay = once
         except TracingError:
             raise
@@ -427,11 +428,8 @@ def _trace(run: Run) -> _Trace:
 def _trace_once(run: Run) -> _Trace:
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
 
+    _check_state(run, Variable)
     variables, batch, dtype = _variables(run.state), _Batch(run.batch), _dtype(run)
-    for field in dataclasses.fields(run.state):
-        value = getattr(run.state, field.name)
-        if field.name not in variables and not isinstance(value, PLAIN):
-            raise TracingError(f"{run.method.name} keeps a {type(value).__name__} ({field.name}), which works in Python")
     leaves = [leaf.detach().clone() for variable in variables.values() for leaf in variable.leaves]
     device = leaves[0].device
     oracle = run.oracle.bare(joint=True)
@@ -499,6 +497,13 @@ def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     return graph, [getattr(module, name) for name in found]
+
+
+def _check_state(run: Run, *kinds: type) -> None:
+    """Raise if the state holds anything besides numbers and these kinds."""
+    for name, value in vars(run.state).items():
+        if not isinstance(value, (*PLAIN, *kinds)):
+            raise TracingError(f"{run.method.name} keeps a {type(value).__name__} ({name}), which works in Python")
 
 
 def _variables(state: State) -> dict[str, Variable]:

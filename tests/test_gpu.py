@@ -1,5 +1,6 @@
 """The same numbers on a GPU as on the CPU, without a host synchronisation in a step."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -410,3 +411,16 @@ def test_schedulers_are_not_recorded():
     )
     with pytest.warns(meha.compiled.CompileWarning, match="x_optimizer has a scheduler"):
         meha.solve(problem, x0, y0, method, max_steps=5, tol=None, batches=batches, compile=True)
+
+
+def test_methods_that_work_in_python_are_not_recorded():
+    found = []
+    for compile in (False, True):
+        problem, x0, y0, batches = network_task()
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            solution = meha.solve(problem, x0, y0, max_steps=20, tol=None, batches=batches, compile=compile)
+        assert len([w for w in told if w.category is meha.compiled.CompileWarning]) == compile
+        found.append(solution.x)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-4)
