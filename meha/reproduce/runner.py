@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 import torch
 
@@ -67,7 +69,8 @@ def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Ce
             while waiting and len(running) < jobs:
                 cell = waiting.pop()
                 watch(cell, None)
-                running[pool.submit(measure, cell)] = cell
+                with _interrupts_held_back():
+                    running[pool.submit(measure, cell)] = cell
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running.pop(future)
                 try:
@@ -80,6 +83,19 @@ def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Ce
             if running:
                 process.terminate()  # what it works on would be thrown away
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C waits until the end; worker processes that begin meanwhile never see one, and leave it to this process."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def time_left(cells: Sequence[Cell], store: Store, jobs: int) -> float | None:
