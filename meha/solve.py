@@ -99,7 +99,8 @@ def solve(
             functions of x, y and the batch: what else they depend on in Python stays as it was in the first step. What cannot
             be compiled runs as always, after one warning: methods that decide in Python, as :class:`Continuation` does,
             optimizers of tensors, schedulers, dropout. What was compiled serves all runs of the same form in this process and,
-            by torch's cache on disk, in later ones. "auto" compiles when the steps that are allowed would take longer than half
+            by torch's cache on disk, in later ones. A run that goes on from a checkpoint ends as if nothing had happened, but
+            for rounding. "auto" compiles when the steps that are allowed would take longer than half
             a minute, or when it was done before, and does not warn.
 
     Returns:
@@ -147,10 +148,13 @@ def solve(
     if file is not None:
         _resume(loop, file, max_steps)
     pace, stepped = _Pace(compile, run, max_steps, batches is not None), False
+    if run.k and not loop.over:  # a run that goes on does so in groups
+        loop.seconds += pace.update(loop.seconds)
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         while not loop.over and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
             loop.advance(group, pace.compiled)
-            loop.seconds += pace.update(loop.seconds)
+            if not loop.over:
+                loop.seconds += pace.update(loop.seconds)
             stepped = True
             if show is not None:
                 show(run, loop.history)
@@ -223,8 +227,6 @@ class _Pace:
         self._longest = 0 if batches else self.LONGEST
         self.compiled: Compiled | None = None
         self._first: tuple[int, float] | None = None
-        if run.k and compile is True:  # a run that goes on must do so in groups
-            self.update(0.0)
 
     @property
     def steps(self) -> int:
@@ -241,7 +243,8 @@ class _Pace:
         if self._wanted and self.compiled is None and (self._wanted is True or self._pays(seconds)):
             try:
                 compiled = Compiled.of(self.run)
-                if self._wanted is True or compiled.known or self._pays(seconds, least=30.0):
+                enough = self.max_steps - self.run.k >= compiled.unrolled
+                if enough and (self._wanted is True or compiled.known or self._pays(seconds, least=30.0)):
                     compiled.compile()
                     self.compiled = compiled
             except TracingError as reason:

@@ -261,10 +261,11 @@ def test_exact_rules_are_asked_when_their_step_was_passed():
 @pytest.mark.parametrize("rate", [3.0, 1e200], ids=["grows", "overflows"])
 def test_a_run_that_fails_ends_as_it_does_without(rate):
     problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
-    method = MEHA(alpha=rate, beta=0.1, eta=0.1, gamma=1.0, c=2.0)
+    method = MEHA(alpha=rate, beta=0.1, eta=0.1, gamma=1.0, c=2.0, p=0.0)
     x0 = torch.full((2,), 2.0, dtype=torch.float64)
     plain, compiled = (solve(problem, x0, x0, method, max_steps=3000, compile=c) for c in (False, True))
     assert compiled.status == plain.status
+    assert plain.status.value == ("non-finite" if rate > 1e100 else "diverged")
     assert all(bool(torch.isfinite(part).all()) for part in (compiled.x, compiled.y))
     if rate > 1e100:
         assert compiled.message == plain.message
@@ -346,6 +347,24 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     rest = solve(*arguments, max_steps=600, tol=None, compile=True, checkpoint=path, every=100)
     torch.testing.assert_close(rest.x, whole.x, rtol=0, atol=1e-13)
     assert (rest.steps, rest.counts) == (whole.steps, whole.counts)
+
+
+@pytest.mark.parametrize(
+    ("step", "span", "every", "due"),
+    [(41, 10, 7, True), (41, 10, 20, True), (41, 10, 9, True), (41, 3, 7, False), (40, 1, 20, True), (41, 1, 20, False)],
+)
+def test_what_is_done_every_so_many_steps_is_due_when_such_a_step_was_among_the_last(step, span, every, due):
+    assert meha.StepInfo(step, {}, span).due(every) is due
+    assert due == any(k % every == 0 for k in range(step - span + 1, step + 1))
+
+
+def test_nothing_is_compiled_for_a_few_steps(monkeypatch):
+    def fail(*_):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(Traced, "compile", fail)
+    problem = sine(3)
+    assert solve(problem, problem.x0, problem.y0, problem.preset("recipe"), max_steps=8, tol=None, compile=True).steps == 8
 
 
 def test_bad_argument():

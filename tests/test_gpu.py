@@ -400,7 +400,7 @@ def test_steps_on_networks_are_recorded(name):
 def test_random_numbers_in_a_network_are_not_recorded():
     problem, x0, y0, batches = network_task(dropout=0.5)
     with pytest.warns(meha.compiled.CompileWarning, match="random numbers"):
-        meha.solve(problem, x0, y0, NETWORK_METHODS["plain"], max_steps=5, tol=None, batches=batches, compile=True)
+        meha.solve(problem, x0, y0, NETWORK_METHODS["plain"], max_steps=20, tol=None, batches=batches, compile=True)
 
 
 def test_schedulers_are_not_recorded():
@@ -410,7 +410,7 @@ def test_schedulers_are_not_recorded():
         beta=0.1, eta=0.1, gamma=10.0, c=1.0, x_optimizer=meha.Optimizer(torch.optim.Adam, lr=0.1, scheduler=scheduler)
     )
     with pytest.warns(meha.compiled.CompileWarning, match="x_optimizer has a scheduler"):
-        meha.solve(problem, x0, y0, method, max_steps=5, tol=None, batches=batches, compile=True)
+        meha.solve(problem, x0, y0, method, max_steps=20, tol=None, batches=batches, compile=True)
 
 
 def test_methods_that_work_in_python_are_not_recorded():
