@@ -148,7 +148,7 @@ def solve(
     if file is not None:
         _resume(loop, file, max_steps)
     pace, stepped = _Pace(compile, run, max_steps, batches is not None), False
-    if run.k and not loop.over:  # a run that goes on does so in groups
+    if 0 < run.k < max_steps and not loop.over:  # a run that goes on does so in groups
         loop.seconds += pace.update(loop.seconds)
     with _progress_bar(max_steps) if progress else nullcontext() as show:
         while not loop.over and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
