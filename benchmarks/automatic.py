@@ -31,12 +31,12 @@ from batched import run_rows
 from torch import Tensor
 
 import meha
-from meha.lower import solve_lower
-from meha.oracle import Oracle
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.problems import KnownProblem, collection, group_lasso
 from meha.problems.variants import TOYS, VARIANTS
 from meha.solution import Status
-from meha.variables import Variable
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks/results/automatic.json", ROOT / "docs/automatic.md"

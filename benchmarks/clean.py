@@ -8,7 +8,6 @@ the next one, as confusable classes are. Mean over three seeds; one for MNIST an
 """
 
 import argparse
-import sys
 import warnings
 
 import numpy as np
@@ -18,9 +17,8 @@ from sklearn.metrics import roc_auc_score
 from torch.nn.functional import cross_entropy
 
 import meha
+from meha.tasks import _cleaning as inside
 from meha.tasks import clean
-
-INSIDE = sys.modules["meha.tasks.clean"]  # meha.tasks.clean is the function
 
 
 def images(name):
@@ -66,13 +64,13 @@ def spoiled(name, trusted, noise, kind, seed):
 
 def simply(features, labels, rows, seed):
     """Weights from the same network after 500 steps of Adam on some rows."""
-    inputs = torch.from_numpy(INSIDE._scaled(np.asarray(features)))
+    inputs = torch.from_numpy(inside._scaled(np.asarray(features)))
     names, numbers = np.unique(labels, return_inverse=True)
     targets, rows = torch.from_numpy(numbers), torch.from_numpy(rows)
     torch.manual_seed(seed)
-    network = INSIDE._network(inputs.shape[1], len(names), seed)
+    network = inside._network(inputs.shape[1], len(names), seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
-    batches = INSIDE._batches(len(rows), torch.Generator().manual_seed(seed), inputs.device)
+    batches = inside._batches(len(rows), torch.Generator().manual_seed(seed), inputs.device)
     for _ in range(500):
         chosen = rows[next(batches)]
         optimizer.zero_grad()

@@ -13,6 +13,8 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 """
 
 from meha import datasets, diagnostics, loaders, loggers, losses, nonsmooth, problems, schedules, sets, stopping, tasks, theory
+from meha._oracle import MicroBatches
+from meha._solving import solve
 from meha.inspection import check
 from meha.methods import (
     BAMM,
@@ -44,10 +46,8 @@ from meha.methods import (
     Uniform,
     VFiDCA,
 )
-from meha.oracle import MicroBatches
 from meha.problem import Problem
 from meha.solution import Solution, Status
-from meha.solve import solve
 
 __version__ = "0.1.0"
 

@@ -130,10 +130,10 @@ def _clean(
 ) -> None:
     import matplotlib  # noqa: F401  to miss it now, and not after the training
 
-    from meha.files import write_atomically
+    from meha._files import write_atomically
     from meha.tasks import CleaningWarning
     from meha.tasks import clean as clean_examples
-    from meha.tasks.clean_files import picture, read, table
+    from meha.tasks._cleaning_files import picture, read, table
 
     console = Console()
     columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from meha.methods.base import Run, State, StepInfo
-from meha.methods.optimizers import RunningOptimizer
-from meha.oracle import Counts, Oracle
+from meha._oracle import Counts, Oracle
+from meha._variables import Leaves, Variable, copy_, norm, subtract
+from meha.methods._base import Run, State, StepInfo
+from meha.methods._optimizers import RunningOptimizer
 from meha.schedules import Schedule, evaluate
-from meha.variables import Leaves, Variable, copy_, norm, subtract
 
 __all__ = ["CompileWarning", "Compiled", "Recorded", "Traced", "TracingError"]
 

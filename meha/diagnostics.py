@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from meha.checks import check_positive
-from meha.linear import CurvatureError, conjugate_gradients
-from meha.lower import LowerSolution, solve_lower
-from meha.oracle import Oracle
+from meha._checks import check_positive
+from meha._linear import CurvatureError, conjugate_gradients
+from meha._lower import LowerSolution, solve_lower
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, norm, subtract
 from meha.problem import Problem
 from meha.theory import Constants
-from meha.variables import Leaves, Variable, norm, subtract
 
 __all__ = ["DiagnosticWarning", "Envelope", "envelope", "gap", "hypergradient", "merit", "residual"]
 
@@ -57,7 +57,7 @@ def envelope(
     point that is no worse than y, and the gradient is that of the branch through it.
 
     Args:
-        tol: tolerance of the inner solve (:func:`meha.lower.solve_lower`), relative to the size of theta.
+        tol: tolerance of the inner solve (:func:`meha._lower.solve_lower`), relative to the size of theta.
 
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
     >>> v = envelope(problem, torch.zeros(1), torch.tensor([2.0]), gamma=1.0)

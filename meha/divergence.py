@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from meha.methods.base import StepInfo
-from meha.variables import Leaves, copy_, norm, subtract
+from meha._variables import Leaves, copy_, norm, subtract
+from meha.methods._base import StepInfo
 
 __all__ = ["Runaway"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._lower import solve_lower
+from meha._oracle import JOINT_LIMIT, Counts, Function, Oracle
+from meha._variables import Leaves, Variable, copy_, inner, norm, subtract
 from meha.loaders import random_states, set_random_states
-from meha.lower import solve_lower
-from meha.oracle import JOINT_LIMIT, Counts, Function, Oracle
 from meha.problem import Objective, Problem
 from meha.theory import Probe
-from meha.variables import Leaves, Variable, copy_, inner, norm, subtract
 
 __all__ = ["Report", "check"]
 

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from meha.checks import check_count
-from meha.files import write_atomically
-from meha.methods.base import Run, StepInfo
+from meha._checks import check_count
+from meha._files import write_atomically
+from meha.methods._base import Run, StepInfo
 
 __all__ = ["CSVLogger", "TensorBoardLogger"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from meha.checks import check_count
+from meha._checks import check_count
 
 __all__ = ["LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.variables import Leaves, Variable, select
-from meha.weights import Groups, Weight, by_size, declared, per_group, per_leaf, read_groups
+from meha._variables import Leaves, Variable, select
+from meha._weights import Groups, Weight, by_size, declared, per_group, per_leaf, read_groups
 
 __all__ = [
     "L1",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from meha._variables import Leaves, Variable, copy_
 from meha.nonsmooth import NonSmooth, Zero
 from meha.sets import ConvexSet, NonNegative, Reals
-from meha.variables import Leaves, Variable, copy_
 
 if TYPE_CHECKING:
     from meha.theory import Constants

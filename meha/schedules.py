@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from meha.checks import check_count, check_positive, check_tolerance
+from meha._checks import check_count, check_positive, check_tolerance
 
 __all__ = [
     "Cosine",

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.checks import check_positive
-from meha.variables import Leaves, Variable, norm, select, subtract
+from meha._checks import check_positive
+from meha._variables import Leaves, Variable, norm, select, subtract
 
 __all__ = [
     "AffineSet",

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from meha import diagnostics
-from meha.methods.base import Method, describe
-from meha.oracle import Counts, Oracle
+from meha._oracle import Counts, Oracle
+from meha._variables import Variable
+from meha.methods._base import Method, describe
 from meha.problem import Problem
 from meha.theory import Constants
-from meha.variables import Variable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meha import diagnostics
-from meha.checks import check_count, check_tolerance
-from meha.methods.base import Run, StepInfo
+from meha._checks import check_count, check_tolerance
+from meha.methods._base import Run, StepInfo
 
 __all__ = ["Gap", "RelativeChange", "Residual", "Rule"]
 

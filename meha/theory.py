@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from meha.checks import check_count
-from meha.oracle import Function, Oracle, Term
+from meha._checks import check_count
+from meha._oracle import Function, Oracle, Term
+from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
 from meha.problem import Problem
-from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
 __all__ = [
     "Constants",

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import meha
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._anderson import combine
+from meha.methods._curvatures import probe
 from meha.methods.adaptive import AdaptiveMEHA
-from meha.methods.anderson import combine
-from meha.methods.curvatures import probe
-from meha.oracle import Oracle
 from meha.problems import lasso, sine, strong_convex
 from meha.problems.variants import TOYS, VARIANTS, in_units
 from meha.sets import Box, NonNegative
 from meha.solution import Status
-from meha.variables import Variable
 
 SMOOTH = ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10"]
 

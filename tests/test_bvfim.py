@@ -195,7 +195,7 @@ def test_costs(penalty, beta):
     method = BVFIM(penalty=penalty, alpha=0.1, beta=beta, eta=0.3, inner_steps=3, upper_steps=5)
     run = method.start(problem, problem.x0, problem.y0)
     after(run, 7)
-    assert run.counts == meha.oracle.Counts(upper=7 * (5 + 1), lower=7 * (3 + 5 + 2), hvp=0)
+    assert run.counts == meha._oracle.Counts(upper=7 * (5 + 1), lower=7 * (3 + 5 + 2), hvp=0)
 
 
 SINE, CONVEX = dict(hold=20, power=4.0, beta=0.3), dict(hold=5, beta=0.3)

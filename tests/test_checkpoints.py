@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import meha
 from meha import Status
-from meha.checkpoints import Checkpoint
+from meha._checkpoints import Checkpoint
 from meha.loaders import Together
 from meha.stopping import Gap
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 import zipfile
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from typer.testing import CliRunner
 from meha.cli import app
 from meha.datasets import digits
 from meha.tasks import Cleaning, CleaningWarning, clean
-from meha.tasks.clean_files import Examples, picture, read, table
-
-module = sys.modules["meha.tasks.clean"]
+from meha.tasks import _cleaning as module
+from meha.tasks._cleaning_files import Examples, picture, read, table
 
 
 @pytest.fixture

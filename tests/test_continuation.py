@@ -12,7 +12,7 @@ from torch import nn
 
 import meha
 from meha.methods.continuation import Continuation
-from meha.methods.quasi_newton import Descent, Pairs, Point
+from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.problems import collection
 from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
 from meha.solution import Status

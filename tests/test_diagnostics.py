@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import meha
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.diagnostics import DiagnosticWarning, envelope, gap, hypergradient, merit, residual
-from meha.lower import solve_lower
 from meha.nonsmooth import L1, MCP, GroupL2
-from meha.oracle import Oracle
 from meha.sets import Box, L2Ball, NonNegative
 from meha.theory import Constants
-from meha.variables import Variable
 
 
 def generator(seed):

@@ -8,10 +8,10 @@ import torch
 from smooth import M, Smooth, joined
 
 import meha
+from meha._variables import Variable
 from meha.methods import BDA, BRC, CG, DARTS, GALET, IAPTT, NS, RHG
 from meha.schedules import InversePower
 from meha.sets import Box, L2Ball, NonNegative, Product, Simplex
-from meha.variables import Variable
 
 
 def hypergradient(run, batch=None):

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import meha
-from meha.lower import solve_lower
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.methods.igjo import IGJO
-from meha.methods.quadratic import Quadratic, read_quadratic
-from meha.methods.radii import Balls, minimise, read_weights
 from meha.methods.vfidca import VFiDCA
+from meha.methods.vfidca.quadratic import Quadratic, read_quadratic
+from meha.methods.vfidca.radii import Balls, minimise, read_weights
 from meha.nonsmooth import L1, ElasticNet, GroupL2, Nuclear, SparseGroup
-from meha.oracle import Oracle
 from meha.sets import Box, NonNegative
-from meha.variables import Variable
 
 
 def normal(*shape, seed=0):

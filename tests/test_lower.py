@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import meha
-from meha.lower import solve_lower
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.nonsmooth import L1
-from meha.oracle import Oracle
-from meha.variables import Variable
 
 
 def normal(*shape, seed=0):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from structures import fill, flat, leaves, size
 from torch import nn
 
+from meha._variables import Variable
 from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup, Sum, Zero
 from meha.problem import Problem
 from meha.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
-from meha.variables import Variable
 
 SEEDS = st.integers(0, 2**31 - 1)
 SHARES = st.sampled_from([0.1, 0.5, 0.9])  # of the largest step

@@ -161,7 +161,7 @@ def test_orthogonal_group_lasso_is_solved():
 
 @pytest.mark.parametrize("make", [problems.sine, problems.strong_convex, problems.merely_convex, problems.lasso])
 def test_default_parameters_come_near_every_solution(make):
-    """The rule of meha.methods.automatic on problems that hide their constants."""
+    """The rule of meha.methods._parameters on problems that hide their constants."""
     problem = make(10)
     hidden = meha.Problem(problem.upper, problem.lower, nonsmooth=problem.nonsmooth, x_set=problem.x_set)
     solution = meha.solve(hidden, problem.x0, problem.y0, meha.MEHA(p=0.49), max_steps=1500, tol=None)

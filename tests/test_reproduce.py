@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import meha
-from meha.lower import solve_lower
-from meha.oracle import Oracle
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.problems import group_lasso, lasso, sine, strong_convex
 from meha.reproduce import report, tuning
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
@@ -31,7 +32,6 @@ from meha.reproduce.race import measure
 from meha.reproduce.runner import run, time_left
 from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
-from meha.variables import Variable
 
 SHIPPED = Tuning.shipped()
 MEHA = CONTENDERS["MEHA"]

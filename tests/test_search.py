@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import meha
+from meha._variables import Variable
 from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.nonsmooth import L1, SparseGroup
 from meha.sets import Box, L2Ball, NonNegative, Simplex
-from meha.variables import Variable
 
 A = torch.tensor([2.0, -1.0], dtype=torch.float64)
 B = torch.tensor([1.5, -0.5], dtype=torch.float64)

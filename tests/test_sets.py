@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from structures import fill, flat, leaves, size
 from torch import nn
 
+from meha._variables import Variable
 from meha.problem import Problem
 from meha.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
-from meha.variables import Variable
 
 SEEDS = st.integers(0, 2**31 - 1)
 many = settings(max_examples=25, deadline=None, database=None)

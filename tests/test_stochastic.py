@@ -97,7 +97,7 @@ def test_the_step_is_that_of_the_documentation():
 def test_work_is_counted():
     run = start()
     run_all(run, noises(3, 10))
-    assert run.counts == meha.oracle.Counts(upper=12, lower=22)
+    assert run.counts == meha._oracle.Counts(upper=12, lower=22)
 
 
 @pytest.mark.parametrize("method", [meha.StochasticMEHA(), FRESH, meha.StochasticMEHA(inner_steps=2)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import meha
-from meha.methods.automatic import parameters
+from meha.methods._parameters import parameters
 from meha.nonsmooth import MCP
 from meha.theory import Constants, TheoryWarning, check, estimate, eta_range, gamma_range
 

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import meha
+from meha._variables import Variable
 from meha.nonsmooth import L1
 from meha.reproduce.memory import peak
 from meha.sets import L2Ball
-from meha.variables import Variable
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 

@@ -5,7 +5,7 @@ import collections
 import pytest
 import torch
 
-from meha.variables import Variable, named_leaves, norm, select
+from meha._variables import Variable, named_leaves, norm, select
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from meha._files import write_atomically
 from meha.datasets.fetch import find
 from meha.datasets.sources import SOURCES, Folder, cache_folder, damaged
-from meha.files import write_atomically
 
 __all__ = ["Omniglot", "omniglot"]
 

@@ -1,7 +1,8 @@
 """Methods: hyper-parameters in a frozen dataclass, with init and step; a Run is a method at work."""
 
+from meha.methods._base import Method, Run, State, StepInfo
+from meha.methods._optimizers import Optimizer
 from meha.methods.bamm import BAMM
-from meha.methods.base import Method, Run, State, StepInfo
 from meha.methods.bda import BDA
 from meha.methods.bome import BOME
 from meha.methods.brc import BRC
@@ -14,7 +15,6 @@ from meha.methods.iaptt import IAPTT
 from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
-from meha.methods.optimizers import Optimizer
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.methods.slm import SLM

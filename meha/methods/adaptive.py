@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meha.checks import check_positive
-from meha.methods.anderson import combine
-from meha.methods.base import Method, Numbers, State
-from meha.methods.curvatures import Curvatures, describe, flatten, lower_gradients, probe, upper_gradients, write
-from meha.oracle import Oracle
+from meha._checks import check_positive
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._anderson import combine
+from meha.methods._base import Method, Numbers, State
+from meha.methods._curvatures import Curvatures, describe, flatten, lower_gradients, probe, upper_gradients, write
 from meha.problem import Problem
-from meha.variables import Variable
 
 __all__ = ["AdaptiveMEHA", "AdaptiveState"]
 
@@ -103,8 +103,8 @@ class AdaptiveMEHA(Method):
     f and 1 of F.
 
     - Steps: alpha, beta and eta follow from the curvatures of F and f, seen by differences of gradients at the start and now
-      and then (:mod:`meha.methods.curvatures`), and shrink where the gradients turn out to change faster, or explode.
-    - Anderson acceleration (:mod:`meha.methods.anderson`) of the whole step. Gradients of F and of f are kept apart, so that
+      and then (:mod:`meha.methods._curvatures`), and shrink where the gradients turn out to change faster, or explode.
+    - Anderson acceleration (:mod:`meha.methods._anderson`) of the whole step. Gradients of F and of f are kept apart, so that
       the memory remains valid when c, gamma or the steps change.
     - c starts small, where F shows the way, and doubles when the residual is small against grad F (the smaller, the less the
       last stages differ) or does not get there in time. The answer is the limit for c to infinity, told by the last two stages.

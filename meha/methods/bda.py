@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from meha.methods.automatic import hypergradient_steps
-from meha.methods.inner import Objective
-from meha.methods.moves import check_step
+from meha._oracle import Oracle, Term
+from meha._variables import Variable
+from meha.methods._inner import Objective
+from meha.methods._moves import check_step
+from meha.methods._parameters import hypergradient_steps
 from meha.methods.rhg import RHG
-from meha.oracle import Oracle, Term
 from meha.schedules import InversePower, Schedule, evaluate, fraction
 from meha.theory import Constants
-from meha.variables import Variable
 
 __all__ = ["BDA"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from meha.checks import check_positive
-from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
-from meha.oracle import Oracle
-from meha.variables import copy_, inner
+from meha._checks import check_positive
+from meha._oracle import Oracle
+from meha._variables import copy_, inner
+from meha.methods._base import Numbers
+from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
 
 __all__ = ["BOME"]
 
@@ -29,7 +29,7 @@ class BOME(PenaltyMethod):
     Args:
         u: the rate at which the gap is to fall.
         control: ``"norm"`` for u ||grad q||^2, ``"gap"`` for u q.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
     The paper allows non-convex lower levels. On :func:`meha.problems.sine` it ends in the valley nearest to the start.
 

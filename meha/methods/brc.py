@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import descend
-from meha.oracle import Oracle
-from meha.variables import Leaves, inner
+from meha._oracle import Oracle
+from meha._variables import Leaves, inner
+from meha.methods._hypergradient import HypergradientMethod, HypergradientState
+from meha.methods._inner import descend
 
 __all__ = ["BRC"]
 
@@ -26,7 +26,7 @@ class BRC(HypergradientMethod):
 
     Args:
         inner_steps: T; keep it small. The quotient tends to 0 / 0 as y converges, so that long inner loops lose the direction.
-        alpha, beta, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+        alpha, beta, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
     A heuristic: an outer product of gradients is no approximation of a Hessian at a solution, where it vanishes, and f_x need
     not be small there. It converges on none of the problems with known answers in :mod:`meha.problems`, not even the strongly

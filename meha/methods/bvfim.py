@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import torch
 
-from meha.checks import check_count, check_positive, check_tolerance
-from meha.methods.automatic import hypergradient_steps
-from meha.methods.base import Numbers
-from meha.methods.inner import descend
-from meha.methods.penalty import PenaltyMethod, PenaltyState, gap_terms
-from meha.oracle import Oracle
+from meha._checks import check_count, check_positive, check_tolerance
+from meha._oracle import Oracle
+from meha._variables import add_, copy_, inner
+from meha.methods._base import Numbers
+from meha.methods._inner import descend
+from meha.methods._parameters import hypergradient_steps
+from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
 from meha.schedules import evaluate
 from meha.theory import Constants
-from meha.variables import add_, copy_, inner
 
 __all__ = ["BVFIM"]
 
@@ -57,7 +57,7 @@ class BVFIM(PenaltyMethod):
         power, floor: how fast they fall, and to which part of their first values.
         upper_steps: T_y, the steps on y.
         beta: the longest step of y; there is no ``y_optimizer``, because the search decides about lengths.
-        alpha, eta, inner_steps, x_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+        alpha, eta, inner_steps, x_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
     The numbers of a step are those of the x-direction, at the old x and the new y, with ``slack`` and w as ``c``.
 

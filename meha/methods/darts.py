@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from meha.checks import check_positive
-from meha.methods.automatic import hypergradient_steps
-from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import check_step, move
-from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.oracle import Oracle
+from meha._checks import check_positive
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, add_, copy_, norm
+from meha.methods._base import Method, Numbers, State
+from meha.methods._moves import check_step, move
+from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods._parameters import hypergradient_steps
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, Variable, add_, copy_, norm
 
 __all__ = ["DARTS", "DARTSState"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.oracle import Oracle
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._base import Numbers
+from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.variables import Variable
 
 __all__ = ["F2SA"]
 
@@ -29,7 +29,7 @@ class F2SA(PenaltyMethod):
     Args:
         c: the weight of the lower level, a number or a function of k; (k+1)^(1/3) by default, the paper's choice without noise.
         warm_start: whether y and z go on from where they were, or begin at y0 in every step.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
     MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
     it also solves :func:`meha.problems.merely_convex`.

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from meha.checks import check_count
-from meha.linear import Operator
+from meha._checks import check_count
+from meha._linear import Operator
+from meha._variables import Leaves, add_, subtract
+from meha.methods._moves import check_step
 from meha.methods.implicit import ImplicitMethod
-from meha.methods.moves import check_step
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, add_, subtract
 
 __all__ = ["GALET"]
 
@@ -32,7 +32,7 @@ class GALET(ImplicitMethod):
     Args:
         terms: steps on v.
         eta: their size, below 2 / ||f_yy||^2.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
     Its theory leaves the choice among several lower solutions to the start: on :func:`meha.problems.merely_convex` the
     second half of y never moves, and x ends near 1/2 instead of 1.

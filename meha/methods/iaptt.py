@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from meha.methods.automatic import SAFETY
-from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import descend, reverse, unroll
-from meha.methods.moves import check_step, move
-from meha.oracle import Oracle
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, copy_
+from meha.methods._hypergradient import HypergradientMethod, HypergradientState
+from meha.methods._inner import descend, reverse, unroll
+from meha.methods._moves import check_step, move
+from meha.methods._parameters import SAFETY
 from meha.schedules import Schedule
 from meha.theory import Constants
-from meha.variables import Leaves, Variable, copy_
 
 __all__ = ["IAPTT", "IAPTTState"]
 
@@ -43,7 +43,7 @@ class IAPTT(HypergradientMethod):
     Args:
         eta: the step of z; when left out it is alpha or, where that is left out too, chosen from the curvature of F in y.
         keep_graph: as in :class:`~meha.RHG`.
-        alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`; ``warm_start`` has
+        alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`; ``warm_start`` has
             no meaning here, because z decides where the steps start.
 
     The paper claims convergence for non-convex lower levels; a fixed T leaves a bias, as below (the solution is 2.356). On

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from meha.checks import check_count, check_positive, check_tolerance
-from meha.linear import CurvatureError, Operator, conjugate_gradients, least_squares
-from meha.lower import LowerSolution, solve_lower
-from meha.methods.base import Method, Numbers, State
+from meha._checks import check_count, check_positive, check_tolerance
+from meha._linear import CurvatureError, Operator, conjugate_gradients, least_squares
+from meha._lower import LowerSolution, solve_lower
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
+from meha.methods._base import Method, Numbers, State
 from meha.nonsmooth import GroupL2
-from meha.oracle import Oracle
 from meha.problem import Problem
-from meha.variables import Leaves, Variable, add_, copy_, norm, subtract
 
 __all__ = ["IGJO", "IGJOState"]
 
@@ -58,7 +58,7 @@ class IGJO(Method):
         decrease: the run is finished when a step lowers F by less (an absolute number, as in the source),
         min_alpha: when s falls under this,
         iterations: and after so many steps.
-        inner_steps, tol: of the lower solves, as in :func:`meha.lower.solve_lower`.
+        inner_steps, tol: of the lower solves, as in :func:`meha._lower.solve_lower`.
         linear_steps, linear_tol: at most so many iterations on the linear system, until its relative residual is this small.
 
     Where y = 0 there is no support, and the method does not move: start from small weights. Values of F on different batches do

@@ -6,15 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from meha.checks import check_count, check_tolerance
-from meha.linear import Operator, conjugate_gradients, neumann_series
-from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import descend
-from meha.methods.moves import check_step
-from meha.oracle import Oracle
+from meha._checks import check_count, check_tolerance
+from meha._linear import Operator, conjugate_gradients, neumann_series
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, subtract
+from meha.methods._hypergradient import HypergradientMethod, HypergradientState
+from meha.methods._inner import descend
+from meha.methods._moves import check_step
 from meha.problem import Problem
 from meha.schedules import Schedule, evaluate
-from meha.variables import Leaves, Variable, subtract
 
 __all__ = ["CG", "NS", "ImplicitMethod"]
 
@@ -51,7 +51,7 @@ class CG(ImplicitMethod):
     Args:
         cg_steps: K.
         damping: added to the Hessian; with networks, whose Hessians are indefinite, it must exceed the most negative curvature.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
     A Hessian that is not positive definite ends the run with the status "broke down". On
     :func:`meha.problems.merely_convex` that is so in the second step; with damping, x ends near 1/2 instead of 1.
@@ -96,7 +96,7 @@ class NS(ImplicitMethod):
     Args:
         terms: K.
         eta: the step of the series, beta by default.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
     On :func:`meha.problems.merely_convex` the series grows without bound in the flat directions, which happen not to matter
     for x there; x ends near 1/2 instead of 1.

@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from meha.checks import check_count, check_positive
+from meha._checks import check_count, check_positive
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, add_difference_, distance, norm, subtract
+from meha.methods._base import Method, Numbers, State
+from meha.methods._moves import check_step, move
+from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods._parameters import advise, choose, stochastic
 from meha.methods.adaptive import AdaptiveMEHA
-from meha.methods.automatic import advise, choose, stochastic
-from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import check_step, move
-from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods.stochastic import StochasticMEHA
-from meha.oracle import Oracle
 from meha.problem import Problem, Prox
 from meha.schedules import Power, Schedule, check_schedule, evaluate
 from meha.theory import Constants, check, warn
-from meha.variables import Leaves, Variable, add_difference_, distance, norm, subtract
 
 __all__ = ["MEHA", "MEHAState"]
 
@@ -84,8 +84,8 @@ class MEHA(Method):
     gradient, a second gradient of its largest parameter, and one forward-backward pass; optimizers add what they keep, and a
     prox a copy of its level.
 
-    What is left out is chosen from the constants of the problem (:mod:`meha.methods.automatic`); where they are not stated with
-    the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and adapts
+    What is left out is chosen from the constants of the problem (:mod:`meha.methods._parameters`); where they are not
+    stated with the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and adapts
     its parameters as it runs (:class:`~meha.methods.adaptive.AdaptiveMEHA`; with batches or modules,
     :class:`~meha.StochasticMEHA`).
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meha.checks import check_count
-from meha.methods.hypergradient import HypergradientMethod, HypergradientState
-from meha.methods.inner import Objective, descend, lower_objective, reverse, unroll
-from meha.oracle import Oracle
-from meha.variables import Leaves, Variable, copy_
+from meha._checks import check_count
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, copy_
+from meha.methods._hypergradient import HypergradientMethod, HypergradientState
+from meha.methods._inner import Objective, descend, lower_objective, reverse, unroll
 
 __all__ = ["RHG"]
 
@@ -28,7 +28,7 @@ class RHG(HypergradientMethod):
     Args:
         terms: how many of the last steps are differentiated through; all by default.
         keep_graph: keep the graphs of all steps and take one backward pass through them, for y made of tensors.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
     By default the sweep back recomputes derivatives at stored iterates, so that memory is that of T + 1 copies of y and one
     graph, and f must give the same value twice: no dropout. It takes longer than with ``keep_graph``: 1.5 times

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from meha.checks import check_count, check_tolerance
-from meha.lower import solve_lower
-from meha.methods.base import Method, Numbers, State
-from meha.oracle import Oracle
+from meha._checks import check_count, check_tolerance
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable, copy_, select
+from meha.methods._base import Method, Numbers, State
 from meha.problem import Problem
-from meha.variables import Variable, copy_, select
 
 __all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
 
@@ -145,7 +145,7 @@ class Search(Method):
             stand for many coordinates.
         warm_start: whether a lower solve begins at the last solution, or at y0 every time.
         inner_steps: at most so many steps of FISTA for a candidate.
-        tol: relative accuracy of the lower solve, as in :func:`meha.lower.solve_lower`.
+        tol: relative accuracy of the lower solve, as in :func:`meha._lower.solve_lower`.
 
     A candidate outside of X is projected on X. The start x0 is not a candidate: x is x0 until a candidate succeeds. A candidate
     fails when F is not finite, when the lower level is not solved to ``tol`` in ``inner_steps`` (then its F says nothing), or

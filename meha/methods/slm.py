@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meha.checks import check_positive, check_tolerance
-from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.oracle import Oracle
+from meha._checks import check_positive, check_tolerance
+from meha._oracle import Oracle
+from meha._variables import Variable, add_, add_difference_, subtract
+from meha.methods._base import Numbers
+from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.schedules import Schedule, check_schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Variable, add_, add_difference_, subtract
 
 __all__ = ["SLM", "SLMState"]
 
@@ -40,7 +40,7 @@ class SLM(PenaltyMethod):
         r: the strength of the smoothing.
         dual_step, decay: step of the multiplier, and its pull to zero, which keeps it bounded.
         m: how far the centre follows in a step, in (0, 1].
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
     The structure (smoothing centre, regularised multiplier, inner steps for the value function) is the paper's; its exact
     algorithm was not at hand, so that constants, the order of updates and the factor s are our reading, and no result here

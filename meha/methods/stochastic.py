@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.checks import check_count, check_positive
-from meha.methods.base import Method, Numbers, State
-from meha.oracle import Oracle
+from meha._checks import check_count, check_positive
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, copy_, distance, norm
+from meha.methods._base import Method, Numbers, State
 from meha.problem import Problem
 from meha.sets import ConvexSet
-from meha.variables import Leaves, Variable, copy_, distance, norm
 
 __all__ = ["StochasticMEHA", "StochasticMEHAState"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from meha.methods.base import Numbers
-from meha.methods.penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.oracle import Oracle
+from meha._oracle import Oracle
+from meha.methods._base import Numbers
+from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.schedules import Ramp, Schedule, check_schedule, evaluate
 
 __all__ = ["VPBGD"]
@@ -27,7 +27,7 @@ class VPBGD(PenaltyMethod):
     Args:
         c: the weight of the gap, a number or a function of k; by default a line from 0 to 10 over 1000 steps. The error of the
             answer is of the order of 1/c at the end; a long phase with a small weight lets F choose the valley of f.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
     >>> import meha
     >>> from meha.schedules import Ramp

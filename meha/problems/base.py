@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.methods import MEHA
-from meha.methods.automatic import choose
-from meha.oracle import Oracle
+from meha.methods._parameters import choose
 from meha.problem import Problem
-from meha.variables import Variable
 
 __all__ = ["Distance", "KnownProblem", "relative"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meha._variables import Variable
 from meha.problem import Problem, Prox
-from meha.variables import Variable
 
 __all__ = ["Linearised", "least_squares", "minimiser"]
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from meha import methods
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.methods.search import Search
-from meha.oracle import Oracle
 from meha.problems import KnownProblem
 from meha.schedules import InversePower, Power, Ramp
-from meha.variables import Variable
 
 __all__ = ["AUTOMATIC", "CONTENDERS", "SETTINGS", "Contender", "Setting"]
 

@@ -15,7 +15,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha.loaders import Endless
 from meha.methods import Method
-from meha.methods.base import describe
+from meha.methods._base import describe
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import Setting
 from meha.schedules import InversePower, Power, Ramp

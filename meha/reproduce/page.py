@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from meha.files import write_atomically
+from meha._files import write_atomically
 from meha.reproduce.figures import DASH, MINUS, render, three_digits
 
 

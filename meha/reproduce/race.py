@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from meha.lower import solve_lower
+from meha._lower import solve_lower
+from meha._oracle import Oracle
+from meha._variables import Variable
 from meha.methods import Run
-from meha.methods.base import describe
-from meha.oracle import Oracle
+from meha.methods._base import describe
 from meha.problems import KnownProblem
 from meha.reproduce import learning, rates
 from meha.reproduce.cells import Case, Cell
 from meha.reproduce.memory import peak
 from meha.schedules import evaluate
-from meha.variables import Variable
 
 __all__ = ["Record", "measure", "processor"]
 

@@ -33,7 +33,7 @@ import numpy as np
 from meha.diagnostics import envelope, residual
 from meha.diagnostics import hypergradient as gradient_of_phi
 from meha.methods import Method
-from meha.methods.automatic import parameters
+from meha.methods._parameters import parameters
 from meha.methods.meha import MEHA, MEHAState
 from meha.problems import KnownProblem, lasso, merely_convex, sine, strong_convex
 

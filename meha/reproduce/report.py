@@ -13,7 +13,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from meha.files import write_atomically
+from meha._files import write_atomically
 from meha.reproduce.contenders import CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Results
 from meha.reproduce.experiments.base import Verdict, prose

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from meha.files import write_atomically
+from meha._files import write_atomically
 from meha.reproduce.cells import Cell
 from meha.reproduce.race import Record
 

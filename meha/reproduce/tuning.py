@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from meha.files import write_atomically
+from meha._files import write_atomically
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.race import Record

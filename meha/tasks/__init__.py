@@ -1,6 +1,6 @@
 """Learning tasks on data: noisy labels cleaned, in one's own data too, and features shared across tasks."""
 
-from meha.tasks.clean import Cleaning, CleaningWarning, clean
+from meha.tasks._cleaning import Cleaning, CleaningWarning, clean
 from meha.tasks.few_shot import FewShot, few_shot
 from meha.tasks.hyper_cleaning import HyperCleaning, hyper_cleaning
 

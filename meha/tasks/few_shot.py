@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, one_hot, pad
 
-from meha.checks import check_count
+from meha._checks import check_count
 from meha.datasets import digits, omniglot
 from meha.problem import Problem
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
+from meha._variables import Leaves, Variable
 from meha.problem import Problem
-from meha.variables import Leaves, Variable
 
 __all__ = ["Counts", "Function", "Hessian", "MicroBatches", "Oracle", "Term"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meha.tasks.clean import LIMIT, Cleaning, as_images, check_features, check_labels, check_trusted
+from meha.tasks._cleaning import LIMIT, Cleaning, as_images, check_features, check_labels, check_trusted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

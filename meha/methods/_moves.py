@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.methods.optimizers import OptimizerFactory, RunningOptimizer
+from meha._variables import Leaves, Variable, add_, copy_, distance, norm
+from meha.methods._optimizers import OptimizerFactory, RunningOptimizer
 from meha.problem import Prox
 from meha.schedules import Schedule, SymbolicStep, check_schedule, evaluate
-from meha.variables import Leaves, Variable, add_, copy_, distance, norm
 
 __all__ = ["check_step", "move"]
 

@@ -6,15 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from meha.checks import check_count
-from meha.methods.automatic import hypergradient_steps
-from meha.methods.base import Method, Numbers, State
-from meha.methods.moves import check_step, move
-from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.oracle import Oracle
+from meha._checks import check_count
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable
+from meha.methods._base import Method, Numbers, State
+from meha.methods._moves import check_step, move
+from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods._parameters import hypergradient_steps
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, Variable
 
 __all__ = ["HypergradientMethod", "HypergradientState"]
 

@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from meha._solving import solve
 from meha.methods import MEHA
 from meha.problem import Problem
 from meha.solution import Status
-from meha.solve import solve
 from meha.tasks.hyper_cleaning import mlp
 
 __all__ = ["Cleaning", "CleaningWarning", "as_images", "check_features", "check_labels", "check_trusted", "clean"]

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from meha.checks import check_count, check_tolerance
-from meha.methods.base import Method, Numbers, State
-from meha.methods.curvatures import Curvatures, describe, probe, write
-from meha.methods.levels import Levels, size
-from meha.methods.quasi_newton import Descent, Pairs, Point
-from meha.oracle import Oracle
+from meha._checks import check_count, check_tolerance
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._base import Method, Numbers, State
+from meha.methods._curvatures import Curvatures, describe, probe, write
+from meha.methods.continuation.levels import Levels, size
+from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.problem import Problem
-from meha.variables import Variable
 
 __all__ = ["Continuation", "ContinuationState"]
 

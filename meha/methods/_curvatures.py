@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meha.oracle import Oracle
-from meha.variables import Variable
+from meha._oracle import Oracle
+from meha._variables import Variable
 
 __all__ = ["Curvatures", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
 

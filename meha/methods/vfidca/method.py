@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from meha.checks import check_count, check_positive, check_tolerance
-from meha.methods.base import Method, Numbers, State
-from meha.methods.quadratic import Quadratic, as_vector, read_quadratic
-from meha.methods.radii import Balls, minimise, read_weights
-from meha.oracle import Oracle
+from meha._checks import check_count, check_positive, check_tolerance
+from meha._oracle import Oracle
+from meha._variables import Variable, norm
+from meha.methods._base import Method, Numbers, State
+from meha.methods.vfidca.quadratic import Quadratic, as_vector, read_quadratic
+from meha.methods.vfidca.radii import Balls, minimise, read_weights
 from meha.problem import Problem
-from meha.variables import Variable, norm
 
 __all__ = ["VFiDCA", "VFiDCAState"]
 

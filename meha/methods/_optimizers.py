@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from meha.checks import check_positive
+from meha._checks import check_positive
+from meha._variables import Leaves, Variable
 from meha.problem import Problem
 from meha.sets import ConvexSet
-from meha.variables import Leaves, Variable
 
 __all__ = ["Optimizer", "OptimizerFactory", "RunningOptimizer", "build_optimizer", "text"]
 

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from meha.methods.curvatures import Curvatures, flatten, upper_gradients, write
-from meha.methods.quasi_newton import Point
-from meha.oracle import Oracle
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._curvatures import Curvatures, flatten, upper_gradients, write
+from meha.methods.continuation.quasi_newton import Point
 from meha.problem import Prox
-from meha.variables import Variable
 
 __all__ = ["Levels", "size"]
 

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from meha._oracle import Counts, Oracle
+from meha._variables import Variable, copy_
 from meha.loaders import Stateful
-from meha.methods.optimizers import text
-from meha.oracle import Counts, Oracle
+from meha.methods._optimizers import text
 from meha.problem import Problem
 from meha.schedules import rests
 from meha.theory import Constants, estimate_at
-from meha.variables import Variable, copy_
 
 __all__ = ["Method", "Numbers", "Run", "State", "StepInfo"]
 

@@ -15,20 +15,20 @@ from typing import Any, Literal
 import torch
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from meha.checkpoints import REMEDY, Checkpoint
-from meha.checks import check_count, check_positive, check_tolerance
+from meha._checkpoints import REMEDY, Checkpoint
+from meha._checks import check_count, check_positive, check_tolerance
+from meha._oracle import MicroBatches
+from meha._variables import Variable, _modules, copy_, norm, subtract
 from meha.compiled import Compiled, CompileWarning, TracingError
 from meha.divergence import Runaway
 from meha.loaders import Endless, Stateful, check_resumable, random_states, set_random_states
 from meha.loggers import work
 from meha.methods import Continuation, Method, Run, StepInfo, StochasticMEHA
-from meha.methods.automatic import stochastic
-from meha.oracle import MicroBatches
+from meha.methods._parameters import stochastic
 from meha.problem import Problem
 from meha.solution import History, Solution, Status
 from meha.stopping import RelativeChange, Rule
 from meha.theory import Constants
-from meha.variables import Variable, _modules, copy_, norm, subtract
 
 __all__ = ["Callback", "solve"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from meha.variables import Leaves
+from meha._variables import Leaves
 
 __all__ = ["Groups", "Weight", "by_size", "declared", "per_group", "per_leaf", "read_groups"]
 

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from meha.oracle import Oracle
+from meha._oracle import Oracle
+from meha._variables import Variable, _modules, norm, subtract
 from meha.problem import Problem
 from meha.schedules import evaluate
 from meha.theory import Constants, estimate, estimate_at, eta_range
-from meha.variables import Variable, _modules, norm, subtract
 
 if TYPE_CHECKING:
     from meha.methods.meha import MEHA

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meha.methods.quadratic import Quadratic
+from meha._variables import Variable, norm
+from meha._weights import per_group, read_groups
+from meha.methods.vfidca.quadratic import Quadratic
 from meha.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup
-from meha.variables import Variable, norm
-from meha.weights import per_group, read_groups
 
 __all__ = ["Balls", "minimise", "read_weights"]
 

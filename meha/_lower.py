@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.checks import check_count
-from meha.oracle import Oracle
-from meha.variables import Leaves, Variable, copy_, inner, norm, subtract
+from meha._checks import check_count
+from meha._oracle import Oracle
+from meha._variables import Leaves, Variable, copy_, inner, norm, subtract
 
 __all__ = ["LowerSolution", "solve_lower"]
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from meha.oracle import Function, Oracle
-from meha.variables import Variable, norm
+from meha._oracle import Function, Oracle
+from meha._variables import Variable, norm
 
 __all__ = ["Quadratic", "as_vector", "read_quadratic"]
 

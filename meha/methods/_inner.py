@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from meha.oracle import Oracle, Term
-from meha.variables import Leaves, Variable, add_, copy_
+from meha._oracle import Oracle, Term
+from meha._variables import Leaves, Variable, add_, copy_
 
 __all__ = ["Objective", "descend", "lower_objective", "reverse", "unroll"]
 

@@ -7,16 +7,16 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from meha.checks import check_count
-from meha.methods.automatic import penalty_steps
-from meha.methods.base import Method, State
-from meha.methods.inner import descend
-from meha.methods.moves import check_step, move
-from meha.methods.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.oracle import Oracle, Term
+from meha._checks import check_count
+from meha._oracle import Oracle, Term
+from meha._variables import Leaves, Variable
+from meha.methods._base import Method, State
+from meha.methods._inner import descend
+from meha.methods._moves import check_step, move
+from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods._parameters import penalty_steps
 from meha.schedules import Schedule, evaluate
 from meha.theory import Constants
-from meha.variables import Leaves, Variable
 
 __all__ = ["PenaltyMethod", "PenaltyState", "at_most_one", "gap_terms"]
 
