@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
 
+from meha._torch import backward, is_view
 from meha._variables import Leaves, Variable
 from meha.problem import Problem
 
@@ -224,7 +224,7 @@ class Oracle:
                     streams[function] = self._random()
                 for part in parts:
                     value = function(x, y, part)
-                    values.append(value.detach().clone() if value.is_leaf or value._base is not None else value.detach())
+                    values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                     if unchecked:
                         used.append([_depends(value, variable.leaves) for variable in wrt])
                     if value.requires_grad:
@@ -342,7 +342,7 @@ class _Gradient:
 
     def result(self) -> Leaves:
         if self.total is not None:
-            self.parts = _gradient(self.total, self.leaves)
+            self.parts = backward(self.total, self.leaves)
         return _fill(self.parts, self.leaves)
 
 
@@ -390,12 +390,6 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
 def _differentiate(value: Tensor, leaves: Leaves) -> Leaves:
     """The gradient as a part of the graph."""
     return _fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
-
-
-def _gradient(value: Tensor, leaves: Leaves) -> Sequence[Tensor | None]:
-    """What ``torch.autograd.grad`` gives with ``allow_unused``, without its checks, which take as long as a small gradient."""
-    ones = (torch.ones_like(value),)
-    return _engine_run_backward((value,), ones, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
 
 
 def _fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:

@@ -13,11 +13,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha._checkpoints import REMEDY, Checkpoint
 from meha._checks import check_count, check_positive, check_tolerance
 from meha._oracle import MicroBatches
+from meha._torch import BREAKDOWNS
 from meha._variables import Variable, _modules, copy_, norm, subtract
 from meha.compiled import Compiled, CompileWarning, TracingError
 from meha.divergence import Runaway
@@ -337,7 +337,7 @@ class _Loop:
         try:
             info, size, moved = compiled(batches)
             failed = not math.isfinite(size + info.get("upper", 0.0))
-        except (LinAlgError, ArithmeticError):
+        except BREAKDOWNS:
             failed = True
         if failed:
             compiled.rewind()
@@ -353,7 +353,7 @@ class _Loop:
             kept.copy_(buffer)
         try:
             info = run.step(batch)
-        except (LinAlgError, ArithmeticError) as error:
+        except BREAKDOWNS as error:
             message = f"Step {run.k + 1} broke down: {error}. The iterate before it is returned."
             return self._undo(Status.BROKE_DOWN, message)
         size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
@@ -456,7 +456,7 @@ class _Loop:
             for function in (oracle.upper, oracle.lower):
                 try:
                     value = float(function(x, y, batch))
-                except (LinAlgError, ArithmeticError):
+                except BREAKDOWNS:
                     continue
                 if not math.isfinite(value):
                     return f"{function.level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."

@@ -14,6 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from meha._torch import (
+    compiled_parts,
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul,
+    foreach_norm,
+    foreach_sub,
+    has_gradient_hook,
+    plain_name,
+)
+
 __all__ = [
     "Leaves",
     "Variable",
@@ -113,7 +124,7 @@ class Variable:
         if not self.numel:
             raise ValueError(f"{argument}: its tensors hold no numbers; pass at least one that is not empty.")
         for name, leaf in named.items():
-            if getattr(leaf, "_post_accumulate_grad_hooks", None):
+            if has_gradient_hook(leaf):
                 raise ValueError(
                     f"{self.label(name)}: has a hook that runs when its gradient is there, such as an optimizer inside of the"
                     " backward pass; a step takes several gradients before it moves, so remove the hook."
@@ -170,7 +181,7 @@ class Variable:
         trained = {id(leaf) for leaf in self.leaves}
         memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}
         # What torch.compile has compiled for a module then serves its copy as well.
-        memo |= {id(part.dynamo_ctx): part.dynamo_ctx for part in inside if "dynamo_ctx" in vars(part)}
+        memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}
         copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
         copied = [part for module in modules for part in copies[id(module)].modules()]
         copies |= {id(p): memo[id(p)] for p in parameters}
@@ -202,7 +213,7 @@ class Variable:
         """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
         table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
         for module in _modules(self.value):
-            table[id(module)] = {_plain(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
+            table[id(module)] = {plain_name(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
         return _map(self.value, lambda tensor: tensor, table)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -214,13 +225,15 @@ class Variable:
         if self.owner:
             own = {id(leaf) for leaf in self.leaves}
             for prefix, module in _named_modules(self.value, ""):
-                found |= {_join(prefix, _plain(name)): p for name, p in module.named_parameters() if id(p) not in own}
+                found |= {_join(prefix, plain_name(name)): p for name, p in module.named_parameters() if id(p) not in own}
         return found
 
     def buffers(self) -> dict[str, Tensor]:
         """The buffers of modules, by name."""
         modules = _named_modules(self.value, "")
-        return {_join(prefix, _plain(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
+        return {
+            _join(prefix, plain_name(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all tensors by name."""
@@ -249,7 +262,7 @@ def norm(*variables: Leaves) -> Tensor:
     leaves = [leaf for group in variables for leaf in group]
     if len(leaves) == 1:
         return torch.linalg.vector_norm(leaves[0])
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+    return torch.linalg.vector_norm(torch.stack(foreach_norm(leaves)))
 
 
 def inner(a: Leaves, b: Leaves) -> Tensor:
@@ -261,16 +274,16 @@ def inner(a: Leaves, b: Leaves) -> Tensor:
 def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
     """leaves <- leaves + scale * direction, in place."""
     if isinstance(scale, Tensor):
-        torch._foreach_add_(leaves, torch._foreach_mul(direction, scale))
+        foreach_add_(leaves, foreach_mul(direction, scale))
     elif len(leaves) == 1:
         leaves[0].add_(direction[0], alpha=scale)
     else:
-        torch._foreach_add_(leaves, direction, alpha=scale)
+        foreach_add_(leaves, direction, alpha=scale)
 
 
 def subtract(a: Leaves, b: Leaves) -> Leaves:
     """a - b, as new leaves."""
-    return [a[0] - b[0]] if len(a) == 1 else list(torch._foreach_sub(a, b))
+    return [a[0] - b[0]] if len(a) == 1 else list(foreach_sub(a, b))
 
 
 def distance(a: Leaves, b: Leaves) -> Tensor:
@@ -297,7 +310,7 @@ def copy_(leaves: Leaves, source: Leaves) -> None:
     if len(leaves) == 1:
         leaves[0].copy_(source[0])
     else:
-        torch._foreach_copy_(leaves, source)
+        foreach_copy_(leaves, source)
 
 
 def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]]:
@@ -306,7 +319,7 @@ def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]
     elif isinstance(value, nn.Module):
         for name, parameter in value.named_parameters():
             if parameter.requires_grad:
-                yield _join(prefix, _plain(name)), parameter
+                yield _join(prefix, plain_name(name)), parameter
     elif isinstance(value, Mapping | list | tuple):
         for key, item in _items(value):
             yield from _walk(item, _join(prefix, key), argument)
@@ -338,11 +351,6 @@ def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def _plain(name: str) -> str:
-    """The name of a parameter or buffer as it was before ``torch.compile`` wrapped modules."""
-    return name.replace("_orig_mod.", "")
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from meha._torch import under_trace
 from meha._variables import Leaves
 
 __all__ = ["Groups", "Weight", "by_size", "declared", "per_group", "per_leaf", "read_groups"]
@@ -97,7 +97,7 @@ def _on(value: Tensor | float, like: Tensor) -> Tensor:
 def _not_negative(weight: Tensor, term: str) -> Tensor:
     """The weight, refused if negative; NaN instead of an error on an accelerator, where it would need a synchronisation, and in
     a step that is traced, where there is no value to look at."""
-    if weight.device.type != "cpu" or _get_current_dispatch_mode() is not None:
+    if weight.device.type != "cpu" or under_trace():
         return torch.where(weight < 0, torch.nan, weight)
     if bool((weight < 0).any()):
         raise ValueError(

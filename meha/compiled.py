@@ -19,9 +19,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from meha._oracle import Counts, Oracle
+from meha._torch import compile_graph, norm_operation, pytree
 from meha._variables import Leaves, Variable, copy_, norm, subtract
 from meha.methods._base import Run, State, StepInfo
 from meha.methods._optimizers import RunningOptimizer
@@ -48,7 +48,7 @@ def _ones(like: Tensor, **_: Any) -> Tensor:
 
 
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._foreach_norm.Scalar: _norms,  # for the list the compiler has no kernel
+    norm_operation: _norms,  # for the list the compiler has no kernel
     torch.ops.aten.ones_like.default: _ones,  # needs no value of its argument
 }
 """Operations that are traced in another form, of which the compiler makes more."""
@@ -380,16 +380,10 @@ class _Trace(_Facts):
 
     def compile(self, steps: int, inputs: Leaves) -> Callable[..., Any]:
         """Several steps as one function of the leaves, a table of numbers, the constants, and a batch for each step."""
-        import torch._inductor  # takes seconds
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
         random = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.nodes)
-        context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))  # without which torch's cache on disk is not used
-        with torch.no_grad(), tracing(context), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
-            return torch._inductor.compile(self.unroll(steps), [*inputs], options={"fallback_random": random})
+            return compile_graph(self.unroll(steps), inputs, random=random)
 
     def unroll(self, steps: int) -> fx.GraphModule:
         """The graph of several steps."""

@@ -84,9 +84,9 @@ class MEHA(Method):
     gradient, a second gradient of its largest parameter, and one forward-backward pass; optimizers add what they keep, and a
     prox a copy of its level.
 
-    What is left out is chosen from the constants of the problem (:mod:`meha.methods._parameters`); where they are not
-    stated with the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and adapts
-    its parameters as it runs (:class:`~meha.methods.adaptive.AdaptiveMEHA`; with batches or modules,
+    What is left out is chosen from the constants of the problem (:mod:`meha.methods._parameters`); where they are not stated
+    with the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and
+    adapts its parameters as it runs (:class:`~meha.methods.adaptive.AdaptiveMEHA`; with batches or modules,
     :class:`~meha.StochasticMEHA`).
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value

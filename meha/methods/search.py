@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha._checks import check_count, check_tolerance
 from meha._lower import solve_lower
 from meha._oracle import Oracle
+from meha._torch import BREAKDOWNS
 from meha._variables import Variable, copy_, select
 from meha.methods._base import Method, Numbers, State
 from meha.problem import Problem
@@ -191,7 +191,7 @@ class Search(Method):
             found = solve_lower(oracle, x, state.start, tol=self.tol, max_steps=self.inner_steps, batch=batch)
             residual, upper = found.residual, float(oracle.upper(x, found.theta, batch))
             solved = found.converged and math.isfinite(upper)
-        except (ArithmeticError, LinAlgError):
+        except BREAKDOWNS:
             pass  # a failed candidate, counted below
         if not solved and state.failed + 1 == self.total(state.x):
             raise ArithmeticError(f"all {self.total(state.x)} candidates failed: {self._failure()}")

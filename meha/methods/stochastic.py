@@ -11,6 +11,16 @@ from torch import Tensor
 
 from meha._checks import check_count, check_positive
 from meha._oracle import Oracle
+from meha._torch import (
+    foreach_add_,
+    foreach_addcdiv_,
+    foreach_addcmul_,
+    foreach_lerp_,
+    foreach_mul,
+    foreach_mul_,
+    foreach_sqrt,
+    foreach_sub_,
+)
 from meha._variables import Leaves, Variable, copy_, distance, norm
 from meha.methods._base import Method, Numbers, State
 from meha.problem import Problem
@@ -193,7 +203,7 @@ class StochasticMEHA(Method):
         assert state.mean_theta is not None
         assert state.square_y is not None
         metric = _metric(state.square_y.leaves, directions, n, whole)
-        torch._foreach_lerp_(theta.leaves, y.leaves, rate / _age(state.k))
+        foreach_lerp_(theta.leaves, y.leaves, rate / _age(state.k))
         _follow(theta.leaves, state.mean_theta.leaves, directions[1], metric, n, rate)
         _follow(y.leaves, state.mean_y.leaves, directions[0], metric, n, rate)
         if not oracle.prox.identity:
@@ -216,7 +226,7 @@ class StochasticMEHA(Method):
         sizes = [norm(gradient) for gradient in here]
         for gradient, size in zip(here, sizes, strict=True):
             scale = rate * root / size.clamp_min(torch.finfo(size.dtype).tiny)
-            torch._foreach_sub_(theta.leaves, torch._foreach_mul(gradient, scale))
+            foreach_sub_(theta.leaves, foreach_mul(gradient, scale))
         oracle.prox(x.value, theta.leaves, rate)
         slopes = [_slope(new, old, theta.leaves, y.leaves) for new, old in zip(gradients(theta), here, strict=True)]
         upper, lower = (size + slope * root for size, slope in zip(sizes, slopes, strict=True))
@@ -260,9 +270,9 @@ def _directions(
     (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch)
     directions = []
     for variable, gradient in zip(wrt, second, strict=True):
-        directions.append(list(torch._foreach_mul(gradient, -c if variable is theta else c)))
+        directions.append(list(foreach_mul(gradient, -c if variable is theta else c)))
     for direction, gradient in zip(directions, first, strict=False):
-        torch._foreach_add_(direction, gradient)
+        foreach_add_(direction, gradient)
     return [upper, lower, best], directions
 
 
@@ -279,18 +289,18 @@ def _descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, 
         before = list(zip(directions, here, strict=True))
         for level, curvature, direction in zip(levels, curvatures, directions, strict=True):
             step = FRESH_STEP / curvature
-            torch._foreach_sub_(level.leaves, torch._foreach_mul(direction, step))
+            foreach_sub_(level.leaves, foreach_mul(direction, step))
             if not oracle.prox.identity:
                 oracle.prox(state.x.value, level.leaves, float(step * c))
 
 
 def _metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Leaves:
     """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``."""
-    torch._foreach_mul_(square, 1 - 1 / n)
+    foreach_mul_(square, 1 - 1 / n)
     for direction in directions:
-        torch._foreach_addcmul_(square, direction, direction, 1 / (n * len(directions)))
-    roots = list(torch._foreach_sqrt(square))
-    torch._foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
+        foreach_addcmul_(square, direction, direction, 1 / (n * len(directions)))
+    roots = list(foreach_sqrt(square))
+    foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
     if whole:
         mean = norm(roots) / math.sqrt(sum(root.numel() for root in roots))
         return [mean.to(root.dtype).expand_as(root) for root in roots]
@@ -299,8 +309,8 @@ def _metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Le
 
 def _follow(leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:
     """The n-th step along the running mean of directions, in the metric."""
-    torch._foreach_lerp_(mean, direction, 1 - MOMENTUM)
-    torch._foreach_addcdiv_(leaves, mean, metric, -rate / (1 - MOMENTUM**n))
+    foreach_lerp_(mean, direction, 1 - MOMENTUM)
+    foreach_addcdiv_(leaves, mean, metric, -rate / (1 - MOMENTUM**n))
 
 
 def _slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leaves) -> Tensor:

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import torch
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from meha._torch import BREAKDOWNS
 from meha.loaders import Endless
 from meha.methods import Method
 from meha.methods._base import describe
@@ -115,7 +115,7 @@ def train(cell: Cell) -> Record:
         try:
             run.step(next(batches))
             _wait(where)
-        except (ArithmeticError, LinAlgError) as failure:
+        except BREAKDOWNS as failure:
             outcome = f"broke down: {failure}"
         seconds += time.perf_counter() - begin
     curve = {name: [row[name] for row in rows] for name in rows[0]}
@@ -129,7 +129,7 @@ def _throw_away(method: Method, task: Any) -> None:
     for _ in range(WARM_STEPS):
         try:
             run.step(next(batches))
-        except (ArithmeticError, LinAlgError):
+        except BREAKDOWNS:
             return
     task.evaluate(run.x, run.y)
 

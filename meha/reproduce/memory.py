@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from meha._torch import TorchDispatchMode, pytree
 
 __all__ = ["peak"]
 
@@ -41,8 +41,8 @@ class _Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        for leaf in tree_leaves(result):
+        given = {leaf.untyped_storage()._cdata for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        for leaf in pytree.tree_leaves(result):
             if not isinstance(leaf, torch.Tensor):
                 continue
             storage = leaf.untyped_storage()

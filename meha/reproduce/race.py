@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from meha._lower import solve_lower
 from meha._oracle import Oracle
+from meha._torch import BREAKDOWNS, LinAlgError
 from meha._variables import Variable
 from meha.methods import Run
 from meha.methods._base import describe
@@ -90,7 +90,7 @@ def _race(cell: Cell) -> Record:
     while not outcome:
         try:
             _, spent = _timed(run.step)
-        except (ArithmeticError, LinAlgError) as failure:
+        except BREAKDOWNS as failure:
             outcome = f"broke down: {failure}"
             break
         except ValueError as refusal:
@@ -120,7 +120,7 @@ def _warm_up(cell: Cell, problem: KnownProblem) -> None:
             return
         try:
             run.step()
-        except (ArithmeticError, LinAlgError):
+        except BREAKDOWNS:
             return
 
 

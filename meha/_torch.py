@@ -1,0 +1,109 @@
+"""The private names of torch that the library uses, in one place.
+
+Tried with torch 2.8 to 2.13; pyproject.toml bounds torch accordingly. A test looks for such names elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+__all__ = [
+    "BREAKDOWNS",
+    "LinAlgError",
+    "TorchDispatchMode",
+    "backward",
+    "compile_graph",
+    "compiled_parts",
+    "foreach_add",
+    "foreach_add_",
+    "foreach_addcdiv_",
+    "foreach_addcmul_",
+    "foreach_copy_",
+    "foreach_lerp_",
+    "foreach_mul",
+    "foreach_mul_",
+    "foreach_norm",
+    "foreach_sqrt",
+    "foreach_sub",
+    "foreach_sub_",
+    "has_gradient_hook",
+    "is_view",
+    "norm_operation",
+    "plain_name",
+    "pytree",
+    "under_trace",
+]
+
+BREAKDOWNS = (LinAlgError, ArithmeticError)
+"""The errors of a step that end a run, as a result and not as a crash."""
+
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_addcdiv_ = torch._foreach_addcdiv_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_copy_ = torch._foreach_copy_
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sqrt = torch._foreach_sqrt
+foreach_sub = torch._foreach_sub
+foreach_sub_ = torch._foreach_sub_
+
+norm_operation = torch.ops.aten._foreach_norm.Scalar
+
+
+def backward(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks."""
+    ones = (torch.ones_like(value),)
+    return _engine_run_backward((value,), ones, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether a tensor shares the memory of another one that autograd knows of."""
+    return tensor._base is not None
+
+
+def has_gradient_hook(leaf: Tensor) -> bool:
+    """Whether a hook waits for the gradient of a leaf."""
+    return bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer as it was before ``torch.compile`` wrapped modules."""
+    return name.replace("_orig_mod.", "")
+
+
+def compiled_parts(module: nn.Module) -> list[Any]:
+    """What ``torch.compile`` keeps with a module; a copy of the module can share it."""
+    return [vars(module)["dynamo_ctx"]] if "dynamo_ctx" in vars(module) else []
+
+
+def under_trace() -> bool:
+    """Whether tensors have no values now, because operations are traced."""
+    return _get_current_dispatch_mode() is not None
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, random: bool) -> Callable[..., Any]:
+    """The graph compiled by inductor, through torch's cache on disk.
+
+    Args:
+        random: whether the graph draws random numbers.
+    """
+    inductor = importlib.import_module("torch._inductor")  # takes seconds
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))  # without it, torch's cache on disk is not used
+    with torch.no_grad(), tracing(context):
+        return inductor.compile(module, [*inputs], options={"fallback_random": random})

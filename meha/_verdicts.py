@@ -1,0 +1,43 @@
+"""Status and Verdict: how a run ends, and why."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["Status", "Verdict"]
+
+
+class Status(enum.Enum):
+    """How a run ended."""
+
+    CONVERGED = "converged"
+    """By the method's own measure, or by a stopping rule."""
+    FINISHED = "finished"
+    """The method has nothing left to do, and does not claim convergence."""
+    AT_INFINITY = "optimum at infinity"
+    """F still falls, or stays as low, as x or y goes on without bound."""
+    DIVERGED = "diverged"
+    NON_FINITE = "non-finite"
+    BROKE_DOWN = "broke down"
+    MAX_STEPS = "max steps"
+    STOPPED = "stopped by callback"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run is over.
+
+    Attributes:
+        status: the kind of end.
+        message: the reason in a sentence, with a remedy where something went wrong.
+
+    >>> Verdict(Status.CONVERGED, "relative change 1e-09 <= 1e-08")
+    Verdict(status=<Status.CONVERGED: 'converged'>, message='relative change 1e-09 <= 1e-08')
+    """
+
+    status: Status
+    message: str
