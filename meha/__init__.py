@@ -12,9 +12,25 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 >>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
 """
 
-from meha import datasets, diagnostics, loaders, loggers, losses, nonsmooth, problems, schedules, sets, stopping, tasks, theory
+from meha import (
+    datasets,
+    diagnostics,
+    loaders,
+    loggers,
+    losses,
+    nonsmooth,
+    observers,
+    problems,
+    schedules,
+    sets,
+    stopping,
+    tasks,
+    theory,
+)
+from meha._checkpoints import Checkpoint
 from meha._oracle import MicroBatches
 from meha._solving import solve
+from meha._verdicts import Status, Verdict
 from meha.inspection import check
 from meha.methods import (
     BAMM,
@@ -34,6 +50,7 @@ from meha.methods import (
     SLM,
     TPE,
     VPBGD,
+    AdaptiveMEHA,
     Continuation,
     GridSearch,
     LogUniform,
@@ -47,7 +64,7 @@ from meha.methods import (
     VFiDCA,
 )
 from meha.problem import Problem
-from meha.solution import Solution, Status
+from meha.solution import Solution
 
 __version__ = "0.1.0"
 
@@ -69,6 +86,8 @@ __all__ = [
     "SLM",
     "TPE",
     "VPBGD",
+    "AdaptiveMEHA",
+    "Checkpoint",
     "Continuation",
     "GridSearch",
     "LogUniform",
@@ -84,6 +103,7 @@ __all__ = [
     "StochasticMEHA",
     "Uniform",
     "VFiDCA",
+    "Verdict",
     "check",
     "datasets",
     "diagnostics",
@@ -91,6 +111,7 @@ __all__ = [
     "loggers",
     "losses",
     "nonsmooth",
+    "observers",
     "problems",
     "schedules",
     "sets",

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch.serialization import default_restore_location
 
+from meha._checks import check_count
+
 __all__ = ["Checkpoint"]
 
-VERSION = 1
+VERSION = 2
 """Of what the file holds; another one is refused."""
 
-REMEDY = "give another path, or delete the file to begin anew"
+REMEDY = "give another path, or delete the file to start over"
 
 
 class Checkpoint:
@@ -26,6 +28,7 @@ class Checkpoint:
 
     Args:
         path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
+        every: ``solve`` writes the file after this many steps, and at the end.
 
     Raises:
         OSError: no file can be written there.
@@ -39,7 +42,9 @@ class Checkpoint:
     3
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], every: int = 1000) -> None:
+        check_count("Checkpoint: every", every)
+        self.every = every
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"checkpoint: expected the path of a file, got {path!r}.")
         self.path = Path(path).resolve()

@@ -1,41 +1,41 @@
-"""solve(): the loop around a run, with stopping, history, callbacks, checkpoints and a progress bar."""
+"""solve(): the loop around a run, with observers and checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import os
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
 
 from meha._checkpoints import REMEDY, Checkpoint
-from meha._checks import check_count, check_positive, check_tolerance
-from meha._oracle import MicroBatches
+from meha._checks import check_count, check_tolerance
+from meha._running import Run, StepInfo
 from meha._torch import BREAKDOWNS
-from meha._variables import Variable, _modules, copy_, norm, subtract
-from meha.compiled import Compiled, CompileWarning, TracingError
-from meha.divergence import Runaway
+from meha._variables import Variable, copy_, modules_of
+from meha._verdicts import Status, Verdict
+from meha.compiled import Pace, Stepper
 from meha.loaders import Endless, Stateful, check_resumable, random_states, set_random_states
-from meha.loggers import work
-from meha.methods import Continuation, Method, Run, StepInfo, StochasticMEHA
-from meha.methods._parameters import stochastic
+from meha.methods import Method, default_method
+from meha.observers import DivergenceGuard, Observer, Recorder
 from meha.problem import Problem
-from meha.solution import History, Solution, Status
-from meha.stopping import RelativeChange, Rule
+from meha.solution import Solution
+from meha.stopping import RelativeChange
 from meha.theory import Constants
 
-__all__ = ["Callback", "solve"]
+__all__ = ["solve"]
+
+T = TypeVar("T")
 
 RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
 """Columns of the history besides the numbers of the steps."""
 
-Callback = Callable[[Run, StepInfo], bool | Mapping[str, float] | None]
+CHANGE = 1e-8
+"""The default tolerance on the relative change of (x, y), near the rounding error of a sum of double precision numbers."""
 
 
 def solve(
@@ -46,62 +46,46 @@ def solve(
     *,
     max_steps: int = 10_000,
     tol: float | Literal["default"] | None = "default",
-    stop: Rule | Sequence[Rule] = (),
     batches: Iterable[Any] | None = None,
-    accumulate: int = 1,
-    callbacks: Callback | Sequence[Callback] = (),
-    record: int = 1,
-    progress: bool = False,
-    divergence: float = 1e8,
-    checkpoint: str | os.PathLike[str] | None = None,
-    every: int = 1000,
+    callbacks: Observer | Sequence[Observer] = (),
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     compile: bool | Literal["auto"] = False,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
 
-    With ``checkpoint`` a run can be killed at any moment. The same call, in a new process that builds the same problem, start
-    and batches, then goes on from the last checkpoint and ends with the same numbers, bit for bit, as if nothing had happened.
-    Called again after its end, a run returns the same solution; with a larger ``max_steps`` it goes on, as does one that had
-    converged when ``tol`` or ``stop`` are changed, and one that a callback had stopped. All else must stay as it was.
-
     Args:
-        problem: what to solve.
+        problem: the problem.
         x0, y0: the start. Tensors are not changed; modules are trained in place.
-        method: how; there is nothing to choose by default. Tensors without batches then go to :class:`Continuation`, which
-            finds accurate solutions of deterministic problems; modules and batches go to :class:`StochasticMEHA`.
-        max_steps: stop after so many steps.
-        tol: the accuracy, None for never to stop by it. Methods that estimate the error of x take it for that, by default 1e-6
-            (:class:`Continuation`) or 1e-4 (``MEHA()``); all others stop when the relative change of (x, y) in a step falls to
-            it, by default 1e-8.
-        stop: further rules (:mod:`meha.stopping`); the first that holds ends the run as converged.
-        batches: an iterable of batches for the objectives, begun anew when it ends (if it can be). For several loaders there is
-            :class:`meha.loaders.Together`.
-        accumulate: each step takes so many successive batches, as :class:`~meha.MicroBatches`: the mean of the objectives over
-            them, with memory for one at a time.
-        callbacks: called as ``callback(run, info)`` after each step. It may return True to stop the run, or numbers by name to
-            add to the history and to the info of the callbacks after it. What its ``state_dict`` returns, if it has one, is
-            part of a checkpoint.
-        record: keep the numbers of every ``record``-th step, and of the last.
-        progress: show a bar (needs rich).
-        divergence: the run counts as diverged when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||, or earlier, when it
-            keeps accelerating away from the start while F grows.
-        checkpoint: a file from which the run goes on when it exists, and to which everything that its future depends on is
-            saved: x, y and the method's own variables and optimizers, the place in the batches, the states of the random number
-            generators (of torch on all devices, of Python, of numpy, and those that a DataLoader holds), the history, the
-            stopping rules' counters.
-        every: save after so many steps, and at the end. An exception or Ctrl-C saves nothing, since the step may be half done:
-            the file remains the last whole one.
-        compile: do many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
+        method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
+            Tensors without batches go to :class:`Continuation`, which finds accurate solutions of deterministic problems;
+            modules and batches go to :class:`StochasticMEHA`.
+        max_steps: upper bound on the number of steps.
+        tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
+            default 1e-6 in :class:`Continuation`, and None means as accurate as possible; all others stop when the relative
+            change of (x, y) in a step falls to it, by default 1e-8.
+        batches: an iterable of batches for the objectives, repeated when it ends (if it can be). :class:`meha.loaders.Together`
+            joins several loaders, and :class:`meha.loaders.Accumulated` makes steps on several batches.
+        callbacks: observers (:mod:`meha.observers`), called as ``callback(run, info)`` after each step: stopping rules
+            (:mod:`meha.stopping`), loggers (:mod:`meha.loggers`), :class:`~meha.observers.Progress` and functions of your own.
+            A :class:`~meha.observers.Recorder` or :class:`~meha.observers.DivergenceGuard` among them replaces the default.
+        checkpoint: a file, or :class:`meha.Checkpoint` to say how often it is written. If the process is killed, repeat the
+            call in a new process that builds the same problem, start and batches: it resumes from the last checkpoint and ends
+            with the same numbers, bit for bit. The file holds x, y, the method's own variables and optimizers, the place in the
+            batches, the states of the random number generators (of torch on all devices, of Python, of numpy, and those that a
+            DataLoader holds), and the states of the observers. Repeated after its end, the call returns the same solution; with
+            a larger ``max_steps`` it goes on, as does a run that a rule had ended when that rule is changed, and one that a
+            callback had stopped. An exception or Ctrl-C saves nothing, since the step may be half done: the file remains the
+            last whole one.
+        compile: take many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
             compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
             steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
-            The first step is done as always, and so are the last few. History, rules, callbacks and checkpoints see the run at
-            the ends of groups of steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be
-            functions of x, y and the batch: what else they depend on in Python stays as it was in the first step. What cannot
-            be compiled runs as always, after one warning: methods that decide in Python, as :class:`Continuation` does,
-            optimizers of tensors, schedulers, dropout. What was compiled serves all runs of the same form in this process and,
-            by torch's cache on disk, in later ones. A run that goes on from a checkpoint ends as if nothing had happened, but
-            for rounding. "auto" compiles when the steps that are allowed would take longer than half
-            a minute, or when it was done before, and does not warn.
+            The first step runs eagerly, and so do the last few. Observers and checkpoints see the run at the ends of groups of
+            steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be functions of x, y and
+            the batch: what else they depend on in Python stays as it was in the first step. What cannot be compiled runs
+            eagerly, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of tensors,
+            schedulers, dropout. Compiled code serves all runs of the same form in this process and, by torch's cache on disk,
+            in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute, or when a
+            compiled version is cached, and does not warn.
 
     Returns:
         The last finite iterate with its status. Failures of the run are a status, not an exception.
@@ -115,74 +99,62 @@ def solve(
     >>> print(solution.status, round(float(solution.x), 3))
     converged 2.356
     """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
     check_count("max_steps", max_steps)
-    check_count("accumulate", accumulate)
-    check_count("record", record)
-    check_count("every", every)
-    check_positive("divergence", divergence)
     if tol is not None and tol != "default":
         check_tolerance("tol", tol)
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
-    if accumulate > 1 and batches is None:
-        raise ValueError(f"accumulate: {accumulate} batches a step need batches; pass them, or leave accumulate out.")
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
-    method = method if method is not None else _automatic(problem, x0, y0, batches)
-    method = method.stand_in(problem, x0, y0, batches=batches is not None)
-    method = method if tol == "default" else method.to(tol)
-    change = 1e-8 if tol == "default" else tol
-    rules = ([] if change is None else [RelativeChange(change)]) + _functions("stop", stop)
-    called = _functions("callbacks", callbacks)
+    if method is None:
+        method = default_method(problem, x0, y0, batches)
+    observers = _functions(callbacks)
+    if not any(field.name == "tol" for field in dataclasses.fields(method)):
+        observers = ([] if tol is None else [RelativeChange(CHANGE if tol == "default" else tol)]) + observers
+    elif tol != "default":
+        method = dataclasses.replace(cast(Any, method), tol=0.0 if tol is None else tol)
     file = None
     if checkpoint is not None:
         check_resumable(batches, "batches")
-        file = Checkpoint(checkpoint)
+        file = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
 
-    begin = time.perf_counter()
     run = method.start(problem, x0, y0)
-    source = _Source(batches, accumulate, remember=file is not None)
-    loop = _Loop(run, source, rules, called, record, divergence, seconds=time.perf_counter() - begin)
-    if file is not None:
-        _resume(loop, file, max_steps)
-    pace, stepped = _Pace(compile, run, max_steps, batches is not None), False
-    if 0 < run.k < max_steps and not loop.over:  # a run that goes on does so in groups
-        loop.seconds += pace.update(loop.seconds)
-    with _progress_bar(max_steps) if progress else nullcontext() as show:
-        while not loop.over and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
-            loop.advance(group, pace.compiled)
-            if not loop.over:
-                loop.seconds += pace.update(loop.seconds)
+    source = _Source(batches, remember=file is not None)
+    with _Loop(run, source, observers, max_steps) as loop:
+        if file is not None:
+            _resume(loop, file)
+        pace, stepped = Pace(compile, run, max_steps, batches is not None), False
+        if 0 < run.k < max_steps and loop.verdict is None:  # a run that goes on does so in groups
+            pace.update()
+        while loop.verdict is None and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
+            loop.advance(group, pace)
             stepped = True
-            if show is not None:
-                show(run, loop.history)
-            if file is not None and not loop.over and run.k < max_steps and loop.due(every):
-                file.write(loop.state_dict())
-    if not loop.over:
+            if loop.verdict is None:
+                pace.update()
+                if file is not None and run.k < max_steps and loop.due(file.every):
+                    file.write(loop.state_dict())
+    if loop.verdict is None:
         short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
-        remedy = "allow more steps, or relax tol." if run.method.settles(run.k) else "allow more steps."
-        loop.finish(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+        remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
+        loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     if file is not None and stepped:
         file.write(loop.state_dict())
     return loop.solution()
 
 
-def _automatic(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | None) -> Method:
-    """The method for a problem when none is given."""
-    return StochasticMEHA() if batches is not None or stochastic(problem, x0, y0) else Continuation()
-
-
 class _Source(Iterator[Any]):
-    """What the steps get: batches without end, in groups of ``accumulate``; None each time when there are none.
+    """What the steps get: batches without end; None each time when there are none.
 
     With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
     """
 
-    def __init__(self, batches: Iterable[Any] | None, accumulate: int, remember: bool) -> None:
+    def __init__(self, batches: Iterable[Any] | None, remember: bool) -> None:
         self._stream = None if batches is None else Endless(batches)
-        self.loader, self.accumulate, self._remember = batches, accumulate, remember
+        self.loader, self._remember = batches, remember
         self.place: dict[str, Any] | None = None
 
     def __next__(self) -> Any:
@@ -190,12 +162,7 @@ class _Source(Iterator[Any]):
             return None
         if self._remember:
             self.place = {"batches": self._stream.state_dict(), "random": random_states(self.loader)}
-        if self.accumulate == 1:
-            return next(self._stream)
-        group = list(itertools.islice(self._stream, self.accumulate))
-        if len(group) < self.accumulate:
-            raise StopIteration
-        return MicroBatches(group)
+        return next(self._stream)
 
     def find(self, place: Mapping[str, Any] | None) -> Any:
         """The batch at a place, after which the next ones follow."""
@@ -212,57 +179,7 @@ class _Source(Iterator[Any]):
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
 
 
-class _Pace:
-    """How many steps are done at once: one, or many when they are compiled.
-
-    Args:
-        compile: see :func:`solve`.
-        batches: whether there are some; they are all in memory at once, so that groups stay small.
-    """
-
-    LONGEST = 4096
-
-    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
-        self.run, self.max_steps, self._wanted = run, max_steps, compile
-        self._longest = 0 if batches else self.LONGEST
-        self.compiled: Compiled | None = None
-        self._first: tuple[int, float] | None = None
-
-    @property
-    def steps(self) -> int:
-        """How many to do next."""
-        k, left = self.run.k, self.max_steps - self.run.k
-        if self.compiled is None or left < self.compiled.unrolled:
-            return min(left, 1)
-        unit = self.compiled.unrolled
-        return max(unit, min(k // 16, left, self._longest) // unit * unit)
-
-    def update(self, seconds: float) -> float:
-        """Decide whether to compile, after a step, when the run has taken so many seconds. How long that took."""
-        begin = time.perf_counter()
-        if self._wanted and self.compiled is None and (self._wanted is True or self._pays(seconds)):
-            try:
-                compiled = Compiled.of(self.run)
-                enough = self.max_steps - self.run.k >= compiled.unrolled
-                if enough and (self._wanted is True or compiled.known or self._pays(seconds, least=30.0)):
-                    compiled.compile()
-                    self.compiled = compiled
-            except TracingError as reason:
-                if self._wanted is True:
-                    warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
-            self._wanted = False
-        return time.perf_counter() - begin
-
-    def _pays(self, seconds: float, least: float = 5.0) -> bool:
-        """Whether the steps that are left would take at least so many seconds, by those after the first."""
-        k = self.run.k
-        if self._first is None:
-            self._first = k, seconds
-        first, then = self._first
-        return k >= first + 3 and (seconds - then) / (k - first) * (self.max_steps - k) > least
-
-
-def _resume(loop: _Loop, file: Checkpoint, max_steps: int) -> None:
+def _resume(loop: _Loop, file: Checkpoint) -> None:
     """Put the loop where the checkpoint is, if there is one; when it does not fit, nothing is changed."""
     run, source = loop.run, loop.source
     saved = file.read(run.state.x.device)
@@ -274,10 +191,10 @@ def _resume(loop: _Loop, file: Checkpoint, max_steps: int) -> None:
             loop.load_state_dict(saved)
         except Exception as error:  # a callback's own error, for example
             raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
-        if run.k > max_steps:
+        if run.k > loop.max_steps:
             raise ValueError(
-                f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {max_steps}; allow at"
-                " least as many, or give another path."
+                f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {loop.max_steps}; allow"
+                " at least as many, or give another path."
             )
         run.batch = source.find(saved["place"])
         set_random_states(saved["random"], source.loader)
@@ -290,164 +207,111 @@ def _resume(loop: _Loop, file: Checkpoint, max_steps: int) -> None:
 
 
 class _Loop:
-    """One run with its clock, its history and the test whether it is over."""
+    """A run with its observers, and the verdict when it is over.
 
-    def __init__(
-        self,
-        run: Run,
-        source: _Source,
-        rules: list[Rule],
-        callbacks: list[Any],
-        record: int,
-        divergence: float,
-        seconds: float,
-    ) -> None:
-        self.run, self.source, self.rules, self.callbacks, self.record = run, source, rules, callbacks, record
-        self.held = [0] * len(rules)
-        self.history, self.seconds = History(), seconds
-        self.status: Status | None = None
-        self.message = ""
-        x, y = run.state.x, run.state.y
-        self.leaves = [leaf.detach() for leaf in x.leaves + y.leaves]
-        self.previous = [leaf.clone() for leaf in self.leaves]
-        self.buffers = [buffer for variable in (x, y) for buffer in variable.buffers().values()]
-        self.previous_buffers = [buffer.clone() for buffer in self.buffers]
-        self.modules = [part for variable in (x, y) for module in _modules(variable.value) for part in module.modules()]
-        self.runaway = Runaway(self.leaves, divergence)
-        self.last: tuple[StepInfo, dict[str, float]] | None = None
+    After each step, NaN and the guard end the run at once. Otherwise the method's own verdict counts, and then the first one of
+    the observers, all of which are called. The recorder comes last, so that it sees all numbers.
+    """
 
-    @property
-    def over(self) -> bool:
-        return self.status is not None
+    def __init__(self, run: Run, source: _Source, observers: list[Any], max_steps: int) -> None:
+        self.run, self.source, self.max_steps = run, source, max_steps
+        self.guard, self.recorder = _take(observers, DivergenceGuard), _take(observers, Recorder)
+        self.observers = observers
+        self.verdict: Verdict | None = None
+        self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
+        self._last: StepInfo | None = None
+        variables = (run.state.x, run.state.y)
+        self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
 
-    def advance(self, group: Sequence[tuple[Any, Any]], compiled: Compiled | None) -> None:
-        """A step for each batch, which comes with its place in the source, and all that belongs to it."""
-        if compiled is not None and self._advance_together([batch for batch, _ in group], compiled):
+    def __enter__(self) -> Self:
+        for observer in (self.guard, *self.observers, self.recorder):
+            getattr(observer, "begin", _nothing)(self.run, self.max_steps)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for observer in self.observers:
+            getattr(observer, "end", _nothing)(self.run)
+
+    def due(self, every: int) -> bool:
+        """Whether one of the last steps is a multiple of ``every``."""
+        return self._last is not None and self._last.due(every)
+
+    def advance(self, group: Sequence[tuple[Any, Any]], pace: Pace) -> None:
+        """Take a step for each batch, which comes with its place in the source."""
+        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _ in group], pace.stepper):
             return
         for batch, self.source.place in group:
-            self._advance(batch)
-            if self.over:
+            info = pace.eager([batch])
+            failure = self._failure(info)
+            if failure is None:
+                self._judge(info)
+            else:
+                pace.eager.rewind()
+                self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
+                if failure.status is Status.NON_FINITE:
+                    self.recorder(self.run, info)
+            if self.verdict is not None:
                 return
 
-    def _advance_together(self, batches: Sequence[Any], compiled: Compiled) -> bool:
-        """Compiled steps; False if they must be done one by one: few, or with other batches, or to see which of them fails."""
-        if len(batches) % compiled.unrolled or not compiled.fits(batches):
+    def _advance_together(self, batches: Sequence[Any], stepper: Stepper) -> bool:
+        """Take compiled steps; False if they must be taken one by one: few, of another form, or to see which of them fails."""
+        if not stepper.fits(batches):
             return False
-        begin = time.perf_counter()
         try:
-            info, size, moved = compiled(batches)
-            failed = not math.isfinite(size + info.get("upper", 0.0))
+            info = stepper(batches)
+            failed = self._failure(info) is not None
         except BREAKDOWNS:
             failed = True
         if failed:
-            compiled.rewind()
+            stepper.rewind()
             return False
-        self._judge(info, size, moved, begin)
+        self._judge(info)
         return True
 
-    def _advance(self, batch: Any) -> None:
-        run = self.run
-        begin = time.perf_counter()
-        copy_(self.previous, self.leaves)
-        for kept, buffer in zip(self.previous_buffers, self.buffers, strict=True):
-            kept.copy_(buffer)
-        try:
-            info = run.step(batch)
-        except BREAKDOWNS as error:
-            message = f"Step {run.k + 1} broke down: {error}. The iterate before it is returned."
-            return self._undo(Status.BROKE_DOWN, message)
-        size, moved = norm(self.leaves), norm(subtract(self.leaves, self.previous))
-        return self._judge(info, float(size), float(moved), begin)
+    def _failure(self, info: StepInfo) -> Verdict | None:
+        """Why the last step is of no use."""
+        ended = self.run.ended
+        if ended is not None and ended.status is Status.BROKE_DOWN:
+            return ended
+        if math.isfinite(info.size + info.get("upper", 0.0)):
+            return None
+        return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity.")
 
-    def _judge(self, info: StepInfo, size: float, moved: float, begin: float) -> None:
-        """Take down the numbers of the last step, which moved (x, y) so far to a point of this norm, and look what they say."""
-        info = info.plus(change=(moved / size if size > 0 else math.inf) if moved > 0 else 0.0)
-        self.seconds += time.perf_counter() - begin
+    def _judge(self, info: StepInfo) -> None:
+        """Show the numbers of the last step to all that watch the run."""
+        self._last = info
+        verdict = self.guard(self.run, info)
+        if verdict is not None:
+            self._fail(verdict)
+        else:
+            self.verdict = self.run.ended
+            for observer in self.observers:
+                info = self._observe(observer, info)
+        self.recorder(self.run, info)
 
-        extra: dict[str, float] = {}
-        self.last = info, extra
-        self._check(info, size, moved)
-        if not self.over:
-            asked = self._called(info, extra)
-            self._converged(info)
-            if asked and not self.over:
-                self.finish(Status.STOPPED, asked)
-        if info.due(self.record):
-            self.history.append(self._row(info, extra))
+    def _observe(self, observer: Any, info: StepInfo) -> StepInfo:
+        """Call an observer, and act on its answer."""
+        answer, name = observer(self.run, info), _name(observer)
+        if isinstance(answer, Mapping):
+            return info.plus(**{key: _number(name, key, value, {*info, *RESERVED}) for key, value in answer.items()})
+        if type(answer).__name__ in ("bool", "bool_"):
+            answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
+        if answer is not None and not isinstance(answer, Verdict):
+            raise TypeError(
+                f"callbacks: {name} returned {type(answer).__name__}; return a Verdict or True to stop, numbers by name to"
+                " record, or None."
+            )
+        if answer is not None and self.verdict is None:
+            self.verdict, self._giver = answer, _signature(observer)
+        return info
 
-    def due(self, every: int) -> bool:
-        """Whether it is time for what is done every so many steps."""
-        return self.last is not None and self.last[0].due(every)
-
-    def _row(self, info: StepInfo, extra: dict[str, float]) -> dict[str, float]:
-        return {"step": info.step, "seconds": self.seconds, **info, **work(self.run), **extra}
-
-    def _check(self, info: StepInfo, size: float, moved: float) -> None:
-        """End the run if its iterate is not finite or runs away."""
-        if not math.isfinite(size + info.get("upper", 0.0)):
-            message = f"Step {info.step} gave NaN or infinity; the iterate before it is returned."
-            return self._undo(Status.NON_FINITE, message)
-        reason = self.runaway(self.leaves, info, size, moved)
-        return self._fail(Status.DIVERGED, reason) if reason else None
-
-    def _undo(self, status: Status, message: str) -> None:
-        """Go back to the iterate before the last step, and end the run."""
-        copy_(self.leaves, self.previous)
-        for buffer, kept in zip(self.buffers, self.previous_buffers, strict=True):
-            buffer.copy_(kept)
-        self._fail(status, message)
-
-    def _fail(self, status: Status, message: str) -> None:
+    def _fail(self, verdict: Verdict) -> None:
         """End the run, with what to try."""
         run = self.run
         x, y = run.state.x.copy(), run.state.y.copy()
-        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.runaway.start)
+        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
         advice = self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch)
-        self.finish(status, f"{message} {advice}")
-
-    def _called(self, info: StepInfo, extra: dict[str, float]) -> str:
-        """Call all callbacks; which one asked to stop."""
-        asked = ""
-        for callback in self.callbacks:
-            answer, name = callback(self.run, info.plus(**extra)), _name(callback)
-            if isinstance(answer, Mapping):
-                for key, value in answer.items():
-                    extra[key] = self._number(name, key, value, {*info, *RESERVED})
-            elif answer is not None and type(answer).__name__ not in ("bool", "bool_"):
-                kind = type(answer).__name__
-                raise TypeError(f"callbacks: {name} returned {kind}; return True to stop, numbers by name to record, or None.")
-            elif answer and not asked:
-                asked = f"{name} asked to stop at step {info.step}."
-        return asked
-
-    @staticmethod
-    def _number(callback: str, key: str, value: Any, taken: set[str]) -> float:
-        if key in taken:
-            raise ValueError(f"callbacks: {callback} returned {key!r}, which the history has already; use another name.")
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise TypeError(f"callbacks: {callback} returned {value!r} for {key!r}; the history takes numbers.") from None
-
-    def _converged(self, info: StepInfo) -> None:
-        """End the run if the method has nothing left to do, or a rule holds."""
-        run = self.run
-        for status, reason in (
-            (Status.CONVERGED, run.converged),
-            (Status.DIVERGED, run.diverged),
-            (Status.FINISHED, run.finished),
-        ):
-            if reason:
-                return self.finish(status, reason)
-        for i, rule in enumerate(self.rules):
-            holds = rule(run, info)
-            self.held[i] = self.held[i] + 1 if holds else 0
-            if holds and self.held[i] >= getattr(rule, "times", 1):
-                return self.finish(Status.CONVERGED, holds if isinstance(holds, str) else f"{_name(rule)} holds")
-        return None
-
-    def finish(self, status: Status, message: str) -> None:
-        self.status, self.message = status, message
+        self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
 
     def _undefined(self, x: Variable, y: Variable) -> str:
         """Which objective has no value at the start (x, y)."""
@@ -464,106 +328,119 @@ class _Loop:
 
     def solution(self) -> Solution:
         run = self.run
-        assert self.status is not None
-        with torch.no_grad():
-            run.method.conclude(run.state)
-        if self.last is not None and not self.last[0].due(self.record):
-            self.history.append(self._row(*self.last))
+        assert self.verdict is not None
+        self.recorder.end(run)
         return Solution(
             problem=run.problem,
             method=run.method,
             x=run.state.x.snapshot(),
             y=run.state.y.snapshot(),
-            status=self.status,
-            message=self.message,
+            status=self.verdict.status,
+            message=self.verdict.message,
+            upper=self._upper(),
             steps=run.k,
-            seconds=self.seconds,
+            seconds=run.seconds,
             counts=run.counts,
-            history=self.history,
+            history=self.recorder.history,
             constants=run.constants,
             batch=run.batch,
-            report=dict(run.method.report(run.state)),
+            report=dict(run.method.report(run)),
         )
+
+    def _upper(self) -> float | None:
+        """F(x, y); with modules, which a further pass would change, the last number of a step."""
+        run, history = self.run, self.recorder.history
+        if not (self.modules or (run.problem.needs_batch and run.batch is None)):
+            with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
+                return float(run.oracle.upper(run.state.x, run.state.y, run.batch))
+        return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the future depends on, in plain tensors, numbers and text."""
-        run = self.run
+        run, verdict = self.run, self.verdict
         return {
             "random": random_states(self.source.loader),
-            "call": self._call(),
+            "problem": self._problem(),
             "run": run.state_dict(),
+            "seconds": run.seconds,
             "training": [module.training for module in self.modules],
             "constants": None if run.constants is None else dataclasses.asdict(run.constants),
             "place": self.source.place,
-            "seconds": self.seconds,
-            "history": self.history.state_dict(),
-            "last": None if self.last is None else (self.last[0].step, dict(self.last[0]), self.last[0].span, self.last[1]),
-            "runaway": self.runaway.state_dict(),
-            "rules": self._rules(),
-            "held": self.held,
-            "status": None if self.status is None else self.status.value,
-            "message": self.message,
-            "callbacks": [(_name(c), c.state_dict()) for c in self.callbacks if isinstance(c, Stateful)],
+            "verdict": None if verdict is None else [verdict.status.value, verdict.message, self._giver],
+            "guard": self.guard.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "observers": [(_name(observer), observer.state_dict()) for observer in self.observers if _keeps(observer)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another loop was; the place in the batches and the random states are not touched."""
         run = self.run
         run.load_state_dict(state["run"])
-        for name, value in self._call().items():
-            if state["call"][name] != value:
-                raise ValueError(f"{name}: was {state['call'][name]}, is {value}.")
+        for name, value in self._problem().items():
+            if state["problem"][name] != value:
+                raise ValueError(f"{name}: was {state['problem'][name]}, is {value}.")
+        run.seconds = state["seconds"]
         run.constants = None if state["constants"] is None else Constants(**state["constants"])
-        self.seconds = state["seconds"]
-        self.history.load_state_dict(state["history"])
-        self.last = None if state["last"] is None else (StepInfo(*state["last"][:3]), state["last"][3])
-        self.runaway.load_state_dict(state["runaway"])
-        status = None if state["status"] is None else Status(state["status"])
-        same = state["rules"] == self._rules()
-        if same:
-            self.held = list(state["held"])
-        if status not in (None, Status.MAX_STEPS, Status.STOPPED) and (same or status is not Status.CONVERGED):
-            self.finish(status, state["message"])
-        saved = list(state["callbacks"])
-        for callback in self.callbacks:
+        self.guard.load_state_dict(state["guard"])
+        self.recorder.load_state_dict(state["recorder"])
+        saved = list(state["observers"])
+        for observer in filter(_keeps, self.observers):
             names = [name for name, _ in saved]
-            if isinstance(callback, Stateful) and _name(callback) in names:
-                callback.load_state_dict(saved.pop(names.index(_name(callback)))[1])
+            if _name(observer) in names:
+                observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])
+        if state["verdict"] is not None:
+            word, message, giver = state["verdict"]
+            status = Status(word)
+            holds = giver is None or giver in [_signature(observer) for observer in self.observers]
+            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds:
+                self.verdict, self._giver = Verdict(status, message), giver
 
-    def _call(self) -> dict[str, Any]:
+    def _problem(self) -> dict[str, Any]:
         """What must be the same when a run goes on, besides the method and the variables."""
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
         kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
-        return {**kinds, "modules": len(self.modules), "accumulate": self.source.accumulate}
-
-    def _rules(self) -> list[tuple[str, str]]:
-        return [(_name(rule), str(getattr(rule, "tol", ""))) for rule in self.rules]
+        return {**kinds, "modules": len(self.modules)}
 
 
-def _functions(argument: str, value: Any) -> list[Any]:
-    listed = [value] if callable(value) else value
+def _functions(callbacks: Any) -> list[Any]:
+    listed = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
-        raise TypeError(f"{argument}: expected a function of (run, info) or a list of them, got {value!r}.")
+        raise TypeError(f"callbacks: expected a function of (run, info) or a list of them, got {callbacks!r}.")
     return list(listed)
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def _take(observers: list[Any], kind: type[T]) -> T:
+    """Take the observer of a kind out of the list, or make one."""
+    given = [observer for observer in observers if isinstance(observer, kind)]
+    if len(given) > 1:
+        raise ValueError(f"callbacks: holds {len(given)} of {kind.__name__}; give one at most.")
+    for observer in given:
+        observers.remove(observer)
+    return given[0] if given else kind()
 
 
-@contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[Run, History], None]]:
+def _name(observer: Any) -> str:
+    return str(getattr(observer, "__name__", type(observer).__name__))
+
+
+def _signature(observer: Any) -> list[str]:
+    return [_name(observer), str(getattr(observer, "tol", ""))]
+
+
+def _keeps(observer: Any) -> bool:
+    """Whether an observer has a state that belongs into checkpoints."""
+    return isinstance(observer, Stateful)
+
+
+def _nothing(*arguments: object) -> None:
+    """Stand in for a function that an observer does not have."""
+
+
+def _number(observer: str, key: str, value: Any, taken: set[str]) -> float:
+    if key in taken:
+        raise ValueError(f"callbacks: {observer} returned {key!r}, which the history has already; use another name.")
     try:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError as error:
-        raise ImportError('progress=True needs rich; install it with: pip install "meha[progress]"') from error
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns) as bar:
-        task = bar.add_task("", total=total)
-
-        def show(run: Run, history: History) -> None:
-            numbers = " ".join(f"{name} {history[name][-1]:.3g}" for name in ("upper", "gap", "residual") if name in history)
-            bar.update(task, completed=run.k, description=numbers)
-
-        yield show
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"callbacks: {observer} returned {value!r} for {key!r}; the history takes numbers.") from None

@@ -33,6 +33,7 @@ __all__ = [
     "copy_",
     "distance",
     "inner",
+    "modules_of",
     "named_leaves",
     "norm",
     "select",
@@ -99,7 +100,7 @@ class Variable:
     __slots__ = ("_modes", "argument", "leaves", "names", "owner", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
-        parameters = {id(p): p for module in _modules(value) for p in module.parameters()}
+        parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}
         self._take(_map(value, _own, parameters), argument)
 
     @classmethod
@@ -167,7 +168,7 @@ class Variable:
     @property
     def has_modules(self) -> bool:
         """Whether the value is or contains a module."""
-        return next(_modules(self.value), None) is not None
+        return next(modules_of(self.value), None) is not None
 
     def copy(self) -> Variable:
         """An independent variable with the same numbers.
@@ -175,7 +176,7 @@ class Variable:
         A module is copied with buffers of its own; its parameters that are not optimised are shared, because
         nobody changes them. Ties between tensors and modules are kept. The copy of a compiled module is compiled.
         """
-        modules = list(_modules(self.value))
+        modules = list(modules_of(self.value))
         inside = [part for module in modules for part in module.modules()]
         parameters = [p for module in modules for p in module.parameters()]
         trained = {id(leaf) for leaf in self.leaves}
@@ -212,7 +213,7 @@ class Variable:
     def like(self, leaves: Sequence[Tensor]) -> Any:
         """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
         table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
-        for module in _modules(self.value):
+        for module in modules_of(self.value):
             table[id(module)] = {plain_name(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
         return _map(self.value, lambda tensor: tensor, table)
 
@@ -339,7 +340,8 @@ def _named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _named_modules(item, _join(prefix, key))
 
 
-def _modules(value: Any) -> Iterator[nn.Module]:
+def modules_of(value: Any) -> Iterator[nn.Module]:
+    """The modules in a value: itself, or those in its dicts and lists."""
     return (module for _, module in _named_modules(value, ""))
 
 

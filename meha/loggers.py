@@ -17,15 +17,10 @@ from typing import Any, Self, TextIO
 
 from meha._checks import check_count
 from meha._files import write_atomically
-from meha.methods._base import Run, StepInfo
+from meha._running import Run, StepInfo
+from meha.observers import work
 
 __all__ = ["CSVLogger", "TensorBoardLogger"]
-
-
-def work(run: Run) -> dict[str, int]:
-    """The gradients and products that a run has taken, by the names that histories and logs give them."""
-    counts = run.counts
-    return {"gradients_upper": counts.upper, "gradients_lower": counts.lower, "hessian_products": counts.hvp}
 
 
 class _Logger(ABC):
@@ -75,7 +70,7 @@ class CSVLogger(_Logger):
         every: log the steps that are multiples of it.
 
     >>> import tempfile, torch
-    >>> from meha.methods.meha import MEHA
+    >>> from meha.methods import MEHA
     >>> from meha.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
     >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(1), torch.zeros(1))

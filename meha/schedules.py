@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from meha._checks import check_count, check_positive, check_tolerance
 
@@ -18,7 +17,6 @@ __all__ = [
     "Power",
     "Ramp",
     "Schedule",
-    "SymbolicStep",
     "check_schedule",
     "evaluate",
     "fraction",
@@ -26,13 +24,6 @@ __all__ = [
 ]
 
 Schedule = float | Callable[[int], float]
-
-
-class SymbolicStep(Protocol):
-    """In the place of a step number: one that is not known yet, because the step is traced once for many numbers."""
-
-    def number(self, name: str, schedule: Schedule, zero: bool) -> Any:
-        """What stands for the value of the schedule."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +105,12 @@ class Ramp:
         return self.initial + (self.final - self.initial) * min(k / self.steps, 1.0)
 
 
-def evaluate(name: str, schedule: Schedule, k: int | SymbolicStep, *, zero: bool = False) -> Any:
-    """The value at step k, checked; for a symbolic step, what stands for it.
+def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> float:
+    """The value at step k, checked.
 
     Args:
         zero: whether a function may also give 0.
     """
-    if not isinstance(k, int):
-        return k.number(name, schedule, zero)
     if not callable(schedule):
         return schedule
     value = float(schedule(k))

@@ -1,105 +1,69 @@
-"""Solution, Status and History: what a run leaves behind."""
+"""Solution: what a run leaves behind."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from meha import diagnostics
-from meha._oracle import Counts, Oracle
-from meha._variables import Variable
-from meha.methods._base import Method, describe
+from meha._oracle import Counts
+from meha._verdicts import Status
+from meha.methods import Method
+from meha.observers import History
 from meha.problem import Problem
 from meha.theory import Constants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["History", "Solution", "Status"]
+__all__ = ["Diagnosis", "Solution"]
+
+WIDTH = 120
+"""Columns of printed text."""
 
 
-class Status(enum.Enum):
-    """How a run ended, in words: converged by a stopping rule, finished as the method itself says, and so on."""
+@dataclass(frozen=True)
+class Diagnosis:
+    """How well a point solves both levels, by measures that do not depend on the method.
 
-    CONVERGED = "converged"
-    FINISHED = "finished"
-    MAX_STEPS = "max steps"
-    DIVERGED = "diverged"
-    NON_FINITE = "non-finite"
-    BROKE_DOWN = "broke down"
-    STOPPED = "stopped by callback"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-class History(Mapping[str, list[float]]):
-    """The numbers of the recorded steps, by name: ``history["upper"]`` is a list with one entry per recorded step.
-
-    >>> history = History()
-    >>> history.append({"step": 1, "upper": 2.0})
-    >>> history.append({"step": 2, "upper": 1.0, "error": 0.5})
-    >>> history["upper"], history["error"]
-    ([2.0, 1.0], [nan, 0.5])
+    Attributes:
+        gap: (f + g)(x, y) - v_gamma(x, y); zero where y is stationary for the lower level.
+        residual: stationarity of the penalised problem at c; None without c.
+        gamma, c: the parameters of the envelope and of the penalty.
     """
 
-    def __init__(self) -> None:
-        self._columns: dict[str, list[float]] = {}
-        self._rows = 0
+    gap: float
+    residual: float | None
+    gamma: float
+    c: float | None
 
-    def append(self, row: Mapping[str, float]) -> None:
-        """Add a row; a number that earlier rows lacked is NaN there."""
-        for name in row:
-            if name not in self._columns:
-                self._columns[name] = [float("nan")] * self._rows
-        self._rows += 1
-        for name, column in self._columns.items():
-            column.append(float(row.get(name, float("nan"))))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The columns, as tensors."""
-        return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the columns of another history."""
-        self._columns = {name: column.tolist() for name, column in state.items()}
-        self._rows = max((len(column) for column in self._columns.values()), default=0)
-
-    def __getitem__(self, name: str) -> list[float]:
-        return self._columns[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __repr__(self) -> str:
-        return f"History({self._rows} rows of {', '.join(self._columns)})"
+    def __str__(self) -> str:
+        lines = [f"gap       {self.gap:.3g}  (f + g above its Moreau envelope, gamma = {self.gamma:.3g})"]
+        if self.residual is not None:
+            lines.append(f"residual  {self.residual:.3g}  (stationarity of the penalised problem, c = {self.c:.3g})")
+        return "\n".join(lines)
 
 
 @dataclass(eq=False, repr=False)
 class Solution:
     """The last finite iterate of a run, and how it was reached. ``print`` it, or ``plot`` it.
 
+    It is data: nothing is computed when it is read or printed, except by :meth:`diagnose`.
+
     Attributes:
         x, y: the solution, in the structure of the start.
         status: how the run ended.
-        message: the same in a sentence, with what to try when it went wrong.
-        steps: steps taken.
-        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of diagnostics, rules, callbacks,
-            checkpoints.
+        message: the reason in a sentence, with what to try when it went wrong.
+        upper: F(x, y). With modules or batches, F on the last batch, where the last step began. None if unknown.
+        steps: number of steps taken.
+        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of observers and checkpoints.
         counts: gradients of F and of f, Hessian-vector products.
         history: numbers of the recorded steps.
         method: the hyper-parameters, with those that were left out filled in.
         constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
-        report: what the run found about the problem, in lines by heading; empty where the method reports nothing.
+        report: what the run learned about the problem, in lines by heading.
     """
 
     problem: Problem
@@ -108,6 +72,7 @@ class Solution:
     y: Any
     status: Status
     message: str
+    upper: float | None
     steps: int
     seconds: float
     counts: Counts
@@ -118,74 +83,59 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether a stopping rule was met."""
+        """Whether the run converged."""
         return self.status is Status.CONVERGED
 
-    @property
-    def _unknown(self) -> bool:
-        return self.problem.needs_batch and self.batch is None
+    def diagnose(self, gamma: float | None = None, c: float | None = None) -> Diagnosis:
+        """Measure gap and residual at the solution, which takes many gradients.
 
-    @cached_property
-    def upper(self) -> float | None:
-        """F(x, y), on the last batch where there are batches; None when there was none yet."""
-        if self._unknown:
-            return None
-        x, y = Variable.of(self.x, "x").copy(), Variable.of(self.y, "y").copy()
-        with torch.no_grad():
-            return float(Oracle(self.problem, x, y).upper(x, y, self.batch))
+        Args:
+            gamma: the envelope parameter; that of the method by default, or 1 where it has none.
+            c: the penalty; the last one of the run by default.
 
-    @property
-    def gamma(self) -> float | None:
-        """The envelope parameter of the method, if it has one."""
-        return getattr(self.method, "gamma", None)
+        Raises:
+            ValueError: the objectives need a batch, and there was none.
+        """
+        if self.problem.needs_batch and self.batch is None:
+            raise ValueError("diagnose: the objectives need a batch, and the run had none; use meha.diagnostics with one.")
+        if gamma is None:
+            gamma = getattr(self.method, "gamma", None) or self._last("gamma") or 1.0
+        c = self._last("c") if c is None else c
+        gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch)
+        residual = None if c is None else diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
+        return Diagnosis(gap, residual, gamma, c)
 
-    @property
-    def c(self) -> float | None:
-        """The last penalty, if the method has one."""
-        return self.history["c"][-1] if "c" in self.history else None
-
-    @cached_property
-    def gap(self) -> float | None:
-        """(f + g)(x, y) - v_gamma(x, y), computed when first asked for; None without a gamma."""
-        if self.gamma is None or self._unknown:
-            return None
-        return diagnostics.gap(self.problem, self.x, self.y, self.gamma, batch=self.batch)
-
-    @cached_property
-    def residual(self) -> float | None:
-        """The residual of the penalised problem at the last c, computed when first asked for; None without gamma and c."""
-        if self.gamma is None or self.c is None or self._unknown:
-            return None
-        return diagnostics.residual(self.problem, self.x, self.y, self.gamma, self.c, batch=self.batch)
+    def _last(self, name: str) -> float | None:
+        return self.history[name][-1] if name in self.history else None
 
     def __repr__(self) -> str:
         return f"Solution({self.status}, steps={self.steps}, seconds={self.seconds:.3g})"
 
     def __str__(self) -> str:
+        return "\n".join(self._summary())
+
+    @property
+    def details(self) -> str:
+        """The printed solution, the method's numbers, and all that the run learned about the problem."""
+        rest = {"method": self.method.describe(), **self.report}
+        lines = [_line(heading, text) for heading, text in rest.items() if heading != "accuracy"]
+        return "\n".join([*self._summary(), *lines])
+
+    def _summary(self) -> list[str]:
+        work = f"{self.counts.upper} of F, {self.counts.lower} of f"
+        work += f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""
+        estimates = [f"{name} {self._last(name):.2g}" for name in ("gap", "residual") if self._last(name) is not None]
+        accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
         lines = [
             f"{self.method.name}: {self.status} after {self.steps} steps, {self.seconds:.2f} s",
-            f"  {self.message}",
+            textwrap.fill(self.message, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            _line("F", "unknown" if self.upper is None else f"{self.upper:.6g}"),
+            _line("gradients", work),
         ]
-        if self.upper is not None:
-            lines.append(f"  F          {self.upper:.6g}")
-        if self.gap is not None:
-            lines.append(
-                f"  gap        {self.gap:.3g}  (lower level: f + g above its Moreau envelope, gamma = {self.gamma:.3g})"
-            )
-        if self.residual is not None:
-            lines.append(f"  residual   {self.residual:.3g}  (stationarity of the penalised problem, c = {self.c:.3g})")
-        work = f"{self.counts.upper} of F, {self.counts.lower} of f"
-        lines.append(f"  gradients  {work}" + (f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""))
-        lines.append(f"  method     {describe(self.method)}")
-        lines += [f"  {heading:<10} {line}" for heading, line in self.report.items()]
-        covered = "" if self.constants is None else self.method.theory(self.constants)
-        if covered:
-            origin = "" if self.problem.constants is not None else " (constants estimated near the start)"
-            lines.append(f"  theory     {covered}{origin}")
-        return "\n".join(lines)
+        return lines + ([_line("accuracy", accuracy)] if accuracy else [])
 
     def plot(self, names: Sequence[str] = ("upper", "gap", "residual", "change"), path: str | None = None) -> Figure:
-        """Convergence curves of recorded numbers against the step, one panel each; saved to ``path`` if given.
+        """Plot convergence curves of recorded numbers against the step, one panel each; save them to ``path`` if given.
 
         Needs matplotlib: ``pip install "meha[plot]"``.
         """
@@ -209,6 +159,10 @@ class Solution:
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+
+def _line(heading: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"  {heading:<10} ", subsequent_indent=" " * 13)
 
 
 _TITLES = {

@@ -1,58 +1,74 @@
-"""Stopping rules: functions of the run and the numbers of its last step that say whether, and why, to stop.
+"""Stopping rules: observers that end a run as converged, for ``solve(..., callbacks=[Gap(1e-6)])``.
 
-A rule is any function ``rule(run, info) -> bool | str``: a true value stops the run as converged, and text says why. A
-user's rule is often one line: ``stop=lambda run, info: info["upper"] < 0.3``.
+A rule of one's own is a function of the run and the numbers of its last step that returns a verdict, or None to go on::
+
+    def low_enough(run, info):
+        return Verdict(Status.CONVERGED, "F is below 0.3") if info["upper"] < 0.3 else None
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from meha import diagnostics
 from meha._checks import check_count, check_tolerance
-from meha.methods._base import Run, StepInfo
+from meha._running import Run, StepInfo
+from meha._verdicts import Status, Verdict
 
-__all__ = ["Gap", "RelativeChange", "Residual", "Rule"]
-
-Rule = Callable[[Run, StepInfo], bool | str]
+__all__ = ["Gap", "RelativeChange", "Residual"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class RelativeChange:
     """Stop when ||z_{k+1} - z_k|| <= tol * ||z_{k+1}|| for z = (x, y).
 
     Cheap, and common in practice; small steps satisfy it far from a solution. It does not hold while the method says that small
-    steps mean nothing.
+    steps mean nothing (:attr:`meha.Run.settled`).
 
     Args:
         tol: stop at or below it.
-        times: in so many steps in a row; a point may rest for one step while other variables of the method move.
+        times: number of steps in a row; a point may rest for one step while other variables of the method move.
     """
 
     tol: float = 1e-6
     times: int = 2
+    held: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         check_tolerance(f"{type(self).__name__}: tol", self.tol)
         check_count("RelativeChange: times", self.times)
 
-    def __call__(self, run: Run, info: StepInfo) -> bool | str:
+    def begin(self, run: Run, max_steps: int) -> None:
+        """Begin to count."""
+        self.held = 0
+
+    def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
         change = info["change"]
-        if change > self.tol or not run.method.settles(info.step):
-            return False
+        self.held = self.held + 1 if change <= self.tol and run.settled else 0
+        if self.held < self.times:
+            return None
         still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""
-        return f"relative change {change:.2g} <= {self.tol:.2g}{still}"
+        return Verdict(Status.CONVERGED, f"relative change {change:.2g} <= {self.tol:.2g}{still}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps for which the rule has held."""
+        return {"tol": self.tol, "held": self.held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting, unless the rule was another one."""
+        self.held = state["held"] if state["tol"] == self.tol else 0
 
 
 @dataclass(frozen=True)
 class _Exact:
-    """A rule on a diagnostic that is computed every so many steps, outside the run's clock and counts.
+    """A rule on a diagnostic that is computed now and then, outside the run's clock and counts.
 
     Args:
         tol: stop at or below it.
-        every: how many steps between two evaluations.
-        gamma: of the envelope; the method's own by default.
+        every: number of steps between two evaluations.
+        gamma: of the envelope; that of the method by default.
     """
 
     tol: float
@@ -63,15 +79,17 @@ class _Exact:
         check_tolerance(f"{type(self).__name__}: tol", self.tol)
         check_count(f"{type(self).__name__}: every", self.every)
 
-    def __call__(self, run: Run, info: StepInfo) -> bool | str:
+    def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
         if not info.due(self.every):
-            return False
+            return None
         gamma = self.gamma if self.gamma is not None else getattr(run.method, "gamma", None)
         if gamma is None:
             name = type(self).__name__
             raise ValueError(f"{name}: {run.method.name} has no gamma; give one, as in {name}({self.tol:g}, gamma=1.0).")
         value = self.measure(run, info, gamma)
-        return f"{type(self).__name__.lower()} {value:.2g} <= {self.tol:.2g}" if value <= self.tol else False
+        if value > self.tol:
+            return None
+        return Verdict(Status.CONVERGED, f"{type(self).__name__.lower()} {value:.2g} <= {self.tol:.2g}")
 
     def measure(self, run: Run, info: StepInfo, gamma: float) -> float:
         raise NotImplementedError

@@ -1,7 +1,12 @@
 """Methods: hyper-parameters in a frozen dataclass, with init and step; a Run is a method at work."""
 
-from meha.methods._base import Method, Run, State, StepInfo
+from meha._oracle import Oracle
+from meha._running import At, Run, StepInfo
+from meha._variables import Variable
+from meha.methods._base import Method, State
+from meha.methods._default import default_method
 from meha.methods._optimizers import Optimizer
+from meha.methods.adaptive import AdaptiveMEHA
 from meha.methods.bamm import BAMM
 from meha.methods.bda import BDA
 from meha.methods.bome import BOME
@@ -40,11 +45,14 @@ __all__ = [
     "SLM",
     "TPE",
     "VPBGD",
+    "AdaptiveMEHA",
+    "At",
     "Continuation",
     "GridSearch",
     "LogUniform",
     "Method",
     "Optimizer",
+    "Oracle",
     "RandomSearch",
     "Run",
     "State",
@@ -52,4 +60,6 @@ __all__ = [
     "StochasticMEHA",
     "Uniform",
     "VFiDCA",
+    "Variable",
+    "default_method",
 ]

@@ -1,4 +1,4 @@
-"""The step of a variable along a direction: plain, or taken by an optimizer of torch.optim, and then a prox or projection."""
+"""Steps of a variable along a direction, plain or by an optimizer of torch.optim, followed by a prox or projection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from meha._variables import Leaves, Variable, add_, copy_, distance, norm
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer
 from meha.problem import Prox
-from meha.schedules import Schedule, SymbolicStep, check_schedule, evaluate
+from meha.schedules import Schedule, check_schedule
 
 __all__ = ["check_step", "move"]
 
@@ -28,27 +28,24 @@ def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: O
 
 
 def move(
-    name: str,
-    schedule: Schedule | None,
-    k: int | SymbolicStep,
     variable: Variable,
     direction: Leaves,
+    step: Any,
     prox: Prox,
     x: Any,
     optimizer: RunningOptimizer | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """variable <- prox(variable - step * direction). The norms of the direction, and of the move divided by the step.
+    """Set variable <- prox(variable - step * direction); return the norms of the direction, and of the move over the step.
 
-    The second is the first where there is no prox, and also with an optimizer: it tells how far the variable is from a fixed
-    point, which the length of a step of Adam does not.
+    The second norm is the first where there is no prox, and also with an optimizer: it shows how far the variable is from a
+    fixed point, which the length of a step of Adam does not.
 
     Args:
-        name, schedule, k: the step size, by its name in messages; it is the learning rate where there is an optimizer.
         direction: used up; with a prox, its list is filled with other tensors.
+        step: the step size, a number, or a tensor where the step is traced; an optimizer has its learning rate instead.
         x: the value of x, for the prox.
     """
     leaves, size = variable.leaves, norm(direction)
-    step: Any  # a number, or a tensor where the step is traced
     if optimizer is not None:
         step = 0.0 if prox.identity else optimizer.lr  # a schedule may also end at 0, where nothing moves
         old = [leaf.clone() for leaf in leaves] if step else []
@@ -57,8 +54,6 @@ def move(
             return size, size
         prox(x, leaves, step)
         return size, distance(old, leaves) / step
-    assert schedule is not None
-    step = evaluate(name, schedule, k)
     if prox.identity:
         add_(leaves, direction, -step)
         return size, size

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from meha._oracle import Oracle
-from meha._variables import Variable, _modules, norm, subtract
+from meha._variables import Variable, norm, subtract
 from meha.problem import Problem
 from meha.schedules import evaluate
 from meha.theory import Constants, estimate, estimate_at, eta_range
@@ -32,33 +33,51 @@ from meha.theory import Constants, estimate, estimate_at, eta_range
 if TYPE_CHECKING:
     from meha.methods.meha import MEHA
 
-__all__ = ["advise", "choose", "hypergradient_steps", "parameters", "penalty_steps", "stochastic"]
+__all__ = ["advise", "complete", "complete_meha", "hypergradient_steps", "parameters", "penalty_steps"]
 
 SAFETY = 0.9
 GROWTH = 0.49
 
+OPTIMIZERS = {"eta": "theta_optimizer", "alpha": "x_optimizer", "beta": "y_optimizer"}
+"""The optimizer that takes the place of a step size."""
 
-def stochastic(problem: Problem, x: Any, y: Any) -> bool:
-    """Whether a problem has batches or networks, and values at a point may differ from call to call."""
-    return next(_modules((x, y)), None) is not None or (isinstance(problem, Problem) and problem.needs_batch)
+M = TypeVar("M")
 
 
-def choose(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
-    """``method`` complete, and the constants of the problem (None when they are not known, and not needed)."""
-    missing = [name for name in ("gamma", "c") if getattr(method, name) is None]
-    for step, optimizer in (("eta", "theta_optimizer"), ("alpha", "x_optimizer"), ("beta", "y_optimizer")):
-        if getattr(method, step) is None and getattr(method, optimizer) is None:
-            missing.append(step)
+def complete(
+    method: M,
+    names: Sequence[str],
+    choose: Callable[[Constants], Mapping[str, float]],
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    batch: Any,
+) -> tuple[M, Constants | None]:
+    """Fill in the numbers of a method that were left out, from the problem's constants, which are estimated if unknown.
+
+    Args:
+        names: the fields to fill in; one whose level has an optimizer stays empty.
+        choose: the rule, from constants to numbers by name.
+    """
+    missing = [n for n in names if getattr(method, n) is None and getattr(method, OPTIMIZERS.get(n, ""), None) is None]
+    constants = oracle.problem.constants
+    if not missing:
+        return method, constants
+    constants = constants or estimate_at(oracle, x, y, batch=batch)
+    numbers = choose(constants)
+    return dataclasses.replace(cast(Any, method), **{name: numbers[name] for name in missing}), constants
+
+
+def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[MEHA, Constants | None]:
+    """Fill in what was left out of MEHA."""
     if method.p is None and not callable(method.c):
         method = dataclasses.replace(method, p=GROWTH)
-    constants = oracle.problem.constants
-    if constants is None and missing:
-        constants = estimate_at(oracle, x, y, batch=batch)
-    if constants is None or not missing:
-        return method, constants
-    c = _balance(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
-    found = parameters(constants, c, gamma=method.gamma)
-    return dataclasses.replace(method, **cast(dict[str, Any], {name: found[name] for name in missing})), constants
+
+    def choose(constants: Constants) -> dict[str, float]:
+        c = _balance(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
+        return parameters(constants, c, gamma=method.gamma)
+
+    return complete(method, ("gamma", "c", *OPTIMIZERS), choose, oracle, x, y, batch)
 
 
 def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
@@ -72,7 +91,7 @@ def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any)
     found = method.check_theory(constants)
     if given.get("beta", 0.0) > given.get("eta", math.inf):
         found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
-    fitting = parameters(constants, method.penalty(0), method.gamma if not found else None)
+    fitting = parameters(constants, evaluate("c_k", method.c_k, 0), method.gamma if not found else None)
     if all(step <= 1.01 * fitting[name] for name, step in given.items()):
         return " ".join([*found, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
     numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))

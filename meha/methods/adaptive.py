@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meha._checks import check_positive
+from meha._checks import check_tolerance
 from meha._oracle import Oracle
+from meha._running import At, Numbers, Run
 from meha._variables import Variable
+from meha._verdicts import Status, Verdict
 from meha.methods._anderson import combine
-from meha.methods._base import Method, Numbers, State
+from meha.methods._base import Method, State
 from meha.methods._curvatures import Curvatures, describe, flatten, lower_gradients, probe, upper_gradients, write
 from meha.problem import Problem
 
@@ -123,7 +125,7 @@ class AdaptiveMEHA(Method):
 
     >>> import meha
     >>> problem = meha.problems.sine(n=10)
-    >>> solution = meha.solve(problem, problem.x0, problem.y0, meha.MEHA())
+    >>> solution = meha.solve(problem, problem.x0, problem.y0, meha.AdaptiveMEHA())
     >>> print(solution.status, solution.steps < 100, problem.distance(solution.x, solution.y).x < 1e-3)
     converged True True
     """
@@ -131,26 +133,17 @@ class AdaptiveMEHA(Method):
     tol: float = 1e-4
 
     def __post_init__(self) -> None:
-        check_positive("tol", self.tol)
+        check_tolerance("tol", self.tol)
 
-    @property
-    def name(self) -> str:
-        return "MEHA"
-
-    def to(self, tol: float | None) -> AdaptiveMEHA:
-        return AdaptiveMEHA(tol=tol or torch.finfo().tiny)
-
-    def settles(self, k: int) -> bool:
-        return False
-
-    def converged(self, state: AdaptiveState) -> str:
-        return state.reason
+    def terminate(self, state: AdaptiveState) -> Verdict | None:
+        return Verdict(Status.CONVERGED, state.reason) if state.reason else None
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Start elsewhere, or bound x and y by sets in which the objectives are defined."
 
-    def report(self, state: AdaptiveState) -> dict[str, str]:
+    def report(self, run: Run) -> dict[str, str]:
         """What was found about the problem, where c and gamma went, and how well x is known."""
+        state = run.state
         lines = {"problem": describe(state.curvatures)}
         lines["course"] = f"c = {state.c:.2g}" + (f", gamma = {state.numbers['gamma']:.2g}" if state.numbers else "")
         if math.isfinite(state.change):
@@ -165,10 +158,10 @@ class AdaptiveMEHA(Method):
         theta = y.copy()
         c = _first_penalty(oracle, x, theta, curvatures)
         zero = torch.zeros_like(flatten(x, y, theta))
-        return AdaptiveState(x, y, x.copy(), y.copy(), theta, zero, flatten(x, y), curvatures, vectors, c)
+        return AdaptiveState(x, y, x.copy(), y.copy(), theta, zero, flatten(x, y), curvatures, vectors, c, settled=False)
 
-    def step(self, oracle: Oracle, state: AdaptiveState, batch: Any) -> Numbers:
-        if batch is not None:
+    def step(self, oracle: Oracle, state: AdaptiveState, at: At) -> Numbers:
+        if at.batch is not None:
             raise ValueError(
                 "batch: MEHA() takes one only where the objectives cannot do without; make batch a required argument of upper"
                 " or lower, or give MEHA a number, such as MEHA(p=0.49)."

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from meha._checks import check_tolerance
 from meha._oracle import Oracle, Term
+from meha._running import At, Numbers
 from meha._variables import Variable, add_, inner, subtract
-from meha.methods._base import Method, Numbers, State
+from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import hypergradient_steps
-from meha.schedules import InversePower, Schedule, evaluate, fraction
+from meha.methods._parameters import complete, hypergradient_steps
+from meha.schedules import InversePower, Schedule, fraction
 from meha.theory import Constants
 
 __all__ = ["BAMM", "BAMMState"]
 
 FALLING = InversePower(0.9, power=0.1)
+
+CAUTION = 0.1
+"""x moves by this part of the step for an exact hypergradient, because v only follows its solution."""
 
 POWERS = {"s1": (2, 7), "s2": (1, 5), "s3": (0, 3)}
 """Powers of mu in eta / beta and alpha / beta."""
@@ -68,6 +72,7 @@ class BAMM(Method):
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
+    penalties: ClassVar[tuple[str, ...]] = ("mu",)
 
     beta: Schedule | None = None
     mu: Schedule = FALLING
@@ -96,31 +101,29 @@ class BAMM(Method):
             )
         return mu
 
-    def missing(self) -> list[str]:
-        return [name for name in super().missing() if name == "beta" or self.strategy is None]
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        def choose(constants: Constants) -> dict[str, float]:
+            steps = hypergradient_steps(constants, self.average(0))
+            return {**steps, "alpha": CAUTION * steps["alpha"]}
 
-    def choose(self, constants: Constants) -> dict[str, float]:
-        found = hypergradient_steps(constants, self.average(0))
-        return {**found, "alpha": 0.1 * found["alpha"]}
+        return complete(self, ("beta",) if self.strategy else ("alpha", "beta", "eta"), choose, oracle, x, y, batch)
 
-    def steps(self, k: int) -> tuple[float, Schedule | None, Schedule | None]:
-        """beta, eta and alpha of step k."""
-        assert self.beta is not None
-        beta, mu = evaluate("beta", self.beta, k), self.average(k)
+    def steps(self, at: At, k: int) -> tuple[Any, Any]:
+        """eta and alpha of step k."""
         if self.strategy is None:
-            return beta, self.eta, self.alpha
-        e, a = POWERS[self.strategy]
-        eta = (k + 1) ** (-self.tau / 2) * mu**e * beta
-        alpha = (k + 1) ** (-3 * self.tau / 2) * mu**a * beta
-        return beta, self.eta or eta, self.alpha or alpha
+            return at.eta, at.alpha
+        mu, (e, a) = self.average(k), POWERS[self.strategy]
+        eta = (k + 1) ** (-self.tau / 2) * mu**e * at.beta
+        alpha = (k + 1) ** (-3 * self.tau / 2) * mu**a * at.beta
+        return at.eta or eta, at.alpha or alpha
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> BAMMState:
         v = Variable([torch.zeros_like(leaf) for leaf in y.leaves], "v")
         return BAMMState(x, y, v, build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem))
 
-    def step(self, oracle: Oracle, state: BAMMState, batch: Any) -> Numbers:
+    def step(self, oracle: Oracle, state: BAMMState, at: At) -> Numbers:
         x, y, v, k = state.x, state.y, state.v.leaves, state.k
-        mu, (beta, eta, alpha) = self.average(k), self.steps(k)
+        batch, mu, (eta, alpha) = at.batch, self.average(k), self.steps(at, k)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
         psi: list[Term] = [(mu, oracle.upper, x, y), (1 - mu, oracle.lower, x, y)]
@@ -130,11 +133,8 @@ class BAMM(Method):
         if self.line_search:
             (curved,) = hessian(residual, y)
             bend = float(inner(residual, curved))
-            e = float(inner(residual, residual)) / bend if bend > 0 else 0.0
-        else:
-            assert eta is not None
-            e = evaluate("eta", eta, k)
-        add_(v, residual, -e)
-        add_(y.leaves, [mu * a + (1 - mu) * b for a, b in zip(F_y, f_y, strict=True)], -beta)
-        size, _ = move("alpha", alpha, k, x, d_x, oracle.project, x.value, state.x_optimizer)
+            eta = float(inner(residual, residual)) / bend if bend > 0 else 0.0
+        add_(v, residual, -eta)
+        add_(y.leaves, [mu * a + (1 - mu) * b for a, b in zip(F_y, f_y, strict=True)], -at.beta)
+        size, _ = move(x, d_x, alpha, oracle.project, x.value, state.x_optimizer)
         return {"upper": upper, "lower": lower, "d_x": size, "mu": mu}

@@ -8,12 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from meha._oracle import Oracle, Term
+from meha._running import At
 from meha._variables import Variable
 from meha.methods._inner import Objective
 from meha.methods._moves import check_step
 from meha.methods._parameters import hypergradient_steps
 from meha.methods.rhg import RHG
-from meha.schedules import InversePower, Schedule, evaluate, fraction
+from meha.schedules import InversePower, Schedule, fraction
 from meha.theory import Constants
 
 __all__ = ["BDA"]
@@ -57,12 +58,9 @@ class BDA(RHG):
     def choose(self, constants: Constants) -> dict[str, float]:
         return hypergradient_steps(constants, fraction("mu", self.mu, 0))
 
-    def settles(self, k: int) -> bool:
-        return True  # mu is a function of the inner step, and the same in every step
-
-    def objective(self, oracle: Oracle, x: Variable, k: int) -> tuple[Objective, float]:
-        beta = self.lower_step(k)
-        upper_beta = beta if self.upper_beta is None else evaluate("upper_beta", self.upper_beta, k)
+    def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
+        beta = at.beta
+        upper_beta = beta if self.upper_beta is None else at.upper_beta
 
         def mixed(t: int, y: Variable) -> list[Term]:
             mu = fraction("mu", self.mu, t)

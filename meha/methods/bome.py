@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from meha._checks import check_positive
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import copy_, inner
-from meha.methods._base import Numbers
 from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
 
 __all__ = ["BOME"]
@@ -53,10 +53,10 @@ class BOME(PenaltyMethod):
         if self.control not in ("norm", "gap"):
             raise ValueError(f"control: must be 'norm' or 'gap', got {self.control!r}.")
 
-    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
-        x, y = state.x, state.y
+    def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
+        x, y, batch = state.x, state.y, at.batch
         copy_(state.z.leaves, y.leaves)
-        self.follow(oracle, state, batch)
+        self.follow(oracle, state, at)
         upper_term, *q_terms = gap_terms(oracle, state, 1.0, 1.0)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [upper_term], batch)
         (lower, best), (q_x, q_y) = oracle.gradients((x, y), q_terms, batch)
@@ -64,6 +64,6 @@ class BOME(PenaltyMethod):
         wanted = self.u * (square if self.control == "norm" else gap)
         lam = ((wanted - inner(F_x, q_x) - inner(F_y, q_y)) / (square + TINY)).clamp(min=0)
         d_x, d_y = ([a + lam * b for a, b in zip(F, q, strict=True)] for F, q in ((F_x, q_x), (F_y, q_y)))
-        size = self.move_x(oracle, state, d_x)
-        self.move_y(oracle, state, d_y)
+        size = self.move_x(oracle, state, at, d_x)
+        self.move_y(oracle, state, at, d_y)
         return {"upper": upper, "lower": lower, "gap": gap, "d_x": size, "c": lam}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meha._oracle import Oracle
+from meha._running import At
 from meha._variables import Leaves, inner
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend
@@ -45,9 +46,10 @@ class BRC(HypergradientMethod):
 
     inner_steps: int = 1
 
-    def hypergradient(self, oracle: Oracle, state: HypergradientState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+    def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y = state.x, state.y
-        descend(oracle, x, y, self.inner_steps, self.lower_step(state.k), batch)
+        batch = at.batch
+        descend(oracle, x, y, self.inner_steps, at.beta, batch)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         (lower,), (f_x, f_y) = oracle.gradients((x, y), [(1.0, oracle.lower, x, y)], batch)
         share = inner(F_y, f_y) / (inner(f_y, f_y) + TINY)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from meha._checks import check_count, check_positive, check_tolerance
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import add_, copy_, inner
-from meha.methods._base import Numbers
 from meha.methods._inner import descend
 from meha.methods._parameters import hypergradient_steps
 from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
-from meha.schedules import evaluate
 from meha.theory import Constants
 
 __all__ = ["BVFIM"]
@@ -117,32 +116,28 @@ class BVFIM(PenaltyMethod):
         alpha = min(found["alpha"], hypergradient_steps(constants)["alpha"])
         return {**found, "alpha": alpha, "eta": 1 / (1 / found["eta"] + self.m1)}
 
-    def settles(self, k: int) -> bool:
-        return self._part(k) == self.floor
-
     def _part(self, k: int) -> float:
         """d at step k."""
         return max(self.floor, min(1.0, self.hold / (k + 1)) ** self.power)
 
-    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
-        x, z = state.x, state.z
-        assert self.eta is not None
+    def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
+        x, z, batch = state.x, state.z, at.batch
         d = self._part(state.k)
+        state.settled = self._part(state.k + 1) == self.floor
         m1, theta, tau = self.m1 * d, self.theta * d, self.tau * (d * d if self.penalty == "inverse" else d)
         copy_(z.leaves, state.y.leaves)
-        descend(oracle, x, z, self.inner_steps, evaluate("eta", self.eta, state.k), batch, ridge=m1)
+        descend(oracle, x, z, self.inner_steps, at.eta, batch, ridge=m1)
         room = m1 / 2 * float(inner(z.leaves, z.leaves)) + self.m2 * d
-        slack = self._descend_y(oracle, state, batch, room, theta, tau)
+        slack = self._descend_y(oracle, state, at, room, theta, tau)
         w = self._weight(slack, tau)
         (upper, lower, best), d_x = oracle.gradient(x, gap_terms(oracle, state, 1.0, w), batch)
-        size = self.move_x(oracle, state, d_x)
+        size = self.move_x(oracle, state, at, d_x)
         return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": size, "c": w}
 
-    def _descend_y(self, oracle: Oracle, state: PenaltyState, batch: Any, room: float, theta: float, tau: float) -> float:
+    def _descend_y(self, oracle: Oracle, state: PenaltyState, at: At, room: float, theta: float, tau: float) -> float:
         """The steps of y, and its slack f(x, z) + room - f(x, y) after them."""
-        x, y, z = state.x, state.y, state.z
-        assert self.beta is not None
-        beta = t = evaluate("beta", self.beta, state.k)
+        x, y, z, batch = state.x, state.y, state.z, at.batch
+        beta = t = at.beta
         best = float(oracle.lower(x, z, batch))
 
         def measure(lower: float) -> tuple[float, float]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from meha._checks import check_positive
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import Leaves, Variable, add_, copy_, norm
-from meha.methods._base import Method, Numbers, State
+from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import hypergradient_steps
-from meha.schedules import Schedule, evaluate
+from meha.methods._parameters import complete, hypergradient_steps
+from meha.schedules import Schedule
 from meha.theory import Constants
 
 __all__ = ["DARTS", "DARTSState"]
@@ -79,8 +80,8 @@ class DARTS(Method):
         if self.order not in (1, 2):
             raise ValueError(f"order: must be 1 or 2, got {self.order!r}.")
 
-    def choose(self, constants: Constants) -> dict[str, float]:
-        return hypergradient_steps(constants)
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        return complete(self, ("alpha", "beta"), hypergradient_steps, oracle, x, y, batch)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> DARTSState:
         y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
@@ -96,24 +97,24 @@ class DARTS(Method):
             y_optimizer=y_optimizer,
         )
 
-    def step(self, oracle: Oracle, state: DARTSState, batch: Any) -> Numbers:
+    def step(self, oracle: Oracle, state: DARTSState, at: At) -> Numbers:
         x, y = state.x, state.y
-        upper, h = self._first(oracle, state, batch) if self.order == 1 else self._second(oracle, state, batch)
-        size, _ = move("alpha", self.alpha, state.k, x, h, oracle.project, x.value, state.x_optimizer)
-        (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
-        move("beta", self.beta, state.k, y, f_y, oracle.prox, x.value, state.y_optimizer)
+        upper, h = self._first(oracle, state, at) if self.order == 1 else self._second(oracle, state, at)
+        size, _ = move(x, h, at.alpha, oracle.project, x.value, state.x_optimizer)
+        (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)
+        move(y, f_y, at.beta, oracle.prox, x.value, state.y_optimizer)
         return {"upper": upper, "lower": lower, "d_x": size}
 
-    def _first(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
-        (upper,), h = oracle.gradient(state.x, [(1.0, oracle.upper, state.x, state.y)], batch)
+    def _first(self, oracle: Oracle, state: DARTSState, at: At) -> tuple[torch.Tensor, Leaves]:
+        (upper,), h = oracle.gradient(state.x, [(1.0, oracle.upper, state.x, state.y)], at.batch)
         if not oracle.upper_uses_x:
             raise ValueError("order: DARTS of order 1 moves x along F_x, and upper does not depend on x; use order=2.")
         return upper, h
 
-    def _second(self, oracle: Oracle, state: DARTSState, batch: Any) -> tuple[torch.Tensor, Leaves]:
-        x, y, ahead = state.x, state.y, state.ahead
+    def _second(self, oracle: Oracle, state: DARTSState, at: At) -> tuple[torch.Tensor, Leaves]:
+        x, y, ahead, batch = state.x, state.y, state.ahead, at.batch
         _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
-        ahead_by, rates = self._ahead(state, f_y)
+        ahead_by, rates = self._ahead(state, at, f_y)
         copy_(ahead.leaves, y.leaves)
         add_(ahead.leaves, ahead_by, -1.0)
         (upper,), (h, d) = oracle.gradients((x, ahead), [(1.0, oracle.upper, x, ahead)], batch)
@@ -129,12 +130,10 @@ class DARTS(Method):
             h = [a - sign / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
         return upper, h
 
-    def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[Leaves, list[float]]:
+    def _ahead(self, state: DARTSState, at: At, f_y: Leaves) -> tuple[Leaves, list[float]]:
         """The step that y would take now, and its length for each leaf."""
         if state.y_optimizer is None:
-            assert self.beta is not None
-            step = evaluate("beta", self.beta, state.k)
-            return [step * part for part in f_y], [step] * len(f_y)
+            return [at.beta * part for part in f_y], [at.beta] * len(f_y)
         optimizer = state.y_optimizer.optimizer
         slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
         moves, rates = {}, {}

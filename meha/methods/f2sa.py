@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import Variable
-from meha.methods._base import Numbers
 from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.schedules import Power, Schedule, check_schedule, evaluate
+from meha.schedules import Power, Schedule, check_schedule
 
 __all__ = ["F2SA"]
 
@@ -43,6 +43,8 @@ class F2SA(PenaltyMethod):
     0.52
     """
 
+    penalties: ClassVar[tuple[str, ...]] = ("c",)
+
     c: Schedule = GROWING
     warm_start: bool = True
 
@@ -55,15 +57,15 @@ class F2SA(PenaltyMethod):
         state.start = None if self.warm_start else y.copy()
         return state
 
-    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
-        c = evaluate("c", self.c, state.k)
+    def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
+        c, batch = at.c, at.batch
         s = at_most_one(c)
         state.restart(state.y, state.z)
         first, second, third = gap_terms(oracle, state, s, c * s)
         for _ in range(self.inner_steps):
-            self.follow(oracle, state, batch, steps=1)
+            self.follow(oracle, state, at, steps=1)
             _, d_y = oracle.gradient(state.y, [first, second], batch)
-            self.move_y(oracle, state, d_y)
+            self.move_y(oracle, state, at, d_y)
         (upper, lower, best), d_x = oracle.gradient(state.x, [first, second, third], batch)
-        size = self.move_x(oracle, state, d_x)
+        size = self.move_x(oracle, state, at, d_x)
         return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}

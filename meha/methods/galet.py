@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from meha._checks import check_count
 from meha._linear import Operator
+from meha._running import At
 from meha._variables import Leaves, add_, subtract
 from meha.methods._moves import check_step
 from meha.methods.implicit import ImplicitMethod
-from meha.schedules import Schedule, evaluate
+from meha.schedules import Schedule
 from meha.theory import Constants
 
 __all__ = ["GALET"]
@@ -46,6 +48,8 @@ class GALET(ImplicitMethod):
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
 
+    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
+
     terms: int = 10
     eta: Schedule | None = None
 
@@ -58,9 +62,8 @@ class GALET(ImplicitMethod):
         found = super().choose(constants)
         return {**found, "eta": found["eta"] ** 2}
 
-    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
-        assert self.eta is not None
-        eta, v = evaluate("eta", self.eta, k), [torch.zeros_like(leaf) for leaf in rhs]
+    def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
+        v = [torch.zeros_like(leaf) for leaf in rhs]
         for _ in range(self.terms):
-            add_(v, apply(subtract(rhs, apply(v))), eta)
+            add_(v, apply(subtract(rhs, apply(v))), at.eta)
         return v

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from meha._oracle import Oracle
+from meha._running import At
 from meha._variables import Leaves, Variable, copy_
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend, reverse, unroll
 from meha.methods._moves import check_step, move
-from meha.methods._parameters import SAFETY
+from meha.methods._parameters import SAFETY, complete
 from meha.schedules import Schedule
 from meha.theory import Constants
 
@@ -71,16 +72,17 @@ class IAPTT(HypergradientMethod):
     def choose(self, constants: Constants) -> dict[str, float]:
         return {**super().choose(constants), "eta": SAFETY / (constants.F_yy or 1.0)}  # lower steps flatten F(x, y_T(z))
 
-    def missing(self) -> list[str]:
-        return [name for name in super().missing() if name != "eta" or self.alpha is None]
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        chosen = self.chosen if self.alpha is not None else (*self.chosen, "eta")
+        return complete(self, chosen, self.choose, oracle, x, y, batch)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> IAPTTState:
         return IAPTTState(**vars(super().init(oracle, x, y)), z=y.copy())
 
-    def hypergradient(self, oracle: Oracle, state: IAPTTState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+    def hypergradient(self, oracle: Oracle, state: IAPTTState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y, z, trace = state.x, state.y, state.z, list[Leaves]()
         assert z is not None
-        beta = self.lower_step(state.k)
+        beta, batch = at.beta, at.batch
         copy_(y.leaves, z.leaves)
         if self.keep_graph:
             iterates = unroll(oracle, x, y, range(self.inner_steps), beta, batch)
@@ -89,7 +91,7 @@ class IAPTT(HypergradientMethod):
             worst = 1 + int(torch.stack(values).argmax())
             _, (h, q) = oracle.pull_back(oracle.upper, x, iterates[: worst + 1], batch)
             copy_(y.leaves, iterates[-1].leaves)
-            self._move_z(oracle, state, q)
+            self._move_z(oracle, state, at, q)
             return {"upper": values[-1], "pessimistic": worst}, h
         descend(oracle, x, y, self.inner_steps, beta, batch, trace=trace)
         values = []
@@ -100,11 +102,10 @@ class IAPTT(HypergradientMethod):
         copy_(y.leaves, trace[worst])
         _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
-        self._move_z(oracle, state, q)
+        self._move_z(oracle, state, at, q)
         copy_(y.leaves, trace[-1])
         return {"upper": values[-1], "pessimistic": worst}, h
 
-    def _move_z(self, oracle: Oracle, state: IAPTTState, direction: Leaves) -> None:
+    def _move_z(self, oracle: Oracle, state: IAPTTState, at: At, direction: Leaves) -> None:
         assert state.z is not None
-        eta = self.alpha if self.eta is None else self.eta
-        move("eta", eta, state.k, state.z, direction, oracle.prox, state.x.value)
+        move(state.z, direction, at.alpha if self.eta is None else at.eta, oracle.prox, state.x.value)

@@ -13,8 +13,10 @@ from meha._checks import check_count, check_positive, check_tolerance
 from meha._linear import CurvatureError, Operator, conjugate_gradients, least_squares
 from meha._lower import LowerSolution, solve_lower
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
-from meha.methods._base import Method, Numbers, State
+from meha._verdicts import Status, Verdict
+from meha.methods._base import Method, State
 from meha.nonsmooth import GroupL2
 from meha.problem import Problem
 
@@ -107,8 +109,8 @@ class IGJO(Method):
                 )
         return IGJOState(x, y, self.alpha)
 
-    def step(self, oracle: Oracle, state: IGJOState, batch: Any) -> Numbers:
-        x, y = state.x, state.y
+    def step(self, oracle: Oracle, state: IGJOState, at: At) -> Numbers:
+        x, y, batch = state.x, state.y, at.batch
         found = self._solve(oracle, x, y, batch)
         if not found.converged:
             raise ArithmeticError(
@@ -138,14 +140,18 @@ class IGJO(Method):
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Start from other weights, or use MEHA."
 
-    def finished(self, state: IGJOState) -> str:
+    def terminate(self, state: IGJOState) -> Verdict | None:
         if state.support == 0:
-            return "The support is empty (y = 0), so that x has no influence on y nearby; start from smaller weights."
-        if state.size < self.min_alpha:
-            return f"No step of at least min_alpha={self.min_alpha:g} lowers F any more."
-        if state.decrease < self.decrease:
-            return f"The last step lowered F by {state.decrease:.2g} < decrease={self.decrease:g}, an absolute number."
-        return f"{state.k} iterations are done." if state.k >= self.iterations else ""
+            reason = "The support is empty (y = 0), so x has no influence on y nearby; start from smaller weights."
+        elif state.size < self.min_alpha:
+            reason = f"No step of at least min_alpha={self.min_alpha:g} lowers F."
+        elif state.decrease < self.decrease:
+            reason = f"The last step lowered F by {state.decrease:.2g} < decrease={self.decrease:g}, an absolute number."
+        elif state.k >= self.iterations:
+            reason = f"{state.k} iterations are done."
+        else:
+            return None
+        return Verdict(Status.FINISHED, reason)
 
     def _solve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> LowerSolution:
         return solve_lower(oracle, x, y, tol=self.tol, max_steps=self.inner_steps, batch=batch)

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 from meha._checks import check_count, check_tolerance
 from meha._linear import Operator, conjugate_gradients, neumann_series
 from meha._oracle import Oracle
+from meha._running import At
 from meha._variables import Leaves, Variable, subtract
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend
 from meha.methods._moves import check_step
 from meha.problem import Problem
-from meha.schedules import Schedule, evaluate
+from meha.schedules import Schedule
 
 __all__ = ["CG", "NS", "ImplicitMethod"]
 
@@ -25,17 +26,18 @@ class ImplicitMethod(HypergradientMethod):
 
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
 
-    def hypergradient(self, oracle: Oracle, state: HypergradientState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+    def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y = state.x, state.y
-        descend(oracle, x, y, self.inner_steps, self.lower_step(state.k), batch)
+        batch = at.batch
+        descend(oracle, x, y, self.inner_steps, at.beta, batch)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         hessian = oracle.hessian([(1.0, oracle.lower, x, y)], batch)
-        v = self.solve(lambda vector: hessian(vector, y)[0], F_y, state.k)
+        v = self.solve(lambda vector: hessian(vector, y)[0], F_y, at)
         (cross,) = hessian(v, x)
         return {"upper": upper}, subtract(F_x, cross)
 
     @abstractmethod
-    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
+    def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
         """v with f_yy v = rhs, approximately."""
 
 
@@ -73,7 +75,7 @@ class CG(ImplicitMethod):
         check_count("cg_steps", self.cg_steps)
         check_tolerance("damping", self.damping)
 
-    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
+    def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
         def damped(vector: Leaves) -> Leaves:
             return [a + self.damping * v for a, v in zip(apply(vector), vector, strict=True)]
 
@@ -118,9 +120,6 @@ class NS(ImplicitMethod):
         check_count("terms", self.terms)
         check_step("eta", self.eta)
 
-    def missing(self) -> list[str]:
-        return [name for name in super().missing() if name != "eta"]
-
-    def solve(self, apply: Operator, rhs: Leaves, k: int) -> Leaves:
-        step = self.lower_step(k) if self.eta is None else evaluate("eta", self.eta, k)
+    def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
+        step = at.beta if self.eta is None else at.eta
         return neumann_series(apply, rhs, step=step, terms=self.terms)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from meha._checks import check_count, check_positive
 from meha._oracle import Oracle
+from meha._running import At, Numbers, Run
 from meha._variables import Leaves, Variable, add_difference_, distance, norm, subtract
-from meha.methods._base import Method, Numbers, State
+from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import advise, choose, stochastic
-from meha.methods.adaptive import AdaptiveMEHA
-from meha.methods.stochastic import StochasticMEHA
-from meha.problem import Problem, Prox
+from meha.methods._parameters import advise, complete_meha
+from meha.problem import Problem
 from meha.schedules import Power, Schedule, check_schedule, evaluate
 from meha.theory import Constants, check, warn
 
@@ -35,7 +34,7 @@ class MEHAState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class MEHA(Method):
-    """One loop, first-order gradients only, for non-convex and non-smooth lower levels. Step k = 0, 1, ... is
+    """The paper's Algorithm 1: one loop, first-order gradients only, for non-convex and non-smooth lower levels. Step k is
 
         theta <- prox_{eta g(x,.)}( theta - eta (grad_y f(x, theta) + (theta - y) / gamma) )
         x     <- proj_X( x - alpha grad_x [ F(x, y) / c_k + (f+g)(x, y) - (f+g)(x, theta) ] )
@@ -84,10 +83,9 @@ class MEHA(Method):
     gradient, a second gradient of its largest parameter, and one forward-backward pass; optimizers add what they keep, and a
     prox a copy of its level.
 
-    What is left out is chosen from the constants of the problem (:mod:`meha.methods._parameters`); where they are not stated
-    with the problem, they are estimated first, and these gradients count. ``MEHA()``, with all of it left out, chooses and
-    adapts its parameters as it runs (:class:`~meha.methods.adaptive.AdaptiveMEHA`; with batches or modules,
-    :class:`~meha.StochasticMEHA`).
+    Numbers that are left out are chosen once, at the start, from the constants of the problem; where these are not stated with
+    the problem, they are estimated first, and these gradients count. For numbers that adapt as the run goes on there are
+    :class:`~meha.AdaptiveMEHA` and, with batches or modules, :class:`~meha.StochasticMEHA`.
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
     (f+g)(x, y) - (f+g)(x, theta) - ||theta - y||^2 / (2 gamma) with the new theta, a lower bound of the gap
@@ -103,6 +101,8 @@ class MEHA(Method):
     >>> run.step()
     StepInfo(step=1, upper=80, lower=-0.9894, gap=0.001748, residual=17.87, d_x=32.01, c=0.5)
     """
+
+    penalties: ClassVar[tuple[str, ...]] = ("c",)
 
     alpha: Schedule | None = None
     beta: Schedule | None = None
@@ -135,14 +135,15 @@ class MEHA(Method):
         if not self.warm_start and self.inner_steps < 2:
             raise ValueError("inner_steps: with warm_start=False, y would stay at y0 with one; take at least 2.")
 
-    def stand_in(self, problem: Problem, x: Any, y: Any, *, batches: bool = False) -> Method:
-        if self != MEHA():
-            return self
-        return StochasticMEHA() if batches or stochastic(problem, x, y) else AdaptiveMEHA()
+    @property
+    def c_k(self) -> Schedule:
+        """The penalty c_k = c (k+1)^p as a function of k."""
+        assert self.c is not None
+        return self.c if callable(self.c) else Power(self.c, self.p or 0.0)
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
-        method, constants = choose(self, oracle, x, y, batch)
+        method, constants = complete_meha(self, oracle, x, y, batch)
         if constants is not None:
             warn(method.check_theory(constants))
         return method, constants
@@ -153,14 +154,18 @@ class MEHA(Method):
         etas = [] if self.eta is None else [evaluate("eta", self.eta, k) for k in (0, 10, 1000, 100_000)]
         return check(constants, gamma=self.gamma, eta=max(etas, default=None), p=self.p)
 
-    def theory(self, constants: Constants) -> str:
-        """Which inequalities fail, or what is in range, and what the theorem does not cover."""
-        failing = self.check_theory(constants)
+    def report(self, run: Run) -> dict[str, str]:
+        """Which inequalities of the theorem fail, or what is in range, and what the theorem does not cover."""
+        if run.constants is None:
+            return {}
+        failing = self.check_theory(run.constants)
         checked = [name for name in ("gamma", "eta", "p") if getattr(self, name) is not None]
         fine = f"{', '.join(checked)} in the range of the convergence theorem" if not failing else ""
         uncovered = [name for name in ("x_optimizer", "y_optimizer", "theta_optimizer") if getattr(self, name) is not None]
         uncovered += ["c as a function"] if callable(self.c) else []
-        return " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(uncovered)}" if uncovered else "")
+        origin = "" if run.problem.constants is not None else " (constants estimated near the start)"
+        covered = " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(uncovered)}" if uncovered else "")
+        return {"theory": covered + origin}
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return advise(self, problem, x, y, batch)
@@ -172,14 +177,13 @@ class MEHA(Method):
             setattr(state, name, build_optimizer(name, getattr(self, name), getattr(state, level), oracle.problem))
         return state
 
-    def step(self, oracle: Oracle, state: MEHAState, batch: Any) -> Numbers:
-        x, y, theta = state.x, state.y, state.theta
-        gamma, c = self._envelope(state), self.penalty(state.k)
+    def step(self, oracle: Oracle, state: MEHAState, at: At) -> Numbers:
+        x, y, theta, batch, gamma, c = state.x, state.y, state.theta, at.batch, at.gamma, at.c_k
 
         state.restart(y, theta)
         for _ in range(self.inner_steps - 1):
-            self._move_theta(oracle, state, self._theta_gradient(oracle, state, batch))
-            m_y = self._move_y(oracle, state, self._y_gradient(oracle, state, batch, c))
+            self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
+            m_y = self._move_y(oracle, state, at, self._y_gradient(oracle, state, at))
 
         both = self.gradients < 4 and self.warm_start
         wrt, phi = ((x, y), oracle.partial) if both else ((x,), oracle.phi)
@@ -187,18 +191,18 @@ class MEHA(Method):
         if self.gradients == 2:
             (lower_theta,), (h, g_theta) = oracle.gradients((x, theta), [(1.0, oracle.partial, x, theta)], batch)
             apart = distance(theta.leaves, y.leaves)
-            m_theta = self._move_theta(oracle, state, g_theta)
+            m_theta = self._move_theta(oracle, state, at, g_theta)
             del g_theta
             (upper, lower), (g_x, *g_y) = oracle.gradients(wrt, terms, batch)
             g_x = subtract(g_x, h)
         else:
-            m_theta = self._move_theta(oracle, state, self._theta_gradient(oracle, state, batch))
+            m_theta = self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
             apart = distance(theta.leaves, y.leaves)
             (upper, lower, lower_theta), (g_x, *g_y) = oracle.gradients(wrt, [*terms, (-1.0, phi, x, theta)], batch)
 
-        d_x, m_x = self._move(state, "alpha", "x", g_x, oracle.project)
+        d_x, m_x = move(x, g_x, at.alpha, oracle.project, x.value, state.x_optimizer)
         if self.warm_start:
-            m_y = self._move_y(oracle, state, g_y[0] if both else self._y_gradient(oracle, state, batch, c))
+            m_y = self._move_y(oracle, state, at, g_y[0] if both else self._y_gradient(oracle, state, at))
 
         return {
             "upper": upper,
@@ -209,30 +213,17 @@ class MEHA(Method):
             "c": c,
         }
 
-    def penalty(self, k: int) -> float:
-        """c_k."""
-        assert self.c is not None
-        return evaluate("c", Power(self.c, self.p) if self.p and not callable(self.c) else self.c, k)
-
-    def _envelope(self, state: MEHAState) -> float:
-        assert self.gamma is not None
-        return evaluate("gamma", self.gamma, state.k)
-
     def _theta_gradient(self, oracle: Oracle, state: MEHAState, batch: Any) -> Leaves:
         return oracle.gradient(state.theta, [(1.0, oracle.lower, state.x, state.theta)], batch)[1]
 
-    def _y_gradient(self, oracle: Oracle, state: MEHAState, batch: Any, c: float) -> Leaves:
+    def _y_gradient(self, oracle: Oracle, state: MEHAState, at: At) -> Leaves:
         x, y = state.x, state.y
-        return oracle.gradient(y, [(1 / c, oracle.upper, x, y), (1.0, oracle.lower, x, y)], batch)[1]
+        return oracle.gradient(y, [(1 / at.c_k, oracle.upper, x, y), (1.0, oracle.lower, x, y)], at.batch)[1]
 
-    def _move_theta(self, oracle: Oracle, state: MEHAState, gradient: Leaves) -> Tensor:
-        add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / self._envelope(state))
-        return self._move(state, "eta", "theta", gradient, oracle.prox)[1]
+    def _move_theta(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves) -> Tensor:
+        add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / at.gamma)
+        return move(state.theta, gradient, at.eta, oracle.prox, state.x.value, state.theta_optimizer)[1]
 
-    def _move_y(self, oracle: Oracle, state: MEHAState, gradient: Leaves) -> Tensor:
-        add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / self._envelope(state))
-        return self._move(state, "beta", "y", gradient, oracle.prox)[1]
-
-    def _move(self, state: MEHAState, name: str, level: str, direction: Leaves, prox: Prox) -> tuple[Tensor, Tensor]:
-        step, optimizer = getattr(self, name), getattr(state, f"{level}_optimizer")
-        return move(name, step, state.k, getattr(state, level), direction, prox, state.x.value, optimizer)
+    def _move_y(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves) -> Tensor:
+        add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / at.gamma)
+        return move(state.y, gradient, at.beta, oracle.prox, state.x.value, state.y_optimizer)[1]

@@ -7,6 +7,7 @@ from typing import Any
 
 from meha._checks import check_count
 from meha._oracle import Oracle
+from meha._running import At
 from meha._variables import Leaves, Variable, copy_
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import Objective, descend, lower_objective, reverse, unroll
@@ -57,9 +58,9 @@ class RHG(HypergradientMethod):
             if self.terms > self.inner_steps:
                 raise ValueError(f"terms: there are {self.inner_steps} inner steps to go back through, got {self.terms}.")
 
-    def hypergradient(self, oracle: Oracle, state: HypergradientState, batch: Any) -> tuple[dict[str, Any], Leaves]:
+    def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y, trace = state.x, state.y, list[Leaves]()
-        objective, step = self.objective(oracle, x, state.k)
+        objective, step, batch = *self.objective(oracle, x, at), at.batch
         if self.keep_graph:
             first = 0 if self.terms is None else self.inner_steps - self.terms
             descend(oracle, x, y, first, step, batch, objective)
@@ -72,6 +73,6 @@ class RHG(HypergradientMethod):
         h, _ = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
         return {"upper": upper}, h
 
-    def objective(self, oracle: Oracle, x: Variable, k: int) -> tuple[Objective, float]:
-        """What the inner steps descend on, and their size."""
-        return lower_objective(oracle, x), self.lower_step(k)
+    def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
+        """The objective of the inner steps, and their size."""
+        return lower_objective(oracle, x), at.beta

@@ -16,9 +16,11 @@ from torch import Tensor
 from meha._checks import check_count, check_tolerance
 from meha._lower import solve_lower
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable, copy_, select
-from meha.methods._base import Method, Numbers, State
+from meha._verdicts import Status, Verdict
+from meha.methods._base import Method, State
 from meha.problem import Problem
 
 __all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
@@ -181,15 +183,15 @@ class Search(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
         self._blocks(x)
-        return SearchState(x, y, y.copy())
+        return SearchState(x, y, y.copy(), settled=False)
 
-    def step(self, oracle: Oracle, state: SearchState, batch: Any) -> Numbers:
+    def step(self, oracle: Oracle, state: SearchState, at: At) -> Numbers:
         values = self.propose(state, self._blocks(state.x))
         x = self._candidate(oracle, state.x, values)
         residual, upper, solved = math.inf, math.nan, False
         try:
-            found = solve_lower(oracle, x, state.start, tol=self.tol, max_steps=self.inner_steps, batch=batch)
-            residual, upper = found.residual, float(oracle.upper(x, found.theta, batch))
+            found = solve_lower(oracle, x, state.start, tol=self.tol, max_steps=self.inner_steps, batch=at.batch)
+            residual, upper = found.residual, float(oracle.upper(x, found.theta, at.batch))
             solved = found.converged and math.isfinite(upper)
         except BREAKDOWNS:
             pass  # a failed candidate, counted below
@@ -207,15 +209,12 @@ class Search(Method):
         best = {"upper": state.best} if math.isfinite(state.best) else {}
         return {**best, "trial": upper, "residual": residual, "failed": float(state.failed)}
 
-    def settles(self, k: int) -> bool:
-        return False
-
-    def finished(self, state: SearchState) -> str:
+    def terminate(self, state: SearchState) -> Verdict | None:
         total = self.total(state.x)
         if state.k < total:
-            return ""
+            return None
         failed = f", of which {state.failed} failed: {self._failure()}" if state.failed else ""
-        return f"All {total} candidates were tried{failed}."
+        return Verdict(Status.FINISHED, f"All {total} candidates were tried{failed}.")
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Allow more inner_steps or a larger tol, or search elsewhere."
@@ -306,8 +305,6 @@ class GridSearch(Search):
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
         rest, dimension = state.k, sum(block.size for block in blocks)
-        if rest >= self.total(state.x):
-            raise ValueError(f"All {rest} points of the grid were tried; start a new run with more points.")
         digits = [0] * dimension
         for i in reversed(range(dimension)):
             rest, digits[i] = divmod(rest, self.points)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from meha._checks import check_positive, check_tolerance
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import Variable, add_, add_difference_, subtract
-from meha.methods._base import Numbers
 from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.schedules import Schedule, check_schedule, evaluate
+from meha.schedules import Schedule, check_schedule
 from meha.theory import Constants
 
 __all__ = ["SLM", "SLMState"]
@@ -77,23 +76,23 @@ class SLM(PenaltyMethod):
         return {**found, **{name: 1 / (1 / found[name] + self.r) for name in ("alpha", "beta")}}
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SLMState:
-        return SLMState(**vars(super().init(oracle, x, y)), x_centre=x.copy(), y_centre=y.copy())
+        state = SLMState(**vars(super().init(oracle, x, y)), x_centre=x.copy(), y_centre=y.copy())
+        state.settled = False
+        return state
 
-    def settles(self, k: int) -> bool:
-        return k > 1  # lam is zero in the first step
-
-    def step(self, oracle: Oracle, state: SLMState, batch: Any) -> Numbers:
+    def step(self, oracle: Oracle, state: SLMState, at: At) -> Numbers:
         x, y, x_c, y_c = state.x, state.y, state.x_centre.leaves, state.y_centre.leaves
-        self.follow(oracle, state, batch)
-        lam, dual_step = state.lam, evaluate("dual_step", self.dual_step, state.k)
+        self.follow(oracle, state, at)
+        lam, batch = state.lam, at.batch
         s = at_most_one(lam)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), gap_terms(oracle, state, s, lam * s), batch)
         add_difference_(d_x, x.leaves, x_c, self.r * s)
         add_difference_(d_y, y.leaves, y_c, self.r * s)
-        size = self.move_x(oracle, state, d_x)
-        self.move_y(oracle, state, d_y)
+        size = self.move_x(oracle, state, at, d_x)
+        self.move_y(oracle, state, at, d_y)
         gap = lower - best
-        state.lam = max(0.0, (1 - self.decay) * lam + dual_step * (float(gap) - self.delta))
+        state.settled = True  # lam was zero in the first step
+        state.lam = max(0.0, (1 - self.decay) * lam + at.dual_step * (float(gap) - self.delta))
         add_(x_c, subtract(x.leaves, x_c), self.m)
         add_(y_c, subtract(y.leaves, y_c), self.m)
         return {"upper": upper, "lower": lower, "gap": gap, "d_x": size, "c": lam}

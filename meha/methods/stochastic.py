@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meha._checks import check_count, check_positive
 from meha._oracle import Oracle
+from meha._running import At, Numbers, Run
 from meha._torch import (
     foreach_add_,
     foreach_addcdiv_,
@@ -22,7 +23,7 @@ from meha._torch import (
     foreach_sub_,
 )
 from meha._variables import Leaves, Variable, copy_, distance, norm
-from meha.methods._base import Method, Numbers, State
+from meha.methods._base import Method, State
 from meha.problem import Problem
 from meha.sets import ConvexSet
 
@@ -124,15 +125,12 @@ class StochasticMEHA(Method):
         if self.inner_steps is not None:
             check_count("inner_steps", self.inner_steps)
 
-    def settles(self, k: int) -> bool:
-        """Never: the rates fall and the penalty grows as long as the run goes on."""
-        return False
-
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return f"Take smaller steps, such as StochasticMEHA(lr={self.lr / 10:g}), or look at the batch for NaN."
 
-    def report(self, state: StochasticMEHAState) -> dict[str, str]:
+    def report(self, run: Run) -> dict[str, str]:
         """How steep F is in comparison with f, and the numbers of the last step."""
+        state = run.state
         age, numbers = _age(state.k - 1), {name: float(number) for name, number in state.numbers.value.items()}
         q, c = numbers["steepness"], _penalty(state.k - 1, self.rate(state.y)) * numbers["steepness"]
         if not state.k or not math.isfinite(q):
@@ -155,6 +153,7 @@ class StochasticMEHA(Method):
             x,
             y,
             start=y.copy() if fresh else None,
+            settled=False,  # the rates fall and the penalty grows as long as the run goes on
             theta=y.copy(),
             mean_x=_zeros(x),
             square_x=_zeros(x),
@@ -164,8 +163,8 @@ class StochasticMEHA(Method):
             numbers=Variable.of({name: torch.ones((), dtype=dtype, device=y.device) for name in names}, "numbers"),
         )
 
-    def step(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> Numbers:
-        x, y, theta, k = state.x, state.y, state.theta, state.k
+    def step(self, oracle: Oracle, state: StochasticMEHAState, at: At) -> Numbers:
+        x, y, theta, k, batch = state.x, state.y, state.theta, state.k, at.batch
         state.restart(y, theta)
         if k == 0:
             self._measure(oracle, state, batch)

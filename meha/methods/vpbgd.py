@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from meha._oracle import Oracle
-from meha.methods._base import Numbers
+from meha._running import At, Numbers
 from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.schedules import Ramp, Schedule, check_schedule, evaluate
+from meha.schedules import Ramp, Schedule, check_schedule
 
 __all__ = ["VPBGD"]
 
@@ -40,18 +40,21 @@ class VPBGD(PenaltyMethod):
     2.34
     """
 
+    penalties: ClassVar[tuple[str, ...]] = ("c",)
+    may_be_zero: ClassVar[tuple[str, ...]] = ("c",)
+
     c: Schedule = GROWING
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_schedule("c", self.c)
 
-    def step(self, oracle: Oracle, state: PenaltyState, batch: Any) -> Numbers:
-        c = evaluate("c", self.c, state.k, zero=True)
+    def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
+        c = at.c
         s = at_most_one(c)
-        self.follow(oracle, state, batch)
+        self.follow(oracle, state, at)
         terms = gap_terms(oracle, state, s, c * s)
-        (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, batch)
-        size = self.move_x(oracle, state, d_x)
-        self.move_y(oracle, state, d_y)
+        (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, at.batch)
+        size = self.move_x(oracle, state, at, d_x)
+        self.move_y(oracle, state, at, d_y)
         return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}

@@ -13,7 +13,7 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._variables import Variable
 from meha.methods import MEHA
-from meha.methods._parameters import choose
+from meha.methods._parameters import complete_meha
 from meha.problem import Problem
 
 __all__ = ["Distance", "KnownProblem", "relative"]
@@ -90,7 +90,7 @@ class KnownProblem(Problem):
         """
         if name == "theory":
             x, y = Variable(self.x0, "x"), Variable(self.y0, "y")
-            return choose(MEHA(), Oracle(self, x, y), x, y)[0]
+            return complete_meha(MEHA(), Oracle(self, x, y), x, y, None)[0]
         if name not in self.presets:
             raise ValueError(f"preset: {self.name} has {', '.join([*self.presets, 'theory'])}, got {name!r}.")
         return self.presets[name]

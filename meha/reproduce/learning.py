@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from meha._torch import BREAKDOWNS
 from meha.loaders import Endless
 from meha.methods import Method
-from meha.methods._base import describe
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import Setting
 from meha.schedules import InversePower, Power, Ramp
@@ -112,25 +110,23 @@ def train(cell: Cell) -> Record:
         if outcome:
             break
         begin = time.perf_counter()
-        try:
-            run.step(next(batches))
-            _wait(where)
-        except BREAKDOWNS as failure:
-            outcome = f"broke down: {failure}"
+        run.step(next(batches))
+        _wait(where)
+        if run.ended is not None:
+            outcome = str(run.ended.status)
         seconds += time.perf_counter() - begin
     curve = {name: [row[name] for row in rows] for name in rows[0]}
     reached = rows[-1] if outcome == "target" else None
-    return {"outcome": outcome, "description": describe(run.method), "reached": reached, "last": rows[-1], "curve": curve}
+    return {"outcome": outcome, "description": run.method.describe(), "reached": reached, "last": rows[-1], "curve": curve}
 
 
 def _throw_away(method: Method, task: Any) -> None:
     """Let libraries load and caches fill."""
     run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
     for _ in range(WARM_STEPS):
-        try:
-            run.step(next(batches))
-        except BREAKDOWNS:
+        if run.ended is not None:
             return
+        run.step(next(batches))
     task.evaluate(run.x, run.y)
 
 

@@ -14,10 +14,9 @@ import torch
 
 from meha._lower import solve_lower
 from meha._oracle import Oracle
-from meha._torch import BREAKDOWNS, LinAlgError
+from meha._torch import LinAlgError
 from meha._variables import Variable
 from meha.methods import Run
-from meha.methods._base import describe
 from meha.problems import KnownProblem
 from meha.reproduce import learning, rates
 from meha.reproduce.cells import Case, Cell
@@ -90,9 +89,6 @@ def _race(cell: Cell) -> Record:
     while not outcome:
         try:
             _, spent = _timed(run.step)
-        except BREAKDOWNS as failure:
-            outcome = f"broke down: {failure}"
-            break
         except ValueError as refusal:
             outcome = f"refused: {refusal}"
             break
@@ -100,7 +96,7 @@ def _race(cell: Cell) -> Record:
         outcome = course.note(seconds)
     if outcome not in ("target", "converged", "finished"):
         course.reached = None  # it was not there long enough to say that it stays
-    return {"outcome": outcome, "description": describe(run.method), **course.result()}
+    return {"outcome": outcome, "description": run.method.describe(), **course.result()}
 
 
 def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
@@ -116,12 +112,9 @@ def _warm_up(cell: Cell, problem: KnownProblem) -> None:
     begin, method = time.perf_counter(), cell.contender.build(problem, cell.setting)
     run = method.start(problem, problem.x0, problem.y0)
     for _ in range(WARM_STEPS):
-        if run.finished or time.perf_counter() - begin > WARM_SECONDS:
+        if run.verdict is not None or time.perf_counter() - begin > WARM_SECONDS:
             return
-        try:
-            run.step()
-        except BREAKDOWNS:
-            return
+        run.step()
 
 
 class _Course:
@@ -163,10 +156,8 @@ class _Course:
         held = self.reached is not None and work >= self.reached["work"] + max(self.reached["work"], case.stay)
         if held and not self.to_the_end:
             return "target"
-        if run.converged:
-            return "converged"
-        if run.finished:
-            return "finished"
+        if run.verdict is not None:
+            return str(run.verdict.status)
         if case.steps is not None and k >= case.steps:
             return "steps"
         if held or not self.reached:
@@ -176,7 +167,7 @@ class _Course:
                 return "target" if held else "time"
         if k % LOOK == 0 and case.target is not None and not self.reached:
             before, self.kept = self.kept, [run.x.clone(), run.y.clone()]
-            if before and run.method.settles(k):
+            if before and run.settled:
                 moved = sum(float((a - b).norm()) for a, b in zip(before, self.kept, strict=True))
                 if moved <= SETTLED * sum(float(a.norm()) for a in self.kept):
                     return "settled"
@@ -230,7 +221,7 @@ def _memory(cell: Cell) -> Record:
 
         def work() -> None:
             run = method.start(problem, problem.x0, problem.y0)
-            while run.k < steps and not (run.converged or run.finished):
+            while run.k < steps and run.verdict is None:
                 run.step()
 
         found = peak(work)
@@ -249,4 +240,4 @@ def _rates(cell: Cell) -> Record:
     if cell.contender.automatic:
         return {"outcome": "measured", **trial.end(cell.contender.kind())}
     p = cell.setting["p"]
-    return {"outcome": "measured", "description": describe(trial.method(p)), "curve": trial.measure(p, cell.case.steps)}
+    return {"outcome": "measured", "description": trial.method(p).describe(), "curve": trial.measure(p, cell.case.steps)}

@@ -36,6 +36,7 @@ from meha.methods import Method
 from meha.methods._parameters import parameters
 from meha.methods.meha import MEHA, MEHAState
 from meha.problems import KnownProblem, lasso, merely_convex, sine, strong_convex
+from meha.schedules import evaluate
 
 __all__ = ["FLOOR", "TOLERANCE", "TRIALS", "Rate", "Trial", "measure", "predicted", "slope"]
 
@@ -73,7 +74,7 @@ def measure(problem: KnownProblem, method: MEHA, steps: int, *, hypergradient: b
         here = envelope(problem, run.x, run.y, complete.gamma, tol=INNER)
         row = {"K": float(k), "theta": float((state.theta.detached() - here.theta).norm()), "gap": here.phi - here.value}
         run.step()
-        row["residual"] = residual(problem, run.x, run.y, complete.gamma, complete.penalty(k), tol=INNER)
+        row["residual"] = residual(problem, run.x, run.y, complete.gamma, evaluate("c_k", complete.c_k, k), tol=INNER)
         if hypergradient:
             row["hypergradient"] = float(gradient_of_phi(problem, run.x, run.y, tol=INNER).norm())
         rows.append(row)
@@ -163,7 +164,7 @@ class Trial:
         problem, gamma = self.problem(), self.method(0.25).gamma
         assert gamma is not None
         run = method.start(problem, problem.x0, problem.y0)
-        while run.k < self.steps and not (run.converged or run.finished):
+        while run.k < self.steps and run.verdict is None:
             run.step()
         here = envelope(problem, run.x, run.y, gamma, tol=INNER)
         curve = {"K": [float(run.k)], "gap": [here.phi - here.value]}

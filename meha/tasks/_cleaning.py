@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from meha._solving import solve
+from meha._verdicts import Status
 from meha.methods import MEHA
+from meha.observers import Recorder
 from meha.problem import Problem
-from meha.solution import Status
 from meha.tasks.hyper_cleaning import mlp
 
 __all__ = ["Cleaning", "CleaningWarning", "as_images", "check_features", "check_labels", "check_trusted", "clean"]
@@ -383,9 +384,8 @@ def _train(
         method,
         max_steps=steps,
         tol=None,
-        record=steps,
         batches=zip(_batches(count, generator, inputs.device), of_trusted, strict=False),
-        callbacks=lambda run, info: told(PRETRAINING + info.step),
+        callbacks=[Recorder(every=steps), lambda run, info: told(PRETRAINING + info.step)],
     )
     if solution.status is not Status.MAX_STEPS:
         raise ArithmeticError(f"The training failed: {solution.message}")

@@ -7,16 +7,18 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
+from meha._running import At, Numbers, Run
 from meha._variables import Variable
-from meha.methods._base import Method, Numbers, State
-from meha.methods._curvatures import Curvatures, describe, probe, write
+from meha._verdicts import Status, Verdict
+from meha.methods._base import Method, State
+from meha.methods._curvatures import Curvatures, describe, probe
 from meha.methods.continuation.levels import Levels, size
 from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.problem import Problem
@@ -82,7 +84,7 @@ class Continuation(Method):
     >>> from meha.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
     >>> run = Continuation().start(problem, torch.tensor([-6.0], dtype=torch.float64), torch.zeros(10, dtype=torch.float64))
-    >>> while not run.converged:
+    >>> while run.verdict is None:
     ...     info = run.step()
     >>> print(f"{float(run.x):.6f}")  # (30/2 pi - 18) / 11
     2.647627
@@ -96,10 +98,6 @@ class Continuation(Method):
         check_tolerance("tol", self.tol)
         check_count("max_gradients", self.max_gradients)
 
-    def to(self, tol: float | None) -> Self:
-        """The same to another accuracy; None for all that can be had."""
-        return replace(self, tol=0.0 if tol is None else tol)
-
     def check(self, problem: Problem) -> None:
         super().check(problem)
         if problem.needs_batch:
@@ -109,44 +107,25 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
-        return ContinuationState(x=x, y=y, theta=y.copy(), course=Course(self))
+        return ContinuationState(x=x, y=y, theta=y.copy(), course=Course(self), settled=False)
 
-    def step(self, oracle: Oracle, state: ContinuationState, batch: Any) -> Numbers:
-        if batch is not None:
-            raise ValueError(f"batch: {self.name} takes none, got {type(batch).__name__}; use StochasticMEHA() or MEHA().")
+    def step(self, oracle: Oracle, state: ContinuationState, at: At) -> Numbers:
+        if at.batch is not None:
+            raise ValueError(f"batch: {self.name} takes none, got {type(at.batch).__name__}; use StochasticMEHA() or MEHA().")
         course = state.course
         return course.advance(Levels(oracle, state.x, state.y, state.theta, course.curvatures))
 
-    def settles(self, k: int) -> bool:
-        return False
-
-    def converged(self, state: ContinuationState) -> str:
+    def terminate(self, state: ContinuationState) -> Verdict | None:
         best = state.course.best
-        return best.reason if best is not None and best.status == "converged" else ""
-
-    def diverged(self, state: ContinuationState) -> str:
-        best = state.course.best
-        return best.reason if best is not None and best.status == "diverged" else ""
-
-    def finished(self, state: ContinuationState) -> str:
-        best = state.course.best
-        return best.reason if best is not None and best.status == "finished" else ""
+        return None if best is None else Verdict(Status(best.status), best.reason)
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return (
             "F seems to have no minimum over the solutions of the lower level: check its sign, or bound x and y (x_set, y_set)."
         )
 
-    def conclude(self, state: ContinuationState) -> None:
-        """When the second run is cut short, the answer is that of the first."""
-        course = state.course
-        if course.best is None and course.results:
-            found = course.results[0]
-            write(found.x, state.x)
-            write(found.y, state.y)
-
-    def report(self, state: ContinuationState) -> dict[str, str]:
-        return state.course.report()
+    def report(self, run: Run) -> dict[str, str]:
+        return run.state.course.report()
 
 
 @dataclass
@@ -284,7 +263,8 @@ class Course:
         numbers = self._step(at, work)
         if self.best is None:
             assert self.work is not None
-            at.move(self.work.x, self.work.y, self.work.theta)
+            answer = self.results[0] if self.results else self.work  # the second run goes on in its own vectors
+            at.move(answer.x, answer.y, self.work.theta)
         else:
             at.move(self.best.x, self.best.y, self.best.y)
         return numbers
@@ -543,7 +523,7 @@ class Course:
         F = at.upper(y)[0]
         if status != "diverged":
             endless = self._endless(at, work, x, y, F)
-            status, reason = ("converged", endless) if endless else (status, reason)
+            status, reason = (Status.AT_INFINITY.value, endless) if endless else (status, reason)
         last = work.stages[-1] if work.stages else None
         gap, bias = (math.nan, math.inf) if last is None else (last.gap, last.bias_x)
         self.results.append(

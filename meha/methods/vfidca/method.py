@@ -12,8 +12,10 @@ from torch import Tensor
 
 from meha._checks import check_count, check_positive, check_tolerance
 from meha._oracle import Oracle
+from meha._running import At, Numbers
 from meha._variables import Variable, norm
-from meha.methods._base import Method, Numbers, State
+from meha._verdicts import Status, Verdict
+from meha.methods._base import Method, State
 from meha.methods.vfidca.quadratic import Quadratic, as_vector, read_quadratic
 from meha.methods.vfidca.radii import Balls, minimise, read_weights
 from meha.problem import Problem
@@ -146,10 +148,10 @@ class VFiDCA(Method):
         model = Model(upper, lower, balls, order, _Program(upper, lower, balls, self.rho, self.eps))
         radii = torch.full((len(order),), float(self.radii), dtype=torch.float64)
         solution, multipliers = self._solve_lower(oracle, model, radii, as_vector(y))
-        return VFiDCAState(x, y, radii, solution, multipliers, self.beta, given=model)
+        return VFiDCAState(x, y, radii, solution, multipliers, self.beta, given=model, settled=False)
 
-    def step(self, oracle: Oracle, state: VFiDCAState, batch: Any) -> Numbers:
-        if batch is not None:
+    def step(self, oracle: Oracle, state: VFiDCAState, at: At) -> Numbers:
+        if at.batch is not None:
             raise ValueError("batch: VFiDCA reads upper and lower once, without a batch; leave it out.")
         model, w, r, u, gamma = state.model, as_vector(state.y), state.radii, state.solution, state.multipliers
         w_new, r_new = model.program.solve(w, r, u, gamma, state.beta)
@@ -176,16 +178,13 @@ class VFiDCA(Method):
             "beta": state.beta,
         }
 
-    def settles(self, k: int) -> bool:
-        return False  # beta grows where (x, y) rests; see finished
-
-    def finished(self, state: VFiDCAState) -> str:
+    def terminate(self, state: VFiDCAState) -> Verdict | None:
         reason = f"{state.k} iterations are done." if state.k >= self.iterations else ""
         if state.error < self.tol and state.violation < self.tol:
             reason = f"Relative change {state.error:.2g} and violation {state.violation:.2g} are less than tol={self.tol:g}."
         if reason and not bool(state.multipliers.any()):
-            reason += " No radius bounds y, so that all weights are zero; if that is not meant, start with smaller radii."
-        return reason
+            reason += " No radius bounds y, so all weights are zero; if that is not meant, start with smaller radii."
+        return Verdict(Status.FINISHED, reason) if reason else None
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Start with smaller radii, or take a larger rho."

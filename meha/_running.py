@@ -1,0 +1,264 @@
+"""Run, StepInfo and At: a method at work on a problem."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from meha._oracle import Counts, Oracle
+from meha._torch import BREAKDOWNS
+from meha._variables import Variable, norm
+from meha._verdicts import Status, Verdict
+from meha.problem import Problem
+from meha.schedules import evaluate, rests
+from meha.theory import Constants
+
+if TYPE_CHECKING:
+    from meha.methods import Method
+
+__all__ = ["At", "Numbers", "Run", "StepInfo"]
+
+
+Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
+"""The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
+
+
+class StepInfo(Mapping[str, float]):
+    """The numbers of one step, by name. They stay on the device, or are not even computed, until they are read.
+
+    Attributes:
+        step: number of steps done.
+        span: number of steps since the last numbers: 1, or more in compiled runs.
+        size, moved: the norm of (x, y) after the last step, and the length of that step; NaN unless ``solve`` measured them.
+
+    >>> info = StepInfo(3, {"upper": torch.tensor(2.0), "c": 0.5})
+    >>> info.step, info["upper"], dict(info)
+    (3, 2.0, {'upper': 2.0, 'c': 0.5})
+    """
+
+    __slots__ = ("_numbers", "moved", "size", "span", "step")
+
+    def __init__(self, step: int, numbers: Numbers, span: int = 1, size: float = math.nan, moved: float = math.nan) -> None:
+        self.step, self.span, self.size, self.moved = step, span, size, moved
+        self._numbers = numbers
+
+    def due(self, every: int) -> bool:
+        """Whether one of the steps since the last numbers is a multiple of ``every``."""
+        return self.step % every < self.span
+
+    def __getitem__(self, name: str) -> float:
+        number = self._numbers[name]
+        return float(number() if callable(number) else number)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def plus(self, **numbers: float) -> StepInfo:
+        """A copy with further numbers; those that were not read yet stay unread."""
+        return StepInfo(self.step, {**self._numbers, **numbers}, self.span, self.size, self.moved)
+
+    def measured(self, size: float, moved: float) -> StepInfo:
+        """A copy with the norm of (x, y), the length of the step, and their quotient under the name ``change``."""
+        change = (moved / size if size > 0 else math.inf) if moved > 0 else 0.0
+        return StepInfo(self.step, {**self._numbers, "change": change}, self.span, size, moved)
+
+    def __repr__(self) -> str:
+        return f"StepInfo(step={self.step}, " + ", ".join(f"{k}={v:.4g}" for k, v in self.items()) + ")"
+
+
+class At:
+    """What a step gets besides its state: the batch, and the schedules of the method as numbers, such as ``at.alpha``.
+
+    Attributes:
+        batch: the batch; None without batches.
+
+    Any other attribute is that of the method, evaluated for this step if it is a function of the step number. It is a tensor
+    where the step is traced, and None where the method has None.
+    """
+
+    def __init__(self, method: Method, k: int, batch: Any) -> None:
+        self._method, self._k, self.batch = method, k, batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        schedule = getattr(self._method, name)
+        value = None if schedule is None else self._evaluate(name, schedule)
+        setattr(self, name, value)
+        return value
+
+    def _evaluate(self, name: str, schedule: Any) -> Any:
+        return evaluate(name, schedule, self._k, zero=name in self._method.may_be_zero)
+
+
+class Run:
+    """A method at work on a problem.
+
+    Step until there is a verdict: ``while run.verdict is None: run.step()``. Many methods do not end by themselves; for these
+    there is :func:`meha.solve`, or a bound on the steps.
+
+    Attributes:
+        method: the hyper-parameters, with those that were left out filled in: at the start, or in the first step if the
+            objectives need a batch.
+        problem: the problem.
+        constants: those of the problem, stated or estimated; None when nothing is known.
+        batch: the last batch; None before the first or without batches.
+        seconds: time spent in the start and in the steps.
+
+    >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
+    >>> from meha.methods import MEHA
+    >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(2), torch.zeros(2))
+    >>> info = run.step()
+    >>> run.x, run.k, run.counts
+    (tensor([0.2000, 0.2000]), 1, Counts(upper=2, lower=4, hvp=0))
+    """
+
+    def __init__(self, method: Method, problem: Problem, x: Any, y: Any) -> None:
+        begin = time.perf_counter()
+        if not isinstance(problem, Problem):
+            raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("torch.inference_mode() is on, so gradients are not available; start the run outside it.")
+        method.check(problem)
+        first, second = Variable(x, "x"), Variable(y, "y")
+        problem.check_start(first, second)
+        self.problem, self.method, self._given = problem, method, method
+        self.constants: Constants | None = None
+        self.batch: Any = None
+        self.oracle = Oracle(problem, first, second)
+        with torch.no_grad():
+            self.state: Any = method.init(self.oracle, first, second)
+        self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
+        self._verdict: Verdict | None = None
+        self._resolved = False
+        if not problem.needs_batch:
+            self._resolve(None)
+        self.seconds = time.perf_counter() - begin
+
+    def _resolve(self, batch: Any) -> None:
+        self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
+        self._resolved = True
+
+    @property
+    def x(self) -> Any:
+        """The upper variable now: modules as they are, tensors without gradient tracking (they change with each step)."""
+        return self.state.x.detached()
+
+    @property
+    def y(self) -> Any:
+        """The lower variable now."""
+        return self.state.y.detached()
+
+    @property
+    def k(self) -> int:
+        """Number of steps done."""
+        return self.state.k
+
+    @property
+    def counts(self) -> Counts:
+        """Gradients and Hessian-vector products taken so far."""
+        return self.oracle.counts
+
+    @property
+    def ended(self) -> Verdict | None:
+        """The verdict so far, without a look at whether x and y are finite, for which the host waits for the device."""
+        return self._verdict or self.method.terminate(self.state)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why the run is over; None while there is something to do."""
+        verdict = self.ended
+        if verdict is None and self.k and not math.isfinite(float(norm(self.state.x.leaves, self.state.y.leaves).detach())):
+            verdict = self._verdict = Verdict(Status.NON_FINITE, f"Step {self.k} gave NaN or infinity.")
+        return verdict
+
+    @property
+    def settled(self) -> bool:
+        """Whether a small step means convergence: not while the method works elsewhere, or a penalty has yet to move."""
+        penalties = [getattr(self.method, name) for name in self.method.penalties]
+        return self.state.settled and all(rests(penalty, self.k - 1) for penalty in penalties)
+
+    def step(self, batch: Any = None) -> StepInfo:
+        """Take one step, with the batch handed to the objectives when there is one.
+
+        A step that breaks down (an ArithmeticError, a singular matrix) ends the run, and its numbers are empty.
+
+        Args:
+            batch: anything; :class:`~meha.MicroBatches` for one that does not fit into memory as a whole.
+
+        A ``module.eval()`` or ``.train()`` between steps also holds for the method's copies of the module.
+
+        Raises:
+            RuntimeError: the run is over.
+        """
+        over, state = self.ended, self.state
+        if over is not None:
+            raise RuntimeError(
+                f"step: the run is over ({over.status}: {over.message}); ask run.verdict before each step, and start a new run"
+                " to go on, such as one with a smaller tol or from another point."
+            )
+        begin, self.batch = time.perf_counter(), batch
+        if not self._resolved:
+            self._resolve(batch)
+        for variable in self._copies:
+            variable.follow_modes()
+        try:
+            with torch.no_grad():
+                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
+        except BREAKDOWNS as error:
+            self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
+        else:
+            state.k += 1
+        self.seconds += time.perf_counter() - begin
+        return StepInfo(state.k, numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.
+
+        (Objectives that draw random numbers also depend on the generators' states, which are the caller's.)
+
+        Load it with ``torch.load(path, weights_only=True)``.
+        """
+        given, now = vars(self._given), vars(self.method)
+        return {
+            "method": self.method.name,
+            "given": self._given.describe(exact=True),
+            "chosen": {name: now[name] for name in now if given[name] is None and now[name] is not None},
+            "counts": dataclasses.asdict(self.counts),
+            "state": self.state.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run that wrote ``state`` was, bit for bit.
+
+        The run must have been started on the same problem with the same method and variables of the same shapes. Numbers
+        that were left out of the method are those that the other run chose.
+
+        Raises:
+            ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
+        """
+        missing = {"method", "given", "chosen", "counts", "state"} - set(state if isinstance(state, Mapping) else ())
+        if missing:
+            raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
+        own = (self.method.name, self._given.describe(exact=True))
+        if (state["method"], state["given"]) != own:
+            raise ValueError(
+                f"state: was written by {state['method']}({state['given']}), this run is {own[0]}({own[1]});"
+                " start the run with the same method."
+            )
+        try:
+            method, counts = dataclasses.replace(self._given, **state["chosen"]), Counts(**state["counts"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
+        self.state.load_state_dict(state["state"])
+        self.method, self.oracle.counts, self._verdict = method, counts, None
+        self._resolved = self._resolved or self.k > 0

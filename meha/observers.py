@@ -1,0 +1,216 @@
+"""Observers: what watches a run.
+
+An observer is a function ``observer(run, info)``, which ``solve(..., callbacks=...)`` calls after each step. It may return
+
+- None: go on;
+- numbers by name, which are added to the history and to the info of the observers after it;
+- a :class:`~meha.Verdict`, which ends the run; True ends it as stopped.
+
+An observer may also have ``begin(run, max_steps)`` and ``end(run)``, called before the first step and after the last, and
+``state_dict`` and ``load_state_dict``, which make it a part of checkpoints. Stopping rules (:mod:`meha.stopping`) and loggers
+(:mod:`meha.loggers`) are observers, and so are these.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._checks import check_count, check_positive
+from meha._running import Run, StepInfo
+from meha._variables import copy_, norm, subtract
+from meha._verdicts import Status, Verdict
+
+__all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "work"]
+
+Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]
+
+
+def work(run: Run) -> dict[str, int]:
+    """The gradients and products that a run has taken, by their names in histories and logs."""
+    counts = run.counts
+    return {"gradients_upper": counts.upper, "gradients_lower": counts.lower, "hessian_products": counts.hvp}
+
+
+class History(Mapping[str, list[float]]):
+    """The numbers of the recorded steps, by name: ``history["upper"]`` is a list with one entry per recorded step.
+
+    >>> history = History()
+    >>> history.append({"step": 1, "upper": 2.0})
+    >>> history.append({"step": 2, "upper": 1.0, "error": 0.5})
+    >>> history["upper"], history["error"]
+    ([2.0, 1.0], [nan, 0.5])
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[float]] = {}
+        self._rows = 0
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Add a row; a number that earlier rows lacked is NaN there."""
+        for name in row:
+            if name not in self._columns:
+                self._columns[name] = [float("nan")] * self._rows
+        self._rows += 1
+        for name, column in self._columns.items():
+            column.append(float(row.get(name, float("nan"))))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The columns, as tensors."""
+        return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the columns of another history."""
+        self._columns = {name: column.tolist() for name, column in state.items()}
+        self._rows = max((len(column) for column in self._columns.values()), default=0)
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"History({self._rows} rows of {', '.join(self._columns)})"
+
+
+class Recorder:
+    """Keeps the history of a run. ``solve`` has one; give your own to keep fewer steps.
+
+    Args:
+        every: record the steps that are multiples of it, and the last.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        check_count("Recorder: every", every)
+        self.every, self.history = every, History()
+        self._last: dict[str, float] | None = None  # the row of the last step, while it is not recorded
+
+    def begin(self, run: Run, max_steps: int) -> None:
+        """Begin a new history."""
+        self.history, self._last = History(), None
+
+    def __call__(self, run: Run, info: StepInfo) -> None:
+        row = {"step": info.step, "seconds": run.seconds, **info, **work(run)}
+        self._last = None if info.due(self.every) else row
+        if self._last is None:
+            self.history.append(row)
+
+    def end(self, run: Run) -> None:
+        """Record the last step."""
+        if self._last is not None:
+            self.history.append(self._last)
+            self._last = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history so far, and the last step."""
+        return {"history": self.history.state_dict(), "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from another recorder's history."""
+        self.history.load_state_dict(state["history"])
+        self._last = state["last"]
+
+
+class DivergenceGuard:
+    """Ends a run that diverges, and leaves one that travels far alone. ``solve`` has one; give your own for another limit.
+
+    At steps 64, 128, 256, ... (or when they have been passed) it looks at the second half of the run so far. A run that
+    approaches something slows down; one that drifts keeps its pace and at most doubles its distance from the start. Three
+    windows in a row with longer steps and 1.5 times the distance, the last two with a larger F, and a last step longer than
+    their mean, are taken for divergence, if the distance is large at all.
+
+    Args:
+        limit: the run counts as diverged in any case when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||.
+    """
+
+    FIRST = 32
+    """Earlier steps say nothing about a trend."""
+    WINDOWS = 4
+    """Windows that are compared: three changes in a row."""
+    FAR = 10.0
+    """The distance, in units of 1 + ||(x0, y0)||, below which a run is never called diverging."""
+    FURTHER, LONGER = 1.5, 1.05
+    """The least growth from window to window of the distance, and of the mean step, in a run that diverges."""
+
+    def __init__(self, limit: float = 1e8) -> None:
+        check_positive("DivergenceGuard: limit", limit)
+        self.limit = limit
+        self.start: list[Tensor] = []
+        self._windows: list[tuple[float, float, float]] = []  # distance, mean step and mean F of each
+
+    def begin(self, run: Run, max_steps: int) -> None:
+        """Remember the start."""
+        self.start = [leaf.detach().clone() for leaf in run.state.x.leaves + run.state.y.leaves]
+        self._scale = 1 + float(norm(self.start))
+        self._windows, self._moved, self._upper, self._length = [], 0.0, 0.0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start, and what was seen so far."""
+        seen = {"windows": self._windows, "moved": self._moved, "upper": self._upper, "length": self._length}
+        return {"start": self.start, **seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another guard had seen."""
+        copy_(self.start, state["start"])
+        self._scale = 1 + float(norm(self.start))
+        self._windows = list(state["windows"])
+        self._moved, self._upper, self._length = state["moved"], state["upper"], state["length"]
+
+    def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
+        if info.size > self.limit * self._scale:
+            return Verdict(Status.DIVERGED, f"||(x, y)|| reached {info.size:.1e} at step {info.step}.")
+        self._moved += info.span * info.moved
+        self._upper += info.span * info.get("upper", 0.0)
+        self._length += info.span
+        before = info.step - info.span
+        if info.step < self.FIRST or info.step.bit_length() == before.bit_length():
+            return None
+        distance = float(norm(subtract([leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves], self.start)))
+        if before >= self.FIRST:
+            self._windows.append((distance, self._moved / self._length, self._upper / self._length))
+        self._moved, self._upper, self._length = 0.0, 0.0, 0
+        if len(self._windows) < self.WINDOWS or distance < self.FAR * self._scale:
+            return None
+        recent = self._windows[-self.WINDOWS :]
+        away = all(b[0] > self.FURTHER * a[0] and b[1] > self.LONGER * a[1] for a, b in itertools.pairwise(recent))
+        worse = recent[-3][2] < recent[-2][2] < recent[-1][2]
+        if not (away and worse and info.moved > recent[-1][1]):
+            return None
+        reason = f"The steps grow and lead away from the start: distance {distance:.3g} after {info.step} steps, F growing."
+        return Verdict(Status.DIVERGED, reason)
+
+
+class Progress:
+    """Shows a progress bar in the terminal. Needs rich: ``pip install "meha[progress]"``."""
+
+    SHOWN = ("upper", "gap", "residual")
+
+    def __init__(self) -> None:
+        try:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError as error:
+            raise ImportError('Progress needs rich; install it with: pip install "meha[progress]"') from error
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+        self._bar = Progress(*columns)
+        self._task = self._bar.add_task("", total=None)
+
+    def begin(self, run: Run, max_steps: int) -> None:
+        """Show the bar."""
+        self._bar.update(self._task, total=max_steps, completed=run.k)
+        self._bar.start()
+
+    def __call__(self, run: Run, info: StepInfo) -> None:
+        numbers = " ".join(f"{name} {info[name]:.3g}" for name in self.SHOWN if name in info)
+        self._bar.update(self._task, completed=run.k, description=numbers)
+
+    def end(self, run: Run) -> None:
+        """Stop the bar."""
+        self._bar.stop()
