@@ -28,7 +28,7 @@ def posed(name, variant="", **kind):
 def run_to_end(problem, steps=200):
     """The run after its end, and the errors of all steps."""
     run, errors = meha.MEHA().start(problem, problem.x0, problem.y0), []
-    while run.k < steps and not run.converged:
+    while run.k < steps and run.verdict is None:
         run.step()
         errors.append(problem.error(run.x, run.y))
     return run, errors
@@ -202,7 +202,7 @@ def test_the_answer_is_that_of_the_state():
     """What a run would return if stopped is in X and Y at each step, and its last steps stay near the solution."""
     problem = posed("lasso, n = 100", ", start 2")
     run = meha.MEHA().start(problem, problem.x0, problem.y0)
-    while not run.converged:
+    while run.verdict is None:
         run.step()
         assert problem.x_set.holds(run.state.x)
     assert problem.error(run.x, run.y) <= 1e-3

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import meha
 from meha import Status
 from meha._checkpoints import Checkpoint
-from meha.loaders import Together
+from meha.loaders import Accumulated, Together
+from meha.observers import DivergenceGuard, Recorder
 from meha.stopping import Gap
 
 INPUTS = torch.linspace(-1, 1, 60).reshape(20, 3).sin()
@@ -80,8 +81,11 @@ def broken(build, file, *steps, callbacks=(), **options):
     return solve(build(seed=99), checkpoint=file, callbacks=callbacks, **options)
 
 
-def solve(call, **options):
-    return meha.solve(**{**call, **options})
+def solve(call, *, record=1, checkpoint=None, every=1000, callbacks=(), **options):
+    listed = [callbacks] if callable(callbacks) else [*callbacks]
+    if checkpoint is not None:
+        options["checkpoint"] = Checkpoint(checkpoint, every)
+    return meha.solve(**{**call, **options}, callbacks=[Recorder(record), *listed])
 
 
 def tensors(value):
@@ -185,8 +189,12 @@ def test_the_place_in_the_batches_is_found_again(name, tmp_path):
 
 def test_groups_of_batches_are_found_again(tmp_path):
     """Three batches a step and four in an epoch, so that a group reaches from one epoch into the next."""
-    expected = solve(network(seed=0), max_steps=8, accumulate=3)
-    found = broken(network, tmp_path / "run.pt", 2, 6, max_steps=8, accumulate=3, every=1)
+
+    def build(seed):
+        return network(seed, batches=lambda: Accumulated(shuffled(), 3))
+
+    expected = solve(build(seed=0), max_steps=8)
+    found = broken(build, tmp_path / "run.pt", 2, 6, max_steps=8, every=1)
     assert_same(found, expected)
     assert [len(part[0]) for part in found.batch] == [len(part[0]) for part in expected.batch]
     assert all(torch.equal(a[0], b[0]) for a, b in zip(found.batch, expected.batch, strict=True))
@@ -302,7 +310,7 @@ def test_stopping_rules_go_on(tmp_path):
     assert tighter.status is Status.CONVERGED
     assert tighter.steps > expected.steps
     assert_same(tighter, solve(toy(), tol=5e-5))
-    other = solve(toy(), tol=5e-5, stop=Gap(1e-12), max_steps=tighter.steps + 2, checkpoint=file)
+    other = solve(toy(), tol=None, callbacks=Gap(1e-12), max_steps=tighter.steps + 2, checkpoint=file)
     assert other.steps > tighter.steps
 
 
@@ -325,7 +333,7 @@ def diverging(seed=0):
 def exploding(seed=0):
     problem = meha.Problem(lambda x, y: (x + y).square().sum(), lambda x, y: (y - x).pow(4).sum())
     method = meha.MEHA(alpha=0.1, beta=1.0, eta=1.0, gamma=1.0, c=1.0)
-    return dict(problem=problem, x0=torch.zeros(2), y0=torch.full((2,), 3.0), method=method, divergence=1e30)
+    return dict(problem=problem, x0=torch.zeros(2), y0=torch.full((2,), 3.0), method=method)
 
 
 def breaking(seed=0):
@@ -355,6 +363,7 @@ def searching(seed=0):
 def test_failed_and_finished_runs(build, steps, status, tmp_path):
     """The message with its advice is about the start of the whole run, wherever it was broken off."""
     options = dict(tol=None, every=1 if steps[0] < 100 else 90, max_steps=2000, record=10)
+    options["callbacks"] = [DivergenceGuard(1e30)] if build is exploding else []
     expected = solve(build(), **options)
     assert expected.status is status
     assert_same(broken(build, tmp_path / "run.pt", *steps, **options), expected)
@@ -516,7 +525,6 @@ def wider(call):
         (lambda call: {**call, "x0": torch.zeros(2)}, r"x: the state holds \(1,\)"),
         (wider, "y: the state is of another variable"),
         (lambda call: {**call, "y0": call["y0"].append(torch.nn.Dropout())}, "modules: was 5, is 6"),
-        (lambda call: {**call, "accumulate": 2}, "accumulate: was 1, is 2"),
         (
             lambda call: {
                 **call,

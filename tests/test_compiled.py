@@ -227,14 +227,17 @@ def test_the_history_of_a_compiled_run_has_the_ends_of_the_groups(sine_runs):
 def test_rules_and_callbacks_see_the_ends_of_the_groups():
     problem = sine(4)
     seen = []
+
+    def small(run, info):
+        return meha.Verdict(meha.Status.CONVERGED, "small") if info["residual"] < 0.05 else None
+
     found = solve(
         problem,
         problem.x0,
         problem.y0,
         problem.preset("recipe"),
         max_steps=100_000,
-        stop=lambda run, info: info["residual"] < 0.05,
-        callbacks=lambda run, info: seen.append((info.step, float(run.x[0]))),
+        callbacks=[small, lambda run, info: seen.append((info.step, float(run.x[0])))],
         compile=True,
     )
     assert found.converged
@@ -251,7 +254,7 @@ def test_exact_rules_are_asked_when_their_step_was_passed():
         problem.y0,
         problem.preset("recipe"),
         max_steps=100_000,
-        stop=meha.stopping.Gap(1e-2, every=7),
+        callbacks=meha.stopping.Gap(1e-2, every=7),
         compile=True,
     )
     assert "gap" in found.message
@@ -325,7 +328,7 @@ def test_automatic_choice(monkeypatch):
         method,
         max_steps=10**9,
         tol=None,
-        stop=lambda run, info: info.step > 500,
+        callbacks=lambda run, info: info.step > 500,
         compile="auto",
     )
     assert len(asked) == 1
@@ -342,9 +345,9 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path):
     def stop(run, info):
         return info.step >= 250
 
-    part = solve(*arguments, max_steps=600, tol=None, compile=True, checkpoint=path, every=100, callbacks=stop)
+    part = solve(*arguments, max_steps=600, tol=None, compile=True, checkpoint=meha.Checkpoint(path, every=100), callbacks=stop)
     assert 250 <= part.steps < 400
-    rest = solve(*arguments, max_steps=600, tol=None, compile=True, checkpoint=path, every=100)
+    rest = solve(*arguments, max_steps=600, tol=None, compile=True, checkpoint=meha.Checkpoint(path, every=100))
     torch.testing.assert_close(rest.x, whole.x, rtol=0, atol=1e-13)
     assert (rest.steps, rest.counts) == (whole.steps, whole.counts)
 

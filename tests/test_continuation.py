@@ -302,7 +302,7 @@ def test_a_run_goes_on_from_its_state(name):
     problem = toy(name)
     whole, other = (Continuation().start(problem, problem.x0, problem.y0) for _ in range(2))
     infos = []
-    while not whole.converged:
+    while whole.verdict is None:
         infos.append(dict(whole.step()))
     for cut in (1, len(infos) // 3, 2 * len(infos) // 3):
         part = Continuation().start(problem, problem.x0, problem.y0)

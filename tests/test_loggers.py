@@ -75,14 +75,14 @@ def test_a_broken_run_is_logged_as_an_unbroken_one(kind, tmp_path):
     with kind(whole) as logger:
         call(max_steps=12, callbacks=logger)
     with kind(broken) as logger, pytest.raises(KeyboardInterrupt):
-        call(max_steps=12, callbacks=[logger, die], checkpoint=file, every=5)
+        call(max_steps=12, callbacks=[logger, die], checkpoint=meha.Checkpoint(file, every=5))
     if kind is CSVLogger:
         assert len(table(broken)) == 8
         with broken.open("a") as half:
             half.write("9,0.12")
     for _ in range(2):  # the second call has nothing left to do
         with kind(broken) as logger:
-            call(max_steps=12, callbacks=logger, checkpoint=file, every=5)
+            call(max_steps=12, callbacks=logger, checkpoint=meha.Checkpoint(file, every=5))
         assert read(broken) == read(whole)
 
 

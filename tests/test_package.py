@@ -26,7 +26,7 @@ import torch, meha
 p = meha.problems.sine(1)
 solution = meha.solve(p, p.x0, p.y0, max_steps=3)
 print(solution)
-for call in (solution.plot, lambda: meha.solve(p, p.x0, p.y0, max_steps=3, progress=True)):
+for call in (solution.plot, meha.observers.Progress):
     try:
         call()
     except ImportError as error:

@@ -111,7 +111,7 @@ def to_the_end(method, problem):
     """A run of an automatic method and the larger error after each step."""
     run = method.start(problem, problem.x0, problem.y0)
     found = []
-    while not (run.converged or run.finished):
+    while run.verdict is None:
         run.step()
         found.append(max(problem.distance(run.x, run.y)))
     return run, np.array(found)

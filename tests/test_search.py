@@ -43,7 +43,7 @@ def test_values_are_those_of_the_closed_form_and_the_best_is_kept(method):
     assert solution.status is meha.Status.FINISHED
     run = method.start(shrinkage(), ONE, ZERO)
     best = math.inf
-    while not run.finished:
+    while run.verdict is None:
         info = run.step()
         x = float(run.state.tried[-1])
         assert info["trial"] == pytest.approx((x - 0.5) ** 2, abs=1e-12)
@@ -62,7 +62,7 @@ def test_a_grid_is_the_product_in_order_and_ends():
     space = {"a": Uniform(0.0, 1.0), "b": LogUniform(0.01, 1.0)}
     method = GridSearch(space=space, to_x=lambda p: torch.tensor([p["a"], p["b"]]), points=3)
     run = method.start(shrinkage(), ZERO, ZERO)
-    while not run.finished:
+    while run.verdict is None:
         run.step()
     expected = list(itertools.product([0.0, 0.5, 1.0], [0.01, 0.1, 1.0]))
     assert np.allclose(torch.stack(run.state.tried), expected, rtol=1e-14)
@@ -135,7 +135,7 @@ def test_two_numbers_stand_for_all_weights_of_a_dict(kind):
 def test_names_of_leaves_search_those_and_leave_the_others():
     problem, x0, y0 = sparse_group()
     run = RandomSearch(space={"group": Uniform(0.2, 0.3)}, trials=5).start(problem, x0, y0)
-    while not run.finished:
+    while run.verdict is None:
         run.step()
         assert len(run.state.tried[-1]) == 4
     assert ((run.x["group"] >= 0.2) & (run.x["group"] <= 0.3)).all()
@@ -170,7 +170,7 @@ def test_candidates_never_leave_X(domain, kind):
 def test_candidates_of_random_search_depend_on_seed_and_number_alone():
     def tried(seed, upper=None):
         run = RandomSearch(space=Uniform(0.0, 1.0), trials=6, seed=seed).start(shrinkage(upper), ZERO, ZERO)
-        while not run.finished:
+        while run.verdict is None:
             run.step()
         return torch.stack(run.state.tried)
 
@@ -185,7 +185,7 @@ def test_candidates_of_random_search_depend_on_seed_and_number_alone():
 def test_tpe_depends_on_its_seed_and_on_what_it_saw():
     def last(seed, upper=None):
         run = TPE(space=Uniform(0.0, 1.0), trials=14, seed=seed).start(shrinkage(upper), ZERO, ZERO)
-        while not run.finished:
+        while run.verdict is None:
             run.step()
         return torch.stack(run.state.tried)
 
@@ -270,7 +270,7 @@ def test_candidates_with_a_bad_F_are_counted_and_never_best(kind):
     method = kind(space={"t": Uniform(0.0, 1.0)}, to_x=lambda p: torch.tensor(1 - p["t"], dtype=torch.float64), **size)
     run = method.start(shrinkage(nan_beyond), ONE, ZERO)
     bad = 0
-    while not run.finished:
+    while run.verdict is None:
         info = run.step()
         bad += math.isnan(info["trial"])
         assert info["failed"] == bad
@@ -368,7 +368,7 @@ def test_tpe_is_silent_writes_nothing_and_changes_no_setting(tmp_path, monkeypat
         optuna.create_study()
         assert len(said) == 1, "what others do is heard"
         run = TPE(space=Uniform(0.0, 1.0), trials=12).start(shrinkage(), ONE, ZERO)
-        while not run.finished:
+        while run.verdict is None:
             run.step()
         assert optuna.logging.get_verbosity() == optuna.logging.INFO
     finally:

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import meha
-from meha import Status
+from meha import Status, Verdict
+from meha.loaders import Accumulated
+from meha.observers import DivergenceGuard, Progress, Recorder
 from meha.stopping import Gap, RelativeChange, Residual
 
 QUICK = meha.MEHA(alpha=0.12, beta=0.1, eta=0.9, gamma=5.0, c=0.167, p=0.49)
@@ -26,7 +28,7 @@ def test_relative_change():
     assert solution.converged
     change = solution.history["change"]
     assert max(change[-2:]) <= 1e-5 < min(change[:-2])
-    once = solve(toy(), tol=None, stop=RelativeChange(1e-5, times=1), max_steps=5000)
+    once = solve(toy(), tol=None, callbacks=RelativeChange(1e-5, times=1), max_steps=5000)
     assert once.steps == solution.steps - 1
     assert "relative change" in solution.message
 
@@ -38,7 +40,7 @@ def test_gap_and_residual_rules():
         (Residual(1e-2), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 5.0, s.history["c"][-1])),
         (Residual(1e-2, c=2.0, gamma=1.0, every=7), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 1.0, 2.0)),
     ):
-        solution = solve(problem, tol=None, stop=rule, max_steps=3000)
+        solution = solve(problem, tol=None, callbacks=rule, max_steps=3000)
         assert solution.status is Status.CONVERGED
         assert solution.steps % rule.every == 0
         assert measured(solution) <= rule.tol
@@ -49,8 +51,11 @@ def test_gap_and_residual_rules():
 
 
 def test_a_users_rule_and_several_rules():
-    solution = solve(toy(), stop=[Gap(1e-12), lambda run, info: info["upper"] < 0.1], max_steps=3000)
-    assert solution.status is Status.CONVERGED
+    def low(run, info):
+        return Verdict(Status.CONVERGED, "F is below 0.1") if info["upper"] < 0.1 else None
+
+    solution = solve(toy(), callbacks=[Gap(1e-12), low], max_steps=3000)
+    assert (solution.status, solution.message) == (Status.CONVERGED, "F is below 0.1")
     assert solution.history["upper"][-1] < 0.1 <= solution.history["upper"][-2]
 
 
@@ -107,7 +112,7 @@ def test_non_finite_returns_the_last_finite_iterate(module):
     y0 = Holder() if module else torch.full((2,), 3.0)
     problem = meha.Problem(lambda x, y: (x + read(y)).square().sum(), lambda x, y: (read(y) - x).pow(4).sum())
     method = meha.MEHA(alpha=0.1, beta=1.0, eta=1.0, gamma=1.0, c=1.0)
-    solution = meha.solve(problem, torch.zeros(2), y0, method, divergence=1e30)
+    solution = meha.solve(problem, torch.zeros(2), y0, method, callbacks=DivergenceGuard(1e30))
     assert solution.status is Status.NON_FINITE
     assert str(solution.status) == "non-finite"
     if module:
@@ -115,7 +120,7 @@ def test_non_finite_returns_the_last_finite_iterate(module):
     y = read(solution.y)
     assert bool(torch.isfinite(y).all())
     assert float(y.detach().norm()) > 3
-    assert "the iterate before it is returned" in solution.message
+    assert "The iterate before it is returned" in solution.message
 
 
 def test_travelling_far_is_not_divergence():
@@ -184,7 +189,7 @@ def test_advice_for_a_run_whose_steps_fit_the_start_only():
 
 def test_history_is_thinned_and_has_the_last_step():
     full = solve(toy(), max_steps=25)
-    thin = solve(toy(), max_steps=25, record=10)
+    thin = solve(toy(), max_steps=25, callbacks=Recorder(10))
     assert full.history["step"] == list(range(1, 26))
     assert thin.history["step"] == [10, 20, 25]
     for name in ("upper", "lower", "gap", "residual", "d_x", "c", "change", "gradients_upper", "gradients_lower"):
@@ -236,8 +241,7 @@ def test_batches_are_begun_anew():
     assert solution.steps == 7
     assert seen == pytest.approx([0.1, -0.1, 0.2, 0.1, -0.1, 0.2, 0.1])
     assert math.isfinite(solution.upper)
-    assert solution.gap is not None
-    assert solution.gap >= 0
+    assert solution.diagnose().gap >= 0
 
 
 @pytest.mark.parametrize(("batches", "steps"), [([], 0), ((torch.ones(1) for _ in range(3)), 3)])
@@ -259,11 +263,11 @@ def test_accumulated_batches_are_one_batch():
     zero, method = torch.zeros(1, dtype=torch.float64), meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
     options = dict(method=method, max_steps=7, tol=None)
     whole = meha.solve(problem, zero, zero, batches=numbers.reshape(2, 6), **options)
-    parts = meha.solve(problem, zero, zero, batches=numbers.reshape(4, 3), accumulate=2, **options)
+    parts = meha.solve(problem, zero, zero, batches=Accumulated(numbers.reshape(4, 3), 2), **options)
     assert parts.x.tolist() == pytest.approx(whole.x.tolist(), rel=1e-12)
     assert parts.counts == whole.counts
     assert parts.upper == pytest.approx(whole.upper)
-    short = meha.solve(problem, zero, zero, batches=iter(numbers.reshape(4, 3)), accumulate=3, **options)
+    short = meha.solve(problem, zero, zero, batches=Accumulated(iter(numbers.reshape(4, 3)), 3), **options)
     assert short.steps == 1
     assert "ran out after 1 of 7" in short.message
 
@@ -287,19 +291,25 @@ def test_the_printed_solution():
     solution = solve(toy(), max_steps=50)
     text = str(solution)
     assert text.startswith("MEHA: max steps after 50 steps")
-    for part in (f"F          {solution.upper:.6g}", "gap", "residual", "100 of F, 200 of f", "gamma=5", "p=0.49"):
+    assert len(text.splitlines()) == 5
+    for part in (f"F          {solution.upper:.6g}", "gap", "residual", "100 of F, 200 of f"):
         assert part in text
-    assert solution.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
+    for part in ("gamma=5", "p=0.49", "theory     eta = 0.9 is above"):
+        assert part in solution.details
+    diagnosis = solution.diagnose()
+    assert diagnosis.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
+    c = solution.history["c"][-1]
+    assert diagnosis.residual == pytest.approx(meha.diagnostics.residual(toy(), solution.x, solution.y, 5.0, c))
+    assert f"gap       {diagnosis.gap:.3g}" in str(diagnosis)
     assert repr(solution).startswith("Solution(max steps, steps=50")
-    assert "theory     eta = 0.9 is above" in text
-    default = str(solve(toy(), meha.MEHA(p=0.49), max_steps=5))
+    default = solve(toy(), meha.MEHA(p=0.49), max_steps=5).details
     assert "theory     gamma, eta, p in the range of the convergence theorem" in default
     unknown = meha.Problem(toy().upper, toy().lower)
-    assert "theory" not in str(meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5))
+    assert "theory" not in meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5).details
 
 
 def test_progress_bar(capsys):
-    solve(toy(), max_steps=5, progress=True)
+    solve(toy(), max_steps=5, callbacks=Progress())
     assert "5/5" in capsys.readouterr().out
 
 
@@ -320,21 +330,18 @@ def test_plot(tmp_path):
     [
         (dict(max_steps=0), ValueError, "max_steps: must be a whole number of at least 1, got 0"),
         (dict(max_steps=1e2), ValueError, "max_steps: must be a whole number"),
-        (dict(record=2.5), ValueError, "record: must be a whole number"),
         (dict(tol="a"), ValueError, "tol: must be a number of at least 0"),
         (dict(tol=math.nan), ValueError, "tol: must be"),
         (dict(tol=-1.0), ValueError, "tol: must be"),
-        (dict(divergence=0), ValueError, "divergence: must be a positive number"),
-        (dict(stop=1e-5), TypeError, r"stop: expected a function of \(run, info\) or a list of them"),
-        (dict(stop="residual"), TypeError, "stop: expected a function"),
-        (dict(stop=["residual"]), TypeError, "stop: expected a function"),
+        (dict(callbacks=1e-5), TypeError, r"callbacks: expected a function of \(run, info\) or a list of them"),
+        (dict(callbacks="residual"), TypeError, "callbacks: expected a function"),
+        (dict(callbacks=["residual"]), TypeError, "callbacks: expected a function"),
         (dict(callbacks=None), TypeError, "callbacks: expected a function"),
-        (dict(accumulate=0), ValueError, "accumulate: must be a whole number of at least 1, got 0"),
-        (dict(accumulate=2), ValueError, "accumulate: 2 batches a step need batches"),
+        (dict(callbacks=[Recorder(), Recorder()]), ValueError, "callbacks: holds 2 of Recorder; give one at most"),
         (dict(batches=5), TypeError, "batches: expected an iterable"),
         (dict(method="MEHA"), TypeError, "method: expected a method such as meha.MEHA()"),
         (dict(method=meha.MEHA), TypeError, "method: expected a method such as meha.MEHA()"),
-        (dict(callbacks=lambda run, info: 3.0), TypeError, "callbacks: <lambda> returned float; return True to stop"),
+        (dict(callbacks=lambda run, info: 3.0), TypeError, "callbacks: <lambda> returned float; return a Verdict or True"),
         (
             dict(callbacks=lambda run, info: {"step": 7}),
             ValueError,
@@ -346,6 +353,13 @@ def test_plot(tmp_path):
 def test_wrong_options(options, kind, message):
     with pytest.raises(kind, match=message):
         solve(toy(), **options)
+
+
+def test_wrong_options_of_observers():
+    with pytest.raises(ValueError, match="Recorder: every: must be a whole number"):
+        Recorder(2.5)
+    with pytest.raises(ValueError, match="DivergenceGuard: limit: must be a positive number"):
+        DivergenceGuard(0)
 
 
 @pytest.mark.parametrize("tol", ["a", math.nan, -1.0])
@@ -368,18 +382,17 @@ def test_rules_without_gamma_say_so():
         def init(self, oracle, x, y):
             return meha.methods.State(x=x, y=y)
 
-        def step(self, oracle, state, batch):
+        def step(self, oracle, state, at):
             return {"upper": 1.0}
 
     problem = toy()
     with pytest.raises(ValueError, match=r"Gap: Still has no gamma; give one, as in Gap\(0.1, gamma=1.0\)"):
-        solve(problem, Still(), stop=Gap(0.1, every=1), tol=None, max_steps=2)
+        solve(problem, Still(), callbacks=Gap(0.1, every=1), tol=None, max_steps=2)
     with pytest.raises(ValueError, match="Residual: Still has no penalty c"):
-        solve(problem, Still(), stop=Residual(0.1, every=1, gamma=1.0), tol=None, max_steps=2)
+        solve(problem, Still(), callbacks=Residual(0.1, every=1, gamma=1.0), tol=None, max_steps=2)
     solution = solve(problem, Still(), tol=0.0)
     assert solution.steps == 2
-    assert solution.gap is None
-    assert solution.residual is None
+    assert solution.diagnose().residual is None
     assert "Still: converged" in str(solution)
     assert RelativeChange(0.5).tol == 0.5
 

@@ -332,7 +332,7 @@ def test_a_small_test_set_does_not_decide_the_number_of_classes():
 def test_hyper_cleaning_can_be_checkpointed(tmp_path):
     task = hyper_cleaning("digits", sizes=(50, 50, 50))
     method = meha.MEHA(alpha=5.0, beta=0.1, eta=0.1, gamma=10.0, c=1.0, p=0.0)
-    options = dict(batches=task.batches(), checkpoint=tmp_path / "run.pt", every=2, tol=None)
+    options = dict(batches=task.batches(), checkpoint=meha.Checkpoint(tmp_path / "run.pt", every=2), tol=None)
     meha.solve(task.problem, *task.start(), method, max_steps=4, **options)
     resumed = meha.solve(task.problem, *task.start(), method, max_steps=6, **options)
     whole = meha.solve(task.problem, *task.start(), method, max_steps=6, tol=None)
