@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha._torch import backward, is_view
+from meha._gradients import Gradient, depends, differentiate, fill, split
+from meha._torch import is_view
 from meha._variables import Leaves, Variable
+from meha.loaders import MicroBatches
 from meha.problem import Problem
 
-__all__ = ["Counts", "Function", "Hessian", "MicroBatches", "Oracle", "Term"]
-
-T = TypeVar("T")
+__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term"]
 
 JOINT_LIMIT = 1 << 16
 """Up to this many numbers in x and y, and without modules, a sum of terms is differentiated in one backward pass."""
@@ -48,29 +48,6 @@ class Counts:
         self.upper += times * other.upper
         self.lower += times * other.lower
         self.hvp += times * other.hvp
-
-
-class MicroBatches(tuple[Any, ...]):
-    """Parts of one batch, for which there is memory one at a time: ``run.step(MicroBatches([first, second]))``.
-
-    An objective is then the mean of its values for the parts; with losses that are means, and parts of one size, that is the
-    value for the whole batch. Gradients are taken part by part, and count as one. Second derivatives (RHG, CG, ...) keep the
-    graphs of all parts.
-
-    >>> problem = Problem(lambda x, y, b: (x * y).sum(), lambda x, y, b: 0.5 * (y - b).square().sum())
-    >>> x, y = Variable(torch.ones(1), "x"), Variable(torch.zeros(1), "y")
-    >>> oracle = Oracle(problem, x, y)
-    >>> oracle.gradient(y, [(1.0, oracle.lower, x, y)], MicroBatches([1.0, 3.0]))
-    ([tensor(2.5000)], [tensor([-2.])])
-    """
-
-    def __new__(cls, batches: Iterable[Any]) -> Self:
-        if isinstance(batches, Tensor | Mapping):
-            raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
-        parts = super().__new__(cls, batches)
-        if not parts:
-            raise ValueError("batches: MicroBatches holds no batch; pass at least one.")
-        return parts
 
 
 class Function:
@@ -174,8 +151,8 @@ class Oracle:
         with torch.enable_grad():
             value = self.g(x, y)
         if not isinstance(value, Tensor) or not value.requires_grad:
-            return _fill([None] * len(x.leaves), x.leaves)
-        return _fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
+            return fill([None] * len(x.leaves), x.leaves)
+        return fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
 
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
         return self.lower(x, y, batch) + self.g(x, y)
@@ -209,7 +186,7 @@ class Oracle:
         """
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
-        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
+        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
         unchecked = strict and self._checks and key not in self._checked
@@ -226,7 +203,7 @@ class Oracle:
                     value = function(x, y, part)
                     values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                     if unchecked:
-                        used.append([_depends(value, variable.leaves) for variable in wrt])
+                        used.append([depends(value, variable.leaves) for variable in wrt])
                     if value.requires_grad:
                         gradient.add(value, weight / n)
                     del value  # and its graph, before the next one is built
@@ -237,7 +214,7 @@ class Oracle:
         if unchecked:
             self._check_dependence(wrt, terms, used)
             self._checked.add(key)
-        return values, _split(gradient.result(), wrt)
+        return values, split(gradient.result(), wrt)
 
     def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
         for function in functions:
@@ -262,7 +239,7 @@ class Oracle:
             total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
             assert isinstance(total, Tensor)
             self._count([function for _, function, _, _ in terms], (wrt,))
-            return _differentiate(total, wrt.leaves)
+            return differentiate(total, wrt.leaves)
 
     def pull_back(
         self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
@@ -273,14 +250,14 @@ class Oracle:
         product each.
         """
         wrt = (x, iterates[0])
-        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
+        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
         with torch.enable_grad():
             value = function(x, iterates[-1], batch)
         if value.requires_grad:
             gradient.add(value, 1.0)
         self._count([function], wrt)
         self.counts.hvp += len(iterates) - 1
-        return value.detach(), _split(gradient.result(), wrt)
+        return value.detach(), split(gradient.result(), wrt)
 
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
         """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
@@ -311,41 +288,6 @@ class Oracle:
         return Hessian(self, terms, batch)
 
 
-class _Gradient:
-    """The gradient of a weighted sum of values, which come one after the other.
-
-    Args:
-        joint: in one backward pass at the end; otherwise in one for each value, which frees its graph.
-    """
-
-    __slots__ = ("joint", "leaves", "parts", "total")
-
-    def __init__(self, leaves: Leaves, joint: bool) -> None:
-        self.leaves, self.joint = leaves, joint
-        self.total: Tensor | None = None
-        self.parts: Sequence[Tensor | None] = [None] * len(leaves)
-
-    def add(self, value: Tensor, weight: float) -> None:
-        value = value if isinstance(weight, float) and weight == 1.0 else weight * value
-        if self.joint:
-            self.total = value if self.total is None else self.total + value
-            return
-        users = [leaf.grad for leaf in self.leaves]
-        try:
-            for leaf, part in zip(self.leaves, self.parts, strict=True):
-                leaf.grad = part
-            torch.autograd.backward(value, inputs=self.leaves)  # adds to the gradients in place, as it gets to each leaf
-            self.parts = [leaf.grad for leaf in self.leaves]
-        finally:
-            for leaf, part in zip(self.leaves, users, strict=True):
-                leaf.grad = part
-
-    def result(self) -> Leaves:
-        if self.total is not None:
-            self.parts = backward(self.total, self.leaves)
-        return _fill(self.parts, self.leaves)
-
-
 class Hessian:
     """Products of a vector with second derivatives at one point, from one graph that lives as long as the object.
 
@@ -359,7 +301,7 @@ class Hessian:
         with torch.enable_grad():
             total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
             assert isinstance(total, Tensor)
-            self._first = _differentiate(total, y.leaves)
+            self._first = differentiate(total, y.leaves)
         self.gradient = [leaf.detach() for leaf in self._first]
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
@@ -371,13 +313,13 @@ class Hessian:
         if curved:
             outputs, cotangents = zip(*curved, strict=True)
             found = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
-        for variable, pieces in zip(wrt, _split(found, wrt), strict=True):
+        for variable, pieces in zip(wrt, split(found, wrt), strict=True):
             if variable.argument == "x" and not self._oracle.upper_uses_x and all(piece is None for piece in pieces):
                 raise ValueError(
                     "x: upper does not depend on it, and neither does the y-gradient of lower, so that it has no influence (or"
                     " its value was detached); use x inside one."
                 )
-        return _split(_fill(found, targets), wrt)
+        return split(fill(found, targets), wrt)
 
 
 def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
@@ -385,15 +327,6 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
         return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
 
     return call
-
-
-def _differentiate(value: Tensor, leaves: Leaves) -> Leaves:
-    """The gradient as a part of the graph."""
-    return _fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
-
-
-def _fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:
-    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, gradient, strict=True)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -405,18 +338,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
-
-
-def _split(leaves: Sequence[T], variables: tuple[Variable, ...]) -> list[list[T]]:
-    """One list of pieces for all variables as a list for each."""
-    if len(variables) == 1:
-        return [list(leaves)]
-    pieces = iter(leaves)
-    return [[next(pieces) for _ in variable.leaves] for variable in variables]
-
-
-def _depends(value: Tensor, leaves: Leaves) -> bool:
-    if not value.requires_grad:
-        return False
-    found = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)
-    return any(part is not None for part in found)

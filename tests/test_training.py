@@ -347,7 +347,7 @@ def test_micro_batches_take_the_memory_of_one_part():
 
 @pytest.mark.parametrize(
     ("batches", "kind", "message"),
-    [([], ValueError, "MicroBatches holds no batch"), (torch.ones(3), TypeError, "got Tensor"), ({"a": 1}, TypeError, "dict")],
+    [([], ValueError, "MicroBatches is empty"), (torch.ones(3), TypeError, "got Tensor"), ({"a": 1}, TypeError, "dict")],
 )
 def test_micro_batches_check_their_argument(batches, kind, message):
     with pytest.raises(kind, match=f"batches: .*{message}"):
