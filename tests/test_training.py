@@ -412,7 +412,7 @@ def test_devices():
     method = meha.MEHA(**STEPS)
     for batch in (there, {"deep": [here, (there,)]}, meha.MicroBatches([there])):
         problem = meha.Problem(lambda x, y, b: (y - deepest(b)).square().sum(), simple.lower)
-        with pytest.raises(ValueError, match=r"batch: has tensors on meta, x and y are on cpu; move them"):
+        with pytest.raises(ValueError, match=r"batch: has tensors on meta, but x and y are on cpu; move them"):
             method.start(problem, here, here).step(batch)
     with pytest.raises(ValueError, match=r"lower: uses tensors on other devices \(.*meta.*\), x and y are on cpu; move what"):
         method.start(closing, here, here).step()
