@@ -221,7 +221,7 @@ def test_a_batch_on_the_host_is_refused():
     with pytest.raises(ValueError, match="batch: has tensors on cpu, but x and y are on cuda:0; move them"):
         method.start(problem, device, device).step(host)
     closing = meha.Problem(lambda x, y: (y - host).square().sum(), lambda x, y: (y - x).square().sum())
-    with pytest.raises(ValueError, match=r"upper: uses tensors on other devices \(.*\), x and y are on cuda:0"):
+    with pytest.raises(ValueError, match=r"upper: uses tensors on other devices \(.*\), but x and y are on cuda:0"):
         method.start(closing, device, device).step()
 
 

@@ -414,9 +414,9 @@ def test_devices():
         problem = meha.Problem(lambda x, y, b: (y - deepest(b)).square().sum(), simple.lower)
         with pytest.raises(ValueError, match=r"batch: has tensors on meta, but x and y are on cpu; move them"):
             method.start(problem, here, here).step(batch)
-    with pytest.raises(ValueError, match=r"lower: uses tensors on other devices \(.*meta.*\), x and y are on cpu; move what"):
+    with pytest.raises(ValueError, match=r"lower: uses tensors on other devices \(.*meta.*\), but x and y are on cpu; move"):
         method.start(closing, here, here).step()
-    with pytest.raises(ValueError, match="upper: returns a tensor on meta, x and y are on cpu"):
+    with pytest.raises(ValueError, match="upper: returns a tensor on meta, but x and y are on cpu"):
         method.start(moving, here, here).step()
     with pytest.raises(RuntimeError, match=r"size|shape"):  # others stay as they are, also with a batch elsewhere
         method.start(meha.Problem(lambda x, y, b: y @ torch.ones(3), simple.lower), here, here).step(there)
