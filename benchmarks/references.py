@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from scipy import optimize
 
-from meha.problems.cases import double
-from meha.problems.collection import CASES
+from meha.problems.blueprints import double
+from meha.problems.collection import BLUEPRINTS
 from meha.problems.exact import Linearised, least_squares, minimiser
 from meha.sets import Box, L2Ball, NonNegative, Simplex
 
@@ -33,9 +33,9 @@ PATH = Path(__file__).parent.parent / "meha" / "problems" / "references.json"
 class Hyper:
     """x -> F(x, y*(x)) for flat numpy arrays."""
 
-    def __init__(self, case):
-        self.case, self.problem = case, case.exact
-        self.shape, self.x0, self.y = case.x0.shape, case.x0.reshape(-1), double(case.y0)
+    def __init__(self, blueprint):
+        self.blueprint, self.problem = blueprint, blueprint.exact
+        self.shape, self.x0, self.y = blueprint.x0.shape, blueprint.x0.reshape(-1), double(blueprint.y0)
 
     def tensor(self, x):
         """The point that x stands for: its projection, where X is a ball, so that every x may be tried."""
@@ -43,8 +43,8 @@ class Hyper:
         return self.problem.x_set.project(x) if isinstance(self.problem.x_set, L2Ball) else x
 
     def respond(self, x):
-        """y*(x) by the case's closed form, or from the last one on."""
-        self.y = self.case.response(x) if self.case.response is not None else minimiser(self.problem, x, self.y)
+        """y*(x) by the blueprint's closed form, or from the last one on."""
+        self.y = self.blueprint.response(x) if self.blueprint.response is not None else minimiser(self.problem, x, self.y)
         return self.y
 
     def value(self, x):
@@ -207,8 +207,8 @@ def polish(hyper, x, bounds):
     return x
 
 
-def reference(case, starts, rng):
-    hyper = Hyper(case)
+def reference(blueprint, starts, rng):
+    hyper = Hyper(blueprint)
     bounds = bounds_of(hyper)
     simplex = isinstance(hyper.problem.x_set, Simplex)
     if hyper.x0.size == 1 and np.isfinite(bounds).all():
@@ -232,7 +232,7 @@ def reference(case, starts, rng):
     sharp = np.nan
     if not simplex and free.any():
         sharp = np.linalg.eigvalsh(0.5 * (lambda c: c + c.T)(curvature(hyper, best, free))).min() * (best @ best) / gain
-    y = case.respond(hyper.tensor(best))
+    y = blueprint.respond(hyper.tensor(best))
     print(
         f"    F {values[0]:.12g}, start {hyper.value(hyper.x0):.6g}, free {free.sum()} of {best.size}, gradient"
         f" {np.abs(gradient[free]).max(initial=0):.1e}, sharpness {sharp:.1e}, |x| {np.linalg.norm(best):.3g},"
@@ -251,15 +251,15 @@ def main():
     parser.add_argument("--only", nargs="*", help="names, or the beginnings of names")
     parser.add_argument("--starts", type=int, default=12)
     options = parser.parse_args()
-    for name, make in (pair for family in CASES.values() for pair in family.items()):
+    for name, make in (pair for family in BLUEPRINTS.values() for pair in family.items()):
         if options.only and not any(name.startswith(start) for start in options.only):
             continue
-        case = make()
-        if case.x_star is not None:
+        blueprint = make()
+        if blueprint.x_star is not None:
             continue
         print(name, flush=True)
         begin = time.perf_counter()
-        found = reference(case, options.starts, np.random.default_rng(0))
+        found = reference(blueprint, options.starts, np.random.default_rng(0))
         print(f"    {time.perf_counter() - begin:.1f} s", flush=True)
         stored = json.loads(PATH.read_text(encoding="utf-8"))
         stored[name] = found

@@ -1,4 +1,4 @@
-"""Checks of plain arguments, with errors that name them."""
+"""Checks of numbers, with errors that name the argument."""
 
 from __future__ import annotations
 

@@ -1,30 +1,29 @@
-"""The oracle: gradients and Hessian-vector products of F, f and f + g, checked and counted.
+"""Oracle: checked and counted gradients and Hessian-vector products of F, f and f + g.
 
-Every derivative of what the user wrote is taken here, so that one place decides how gradients are taken, and one place
-counts them.
+All derivatives of the user's objectives are computed and counted here.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha._torch import backward, is_view
+from meha._gradients import Gradient, depends, differentiate, fill, split
+from meha._torch import is_view
 from meha._variables import Leaves, Variable
+from meha.loaders import MicroBatches
 from meha.problem import Problem
 
-__all__ = ["Counts", "Function", "Hessian", "MicroBatches", "Oracle", "Term"]
-
-T = TypeVar("T")
+__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term"]
 
 JOINT_LIMIT = 1 << 16
-"""Up to this many numbers in x and y, and without modules, a sum of terms is differentiated in one backward pass."""
+"""Up to this size of x and y, and without modules, a sum of terms is differentiated in one backward pass."""
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 
@@ -32,63 +31,40 @@ ON_OTHER_DEVICE = re.compile(
     r"same device|expected device|two devices|"
     r"\(torch\.[A-Z]\w+\) and weight type \(torch\.cuda|\(torch\.cuda\.\w+\) and weight type \(torch\.[A-Z]"
 )
-"""What torch says about tensors on different devices."""
+"""Matches torch's errors about tensors on different devices."""
 
 
 @dataclass
 class Counts:
-    """Work done so far: gradients of F, gradients of f (or f + g), Hessian-vector products."""
+    """Numbers of gradients of F, gradients of f (or f + g) and Hessian-vector products so far."""
 
     upper: int = 0
     lower: int = 0
     hvp: int = 0
 
     def add(self, other: Counts, times: int) -> None:
-        """Count what was done so many times."""
+        """Add ``times`` times the counts of ``other``."""
         self.upper += times * other.upper
         self.lower += times * other.lower
         self.hvp += times * other.hvp
 
 
-class MicroBatches(tuple[Any, ...]):
-    """Parts of one batch, for which there is memory one at a time: ``run.step(MicroBatches([first, second]))``.
-
-    An objective is then the mean of its values for the parts; with losses that are means, and parts of one size, that is the
-    value for the whole batch. Gradients are taken part by part, and count as one. Second derivatives (RHG, CG, ...) keep the
-    graphs of all parts.
-
-    >>> problem = Problem(lambda x, y, b: (x * y).sum(), lambda x, y, b: 0.5 * (y - b).square().sum())
-    >>> x, y = Variable(torch.ones(1), "x"), Variable(torch.zeros(1), "y")
-    >>> oracle = Oracle(problem, x, y)
-    >>> oracle.gradient(y, [(1.0, oracle.lower, x, y)], MicroBatches([1.0, 3.0]))
-    ([tensor(2.5000)], [tensor([-2.])])
-    """
-
-    def __new__(cls, batches: Iterable[Any]) -> Self:
-        if isinstance(batches, Tensor | Mapping):
-            raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
-        parts = super().__new__(cls, batches)
-        if not parts:
-            raise ValueError("batches: MicroBatches holds no batch; pass at least one.")
-        return parts
-
-
 class Function:
-    """F, f or f + g, as called by methods: ``function(x, y, batch)`` on variables, with a checked scalar result.
+    """F, f or f + g as a function of variables, ``function(x, y, batch)``, with a checked scalar result.
 
-    A result in half precision, as under ``torch.autocast``, is given in single precision.
+    Half-precision results, as under ``torch.autocast``, are converted to single precision.
     """
 
     def __init__(self, level: str, evaluate: Callable[[Variable, Variable, Any], Tensor], device: torch.device) -> None:
         self.level = level
         self._evaluate = evaluate
         self._device = device
-        self._unseen = True  # where results are is looked at once, because it takes time
+        self._unseen = True  # the device of results is checked only once, because it takes time
 
     def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
         if isinstance(batch, MicroBatches):
             return torch.stack([self(x, y, part) for part in batch]).mean()
-        torch.clear_autocast_cache()  # under an autocast around the run, it holds parameters as they were before the last move
+        torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
         try:
             value = self._evaluate(x, y, batch)
         except RuntimeError as error:
@@ -105,27 +81,29 @@ class Function:
         return value.float() if value.dtype in HALF else value
 
     def _elsewhere(self, batch: Any, finding: str) -> ValueError:
-        """The error for tensors on another device than x and y: those of the batch, or others that the objective uses."""
+        """The error for tensors of the batch or the objective that are not on the device of x and y."""
         here = self._device
-        found = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
-        if found:
-            return ValueError(f"batch: has tensors on {', '.join(found)}, x and y are on {here}; move them there first.")
-        return ValueError(f"{self.level}: {finding}, x and y are on {here}; move what it uses there first.")
+        others = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
+        if others:
+            return ValueError(f"batch: has tensors on {', '.join(others)}, but x and y are on {here}; move them there.")
+        return ValueError(f"{self.level}: {finding}, but x and y are on {here}; move its tensors there.")
 
 
 Term = tuple[float, Function, Variable, Variable]
-"""weight * function(x, y), a summand of what :meth:`Oracle.gradient` differentiates."""
+"""weight * function(x, y), a summand for :meth:`Oracle.gradient`."""
 
 
 class Oracle:
-    """First and second derivatives of a problem at variables of the structure of ``x`` and ``y``.
+    """First and second derivatives of a problem at variables with the structure of ``x`` and ``y``.
 
     Attributes:
-        upper, lower, phi: F, f and f + g as functions of variables.
-        partial: f + g with the y of g held fixed: its gradients are those of f + g in x, and of f in y.
+        upper: F as a function of variables.
+        lower: f.
+        phi: f + g.
+        partial: f + g with y fixed inside g: its gradient in x is that of f + g, its gradient in y that of f.
         prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
-        project: the projection on X, with the same signature.
-        counts: gradients and Hessian-vector products taken so far.
+        project: the projection onto X, with the same signature.
+        counts: gradients and Hessian-vector products computed so far.
 
     >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
     >>> x, y = Variable(torch.tensor([1.0]), "x"), Variable(torch.tensor([3.0]), "y")
@@ -146,7 +124,7 @@ class Oracle:
         self._g = problem.g.terms(y)
         self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
         self.partial = Function("lower", self._partial, self._device) if self._g else self.lower
-        self.upper_uses_x = True  # until a first look says otherwise; matters for the counts alone
+        self.upper_uses_x = True  # until the first gradient shows otherwise; affects only the counts
         self._modules = x.has_modules or y.has_modules
         small = x.numel + y.numel <= JOINT_LIMIT and not self._modules
         self._joint = small if problem.joint is None else problem.joint
@@ -154,11 +132,10 @@ class Oracle:
         self._checked: set[tuple[object, ...]] = set()
 
     def bare(self, *, joint: bool | None = None) -> Oracle:
-        """One for a step that is traced or recorded, with counts of its own: it checks no dependence, and leaves random number
-        generators alone.
+        """Return a copy for a traced or recorded step, with new counts, no checks of dependence and no random states.
 
         Args:
-            joint: whether it takes one backward pass for a sum of terms; by default as this one.
+            joint: whether it takes one backward pass for a sum of terms; None keeps the choice of this one.
         """
         other = copy.copy(self)
         other.counts, other._modules, other._checks = Counts(), False, False
@@ -166,16 +143,16 @@ class Oracle:
         return other
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
-        """g(x, y); 0 when there is none."""
+        """Return g(x, y), or 0 if there is no g."""
         return sum(term.value_leaves(x.value, [y.leaves[i] for i in chosen]) for term, chosen in self._g)
 
     def g_gradient(self, x: Variable, y: Variable) -> Leaves:
-        """The gradient of g in x, which costs no gradient of f."""
+        """Return the gradient of g in x; it does not count as a gradient of f."""
         with torch.enable_grad():
             value = self.g(x, y)
         if not isinstance(value, Tensor) or not value.requires_grad:
-            return _fill([None] * len(x.leaves), x.leaves)
-        return _fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
+            return fill([None] * len(x.leaves), x.leaves)
+        return fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
 
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
         return self.lower(x, y, batch) + self.g(x, y)
@@ -186,30 +163,33 @@ class Oracle:
     def gradient(
         self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
     ) -> tuple[list[Tensor], Leaves]:
-        """The values of the functions, and the gradient of their weighted sum with respect to ``wrt``."""
+        """Return the values of the functions, and the gradient of their weighted sum with respect to ``wrt``."""
         values, (gradient,) = self.gradients((wrt,), terms, batch, strict=strict)
         return values, gradient
 
     def gradients(
         self, wrt: tuple[Variable, ...], terms: list[Term], batch: Any = None, *, strict: bool = True
     ) -> tuple[list[Tensor], list[Leaves]]:
-        """The values of the functions, and the gradients of their weighted sum with respect to each variable of ``wrt``.
+        """Return the values of the functions, and the gradients of their weighted sum in each variable of ``wrt``.
 
-        A function counts as one gradient, with however many variables. Small problems take one backward pass through the sum,
-        because there the time goes into calls; networks and larger problems take a pass per term, so that the intermediate
-        results of one term only are held at a time, and each pass adds to the gradient as it gets along.
+        A function counts as one gradient, for any number of variables. Small problems take one backward pass through the sum,
+        because calls dominate their time; networks and larger problems take one pass per term, which keeps the intermediate
+        results of only one term in memory.
 
-        With modules, a function that occurs in several terms, such as f(x, y) - f(x, theta), sees the same random numbers in
-        all of them: the difference of two dropout masks would swamp that of y and theta.
+        With modules, a function that occurs in several terms, such as f(x, y) - f(x, theta), uses the same random numbers in
+        all of them; otherwise the difference of two dropout masks would swamp that of y and theta.
 
         Args:
-            strict: refuse functions that do not depend on their variable, instead of taking them for constants. The first
-                gradient of each kind finds out. A function found not to depend on x is evaluated all the same, since that may
-                change, but its gradients in x alone are not counted.
+            wrt: the variables.
+            terms: the weighted functions and their arguments.
+            batch: the batch.
+            strict: refuse functions that do not depend on their variable, instead of treating them as constants; the first
+                gradient of each kind checks it. If F does not depend on x, it is still evaluated, since that may change, but
+                its gradients in x alone are not counted.
         """
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
-        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
+        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
         unchecked = strict and self._checks and key not in self._checked
@@ -219,25 +199,25 @@ class Oracle:
         with torch.enable_grad():
             for weight, function, x, y in terms:
                 if function in streams:
-                    self._set_random(streams[function])  # as they were the first time
+                    self._set_random(streams[function])  # as at its first evaluation
                 elif self._modules and functions.count(function) > 1:
                     streams[function] = self._random()
                 for part in parts:
                     value = function(x, y, part)
                     values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                     if unchecked:
-                        used.append([_depends(value, variable.leaves) for variable in wrt])
+                        used.append([depends(value, variable.leaves) for variable in wrt])
                     if value.requires_grad:
                         gradient.add(value, weight / n)
-                    del value  # and its graph, before the next one is built
+                    del value  # free its graph before the next one is built
         self._count(functions, wrt)
-        if n > 1:  # what belongs to one term lies together
+        if n > 1:  # the parts of a term are adjacent
             values = [torch.stack(values[i : i + n]).mean() for i in range(0, len(values), n)]
             used = [[any(column) for column in zip(*used[i : i + n], strict=True)] for i in range(0, len(used), n)]
         if unchecked:
             self._check_dependence(wrt, terms, used)
             self._checked.add(key)
-        return values, _split(gradient.result(), wrt)
+        return values, split(gradient.result(), wrt)
 
     def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
         for function in functions:
@@ -247,7 +227,7 @@ class Oracle:
                 self.counts.upper += 1
 
     def _random(self) -> list[Tensor]:
-        """Where the random number generators of the host and of the variables' device are."""
+        """The states of the random number generators of the host and the device."""
         device = self._device
         return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
@@ -257,44 +237,44 @@ class Oracle:
             torch.cuda.set_rng_state(state, self._device)
 
     def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
-        """The gradient of a weighted sum of functions with respect to ``wrt``, as a part of the graph."""
+        """Return the gradient of a weighted sum of functions with respect to ``wrt``, as part of the graph."""
         with torch.enable_grad():
             total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
             assert isinstance(total, Tensor)
             self._count([function for _, function, _, _ in terms], (wrt,))
-            return _differentiate(total, wrt.leaves)
+            return differentiate(total, wrt.leaves)
 
     def pull_back(
         self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
     ) -> tuple[Tensor, list[Leaves]]:
-        """The value of a function at (x, last iterate), and its gradients with respect to x and the first iterate.
+        """Return the value of a function at (x, last iterate), and its gradients in x and the first iterate.
 
-        The iterates come from traced gradients, one for each after the first; the pass back through these is a Hessian-vector
-        product each.
+        Each iterate after the first comes from a traced gradient, and the pass back through it counts as a Hessian-vector
+        product.
         """
         wrt = (x, iterates[0])
-        gradient = _Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
+        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
         with torch.enable_grad():
             value = function(x, iterates[-1], batch)
         if value.requires_grad:
             gradient.add(value, 1.0)
         self._count([function], wrt)
         self.counts.hvp += len(iterates) - 1
-        return value.detach(), _split(gradient.result(), wrt)
+        return value.detach(), split(gradient.result(), wrt)
 
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
-        """Once per kind of gradient: refuse objectives that ignore their variable, and note whether F uses x."""
+        """Refuse objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
         for (_, function, x, y), uses in zip(terms, used, strict=True):
             for variable, use in zip(wrt, uses, strict=True):
                 if variable is y and not use:
                     remedy = (
-                        "then the lower level has no influence; minimise upper over x alone"
+                        "the lower level has no influence, so minimise upper over x alone"
                         if function is self.upper
-                        else "then any y solves the lower level"
+                        else "any y solves the lower level"
                     )
                     raise ValueError(
-                        f"{function.level}: its value does not depend on y (or was detached from it); {remedy}. Use y inside,"
-                        " and no .detach(), .item() or numpy."
+                        f"{function.level}: does not depend on y (or was detached from it); {remedy}. Use y in it, without"
+                        " .detach(), .item() or numpy."
                     )
                 if variable is x and function is self.upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
@@ -303,51 +283,16 @@ class Oracle:
         unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
         if unused and not only_upper and not self.upper_uses_x:
             raise ValueError(
-                "x: neither upper nor lower nor nonsmooth depends on it (or its value was detached); use x inside one."
+                "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one."
             )
 
     def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
-        """Second derivatives of a weighted sum of functions at one point (x, y); each product with a vector is counted."""
+        """Return the second derivatives of a weighted sum of functions at one point (x, y)."""
         return Hessian(self, terms, batch)
 
 
-class _Gradient:
-    """The gradient of a weighted sum of values, which come one after the other.
-
-    Args:
-        joint: in one backward pass at the end; otherwise in one for each value, which frees its graph.
-    """
-
-    __slots__ = ("joint", "leaves", "parts", "total")
-
-    def __init__(self, leaves: Leaves, joint: bool) -> None:
-        self.leaves, self.joint = leaves, joint
-        self.total: Tensor | None = None
-        self.parts: Sequence[Tensor | None] = [None] * len(leaves)
-
-    def add(self, value: Tensor, weight: float) -> None:
-        value = value if isinstance(weight, float) and weight == 1.0 else weight * value
-        if self.joint:
-            self.total = value if self.total is None else self.total + value
-            return
-        users = [leaf.grad for leaf in self.leaves]
-        try:
-            for leaf, part in zip(self.leaves, self.parts, strict=True):
-                leaf.grad = part
-            torch.autograd.backward(value, inputs=self.leaves)  # adds to the gradients in place, as it gets to each leaf
-            self.parts = [leaf.grad for leaf in self.leaves]
-        finally:
-            for leaf, part in zip(self.leaves, users, strict=True):
-                leaf.grad = part
-
-    def result(self) -> Leaves:
-        if self.total is not None:
-            self.parts = backward(self.total, self.leaves)
-        return _fill(self.parts, self.leaves)
-
-
 class Hessian:
-    """Products of a vector with second derivatives at one point, from one graph that lives as long as the object.
+    """Products of second derivatives at one point with vectors, from one graph that the object keeps.
 
     Attributes:
         gradient: the gradient of the sum in y.
@@ -359,25 +304,25 @@ class Hessian:
         with torch.enable_grad():
             total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
             assert isinstance(total, Tensor)
-            self._first = _differentiate(total, y.leaves)
+            self._first = differentiate(total, y.leaves)
         self.gradient = [leaf.detach() for leaf in self._first]
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
-        """d/d(v) <grad_y, vector> for each variable v of ``wrt``: one double backward pass."""
+        """Return d/dv <grad_y, vector> for each variable v of ``wrt``, by one double backward pass; it is counted."""
         self._oracle.counts.hvp += 1
         curved = [(first, part) for first, part in zip(self._first, vector, strict=True) if first.requires_grad]
         targets = [leaf for variable in wrt for leaf in variable.leaves]
-        found: Sequence[Tensor | None] = [None] * len(targets)
+        products: Sequence[Tensor | None] = [None] * len(targets)
         if curved:
             outputs, cotangents = zip(*curved, strict=True)
-            found = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
-        for variable, pieces in zip(wrt, _split(found, wrt), strict=True):
+            products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
+        for variable, pieces in zip(wrt, split(products, wrt), strict=True):
             if variable.argument == "x" and not self._oracle.upper_uses_x and all(piece is None for piece in pieces):
                 raise ValueError(
-                    "x: upper does not depend on it, and neither does the y-gradient of lower, so that it has no influence (or"
-                    " its value was detached); use x inside one."
+                    "x: neither upper nor the y-gradient of lower depends on it, so it has no influence (or they were detached"
+                    " from it); use x in one."
                 )
-        return _split(_fill(found, targets), wrt)
+        return split(fill(products, targets), wrt)
 
 
 def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
@@ -385,15 +330,6 @@ def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, A
         return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
 
     return call
-
-
-def _differentiate(value: Tensor, leaves: Leaves) -> Leaves:
-    """The gradient as a part of the graph."""
-    return _fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
-
-
-def _fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:
-    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, gradient, strict=True)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -405,18 +341,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
-
-
-def _split(leaves: Sequence[T], variables: tuple[Variable, ...]) -> list[list[T]]:
-    """One list of pieces for all variables as a list for each."""
-    if len(variables) == 1:
-        return [list(leaves)]
-    pieces = iter(leaves)
-    return [[next(pieces) for _ in variable.leaves] for variable in variables]
-
-
-def _depends(value: Tensor, leaves: Leaves) -> bool:
-    if not value.requires_grad:
-        return False
-    found = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)
-    return any(part is not None for part in found)

@@ -1,8 +1,7 @@
-"""Variables: a tensor, nested dicts and lists of tensors, or an nn.Module, seen as a list of leaves.
+"""Variables: a tensor, nested dicts and lists of tensors, or an nn.Module, as a list of leaves.
 
-A method works on leaves only; the user's objectives only ever see the object that the user handed in (or a copy of it
-with the same structure). :class:`Variable` holds the two together: its leaves are the very tensors inside its value, so
-that an update in place is at once visible to the objectives.
+Methods work on the leaves; objectives get the user's object (or a copy of the same structure). :class:`Variable` connects
+them: its leaves are the tensors inside its value, so objectives see in-place updates at once.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ KINDS = "a tensor, nested dicts or lists of tensors, or an nn.Module"
 
 
 def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
-    """The tensors of ``value`` that are optimised, by dotted name.
+    """Return the tensors of ``value`` that are optimised, by dotted name.
 
-    A bare tensor has the empty name; a module contributes its parameters that require gradients, under their own names, and
-    these are the same after ``torch.compile``.
+    A bare tensor has the empty name. A module contributes its parameters that require gradients, under their names, which
+    ``torch.compile`` does not change.
 
     >>> list(named_leaves({"w": torch.zeros(2), "layers": [torch.zeros(1), torch.zeros(3)]}))
     ['w', 'layers.0', 'layers.1']
@@ -60,37 +59,37 @@ def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
         if id(leaf) in seen:
             continue
         if name in leaves:
-            raise ValueError(f"{argument}: two of its tensors are named {name!r}; rename a key (dots separate levels).")
+            raise ValueError(f"{argument}: two tensors are named {name!r}; rename a key (dots separate levels).")
         seen.add(id(leaf))
         leaves[name] = leaf
     return leaves
 
 
 def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str) -> list[int]:
-    """Indices of the leaves that ``part`` names: all for None, otherwise those with that name or below it."""
+    """Return the indices of the leaves named by ``part`` or below it; all if it is None."""
     if part is None:
         return list(range(len(names)))
     wanted = [part] if isinstance(part, str) else list(part)
     if not wanted:
-        raise ValueError(f"{argument}: names no leaf; leave it out to take all.")
+        raise ValueError(f"{argument}: is empty; name a leaf, or leave it out to take all.")
     chosen: list[int] = []
     for want in wanted:
-        found = [i for i, name in enumerate(names) if name == want or name.startswith(want + ".")]
-        if not found:
+        matching = [i for i, name in enumerate(names) if name == want or name.startswith(want + ".")]
+        if not matching:
             known = ", ".join(repr(name) for name in names) or "none"
             raise ValueError(f"{argument}: no leaf is named {want!r}; the leaves are {known}.")
-        chosen += [i for i in found if i not in chosen]
+        chosen += [i for i in matching if i not in chosen]
     return chosen
 
 
 class Variable:
-    """A value of the user's, together with its leaves.
+    """A value of x or y together with its leaves.
 
     Args:
-        value: what the objectives get.
-        argument: the name by which error messages call it (``"x"``, ``"y"``).
+        value: the object that objectives get.
+        argument: its name in error messages (``"x"``, ``"y"``).
 
-    Tensors are copied, so that a run never changes what the caller passed; modules are adopted and trained in place.
+    Tensors are copied, so a run never changes those of the caller; modules are trained in place.
 
     >>> v = Variable({"a": torch.ones(2), "b": torch.zeros(())}, "x")
     >>> v.names, v.numel
@@ -105,7 +104,7 @@ class Variable:
 
     @classmethod
     def of(cls, value: Any, argument: str) -> Variable:
-        """A variable that shares the tensors of ``value`` instead of copying them."""
+        """Make a variable that shares the tensors of ``value`` instead of copying them."""
         variable = cls.__new__(cls)
         variable._take(value, argument)
         return variable
@@ -116,19 +115,19 @@ class Variable:
         named = named_leaves(value, argument)
         if not named:
             raise ValueError(
-                f"{argument}: {type(value).__name__} holds no tensor to optimise; pass {KINDS} with at least one tensor"
-                " (a parameter that requires gradients)."
+                f"{argument}: {type(value).__name__} has no tensor to optimise; pass {KINDS} with at least one tensor"
+                " (or parameter that requires gradients)."
             )
         self.value, self.argument = value, argument
         self.names = list(named)
         self.leaves: Leaves = list(named.values())
         if not self.numel:
-            raise ValueError(f"{argument}: its tensors hold no numbers; pass at least one that is not empty.")
+            raise ValueError(f"{argument}: all tensors are empty; pass at least one with numbers.")
         for name, leaf in named.items():
             if has_gradient_hook(leaf):
                 raise ValueError(
-                    f"{self.label(name)}: has a hook that runs when its gradient is there, such as an optimizer inside of the"
-                    " backward pass; a step takes several gradients before it moves, so remove the hook."
+                    f"{self.label(name)}: has a hook that runs after its gradient is computed, such as an optimizer inside the"
+                    " backward pass; a step computes several gradients before it moves, so remove the hook."
                 )
             if not leaf.is_floating_point():
                 label = self.label(name)
@@ -138,16 +137,14 @@ class Variable:
                 )
         devices = {str(leaf.device) for leaf in self.leaves}
         if len(devices) > 1:
-            raise ValueError(
-                f"{argument}: its tensors are on different devices ({', '.join(sorted(devices))}); move them to one."
-            )
+            raise ValueError(f"{argument}: tensors are on different devices ({', '.join(sorted(devices))}); move them to one.")
 
     def label(self, name: str) -> str:
-        """How error messages call the leaf with this name, such as ``x['w.0']``."""
+        """Return the name of a leaf in error messages, such as ``x['w.0']``."""
         return f"{self.argument}[{name!r}]" if name else self.argument
 
     def check_finite(self) -> None:
-        """Raise if a leaf holds NaN or infinity."""
+        """Raise if a leaf contains NaN or infinity."""
         for name, leaf in zip(self.names, self.leaves, strict=True):
             bad = leaf.numel() - int(torch.isfinite(leaf).sum())
             if bad:
@@ -157,7 +154,7 @@ class Variable:
 
     @property
     def numel(self) -> int:
-        """How many numbers the leaves hold together."""
+        """Total number of entries in all leaves."""
         return sum(leaf.numel() for leaf in self.leaves)
 
     @property
@@ -171,17 +168,17 @@ class Variable:
         return next(modules_of(self.value), None) is not None
 
     def copy(self) -> Variable:
-        """An independent variable with the same numbers.
+        """Return an independent copy.
 
-        A module is copied with buffers of its own; its parameters that are not optimised are shared, because
-        nobody changes them. Ties between tensors and modules are kept. The copy of a compiled module is compiled.
+        Buffers of modules are copied; parameters that are not optimised are shared, because nothing changes them. Ties
+        between tensors and modules are kept. The copy of a compiled module is compiled.
         """
         modules = list(modules_of(self.value))
         inside = [part for module in modules for part in module.modules()]
         parameters = [p for module in modules for p in module.parameters()]
         trained = {id(leaf) for leaf in self.leaves}
         memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}
-        # What torch.compile has compiled for a module then serves its copy as well.
+        # The copy of a module reuses its compiled code.
         memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}
         copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
         copied = [part for module in modules for part in copies[id(module)].modules()]
@@ -197,69 +194,67 @@ class Variable:
         return bool(self._modes)
 
     def follow_modes(self) -> None:
-        """Put the modules of a copy into training or evaluation mode, as those that it was copied from are now."""
+        """Give the modules of a copy the current training or evaluation mode of the originals."""
         for original, own in self._modes:
             if own.training is not original.training:
                 own.training = original.training
 
     def detached(self) -> Any:
-        """The value for the outside: modules as they are, tensors without gradient tracking, sharing memory."""
+        """Return the value with detached tensors that share memory; modules stay as they are."""
         return _map(self.value, Tensor.detach, {})
 
     def snapshot(self) -> Any:
-        """The value to keep: modules as they are, tensors copied."""
+        """Return the value with copied tensors; modules stay as they are."""
         return _map(self.value, lambda tensor: tensor.detach().clone(), {})
 
     def like(self, leaves: Sequence[Tensor]) -> Any:
-        """``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
+        """Return ``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
         table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.leaves, leaves, strict=True)}
         for module in modules_of(self.value):
             table[id(module)] = {plain_name(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
         return _map(self.value, lambda tensor: tensor, table)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a checkpoint must hold: the leaves, and the buffers and frozen parameters of modules.
+        """Return all tensors of a checkpoint: the leaves, and the buffers and frozen parameters of modules.
 
-        A copy shares the frozen parameters with its original, which holds them.
+        A copy leaves out the frozen parameters, which it shares with the original.
         """
-        found = dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
+        tensors = dict(zip(self.names, self.leaves, strict=True)) | self.buffers()
         if self.owner:
             own = {id(leaf) for leaf in self.leaves}
             for prefix, module in _named_modules(self.value, ""):
-                found |= {_join(prefix, plain_name(name)): p for name, p in module.named_parameters() if id(p) not in own}
-        return found
+                tensors |= {_join(prefix, plain_name(name)): p for name, p in module.named_parameters() if id(p) not in own}
+        return tensors
 
     def buffers(self) -> dict[str, Tensor]:
-        """The buffers of modules, by name."""
+        """Return the buffers of modules, by name."""
         modules = _named_modules(self.value, "")
         return {
             _join(prefix, plain_name(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all tensors by name."""
+        """Return copies of all tensors, by name."""
         return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite all tensors in place with those of ``state``, after checking that names, shapes and dtypes agree."""
+        """Overwrite all tensors in place with those of ``state``; names, shapes and dtypes must agree."""
         own = self.tensors()
         if set(own) != set(state):
             missing, foreign = sorted(set(own) - set(state)), sorted(set(state) - set(own))
-            raise ValueError(f"{self.argument}: the state is of another variable; missing {missing}, unexpected {foreign}.")
+            raise ValueError(f"{self.argument}: the state is for another variable; missing {missing}, unexpected {foreign}.")
         for name, tensor in own.items():
             saved = state[name]
             if not isinstance(saved, Tensor) or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-                found = f"{tuple(saved.shape)} {saved.dtype}" if isinstance(saved, Tensor) else type(saved).__name__
-                raise ValueError(
-                    f"{self.label(name)}: the state holds {found}, this run has {tuple(tensor.shape)} {tensor.dtype}."
-                )
+                got = f"{tuple(saved.shape)} {saved.dtype}" if isinstance(saved, Tensor) else type(saved).__name__
+                raise ValueError(f"{self.label(name)}: the state has {got}, this run has {tuple(tensor.shape)} {tensor.dtype}.")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
 
 
 def norm(*variables: Leaves) -> Tensor:
-    """The Euclidean norm of all leaves together, as a tensor (no synchronisation)."""
+    """Return the Euclidean norm of all leaves together, as a tensor (no synchronisation)."""
     leaves = [leaf for group in variables for leaf in group]
     if len(leaves) == 1:
         return torch.linalg.vector_norm(leaves[0])
@@ -267,13 +262,13 @@ def norm(*variables: Leaves) -> Tensor:
 
 
 def inner(a: Leaves, b: Leaves) -> Tensor:
-    """The inner product of all leaves together, as a tensor (no synchronisation)."""
+    """Return the inner product of all leaves together, as a tensor (no synchronisation)."""
     products = [torch.dot(u.reshape(-1), v.reshape(-1)) for u, v in zip(a, b, strict=True)]
     return products[0] if len(products) == 1 else torch.stack(products).sum()
 
 
 def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
-    """leaves <- leaves + scale * direction, in place."""
+    """Compute leaves <- leaves + scale * direction in place."""
     if isinstance(scale, Tensor):
         foreach_add_(leaves, foreach_mul(direction, scale))
     elif len(leaves) == 1:
@@ -283,20 +278,20 @@ def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
 
 
 def subtract(a: Leaves, b: Leaves) -> Leaves:
-    """a - b, as new leaves."""
+    """Return a - b as new leaves."""
     return [a[0] - b[0]] if len(a) == 1 else list(foreach_sub(a, b))
 
 
 def distance(a: Leaves, b: Leaves) -> Tensor:
-    """The Euclidean norm of a - b, as a tensor (no synchronisation), one leaf after the other."""
+    """Return the Euclidean norm of a - b leaf by leaf, as a tensor (no synchronisation)."""
     parts = [torch.dist(u, v) for u, v in zip(a, b, strict=True)]
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
 def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tensor) -> None:
-    """gradient <- gradient + scale * (a - b), with new leaves in the list, one after the other.
+    """Compute gradient <- gradient + scale * (a - b) leaf by leaf, with new tensors in the list.
 
-    (Autograd may hand out views or one tensor twice, so that the tensors of ``gradient`` themselves are not written to.)
+    (The old tensors are not written to, because autograd may return views, or one tensor twice.)
     """
     for i in range(len(gradient)):
         difference = a[i] - b[i]
@@ -307,7 +302,7 @@ def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tenso
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:
-    """leaves <- source, in place."""
+    """Compute leaves <- source in place."""
     if len(leaves) == 1:
         leaves[0].copy_(source[0])
     else:
@@ -361,7 +356,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
-    """The structure with ``function`` applied to every tensor outside modules, unless ``memo`` says what an object becomes."""
+    """Apply ``function`` to every tensor outside modules; objects in ``memo`` are replaced."""
     if id(value) in memo:
         return memo[id(value)]
     result: Any = value

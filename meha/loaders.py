@@ -1,38 +1,63 @@
-"""Loaders: batches without end from loaders that end, whose place can be saved and found again.
+"""Loaders: endless streams of batches whose position can be saved and restored.
 
-A loader here is anything that gives batches when iterated over: a DataLoader, a list, a tensor, a class with ``__iter__``.
+A loader here is any iterable of batches: a DataLoader, a list, a tensor, an object with ``__iter__``.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Endless", "Together", "random_states", "set_random_states"]
+from meha._checks import check_count
+
+__all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "random_states", "set_random_states"]
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can be saved and restored: a loader or a callback with these two methods."""
+    """A loader or callback that can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Endless(Iterator[Any]):
-    """The batches of a loader, begun anew whenever they end. It ends only when a new beginning gives nothing.
+class MicroBatches(tuple[Any, ...]):
+    """Parts of one batch that are processed one at a time to save memory: ``run.step(MicroBatches([first, second]))``.
 
-    Its place can be saved. A loader with ``state_dict`` and ``load_state_dict`` of its own is asked for it. For any other, the
-    place is the states of the random number generators when the loader was last begun, and how many batches it has given since:
-    going back begins it anew from these states and skips as many. So the order of the batches may depend on these states and
-    on nothing else that changes.
+    An objective is the mean of its values on the parts. If the losses are means and all parts have the same size, this equals
+    the value on the whole batch. Gradients are computed part by part and count as one. Second derivatives (RHG, CG, ...) keep
+    the graphs of all parts.
+
+    >>> import meha
+    >>> problem = meha.Problem(lambda x, y, b: (x * y).sum(), lambda x, y, b: 0.5 * (y - b).square().sum())
+    >>> run = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.ones(1), torch.zeros(1))
+    >>> run.step(MicroBatches([1.0, 3.0]))["lower"]  # at y = 0, the mean of 0.5 and 4.5
+    2.5
+    """
+
+    def __new__(cls, batches: Iterable[Any]) -> Self:
+        if isinstance(batches, Tensor | Mapping):
+            raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
+        parts = super().__new__(cls, batches)
+        if not parts:
+            raise ValueError("batches: MicroBatches is empty; pass at least one batch.")
+        return parts
+
+
+class Endless(Iterator[Any]):
+    """Repeat a loader forever; stop only when a restart yields nothing.
+
+    The position can be saved. If the loader has ``state_dict`` and ``load_state_dict``, they are used. Otherwise the position
+    is the random states at the last restart and the number of batches taken since: restoring it restarts the loader from these
+    states and skips that many batches. The order of the batches may therefore depend only on these random states.
 
     Args:
         loader: an iterable of batches.
@@ -40,10 +65,10 @@ class Endless(Iterator[Any]):
     >>> batches = Endless(["a", "b", "c"])
     >>> [next(batches) for _ in range(5)]
     ['a', 'b', 'c', 'a', 'b']
-    >>> place = batches.state_dict()
+    >>> position = batches.state_dict()
     >>> next(batches), next(batches)
     ('c', 'a')
-    >>> batches.load_state_dict(place)
+    >>> batches.load_state_dict(position)
     >>> next(batches)
     'c'
     """
@@ -53,24 +78,24 @@ class Endless(Iterator[Any]):
             raise TypeError(f"loader: expected an iterable of batches, got {type(loader).__name__}.")
         self.loader = loader
         self._batches: Iterator[Any] | None = None
-        self._begun: dict[str, Any] = {}
+        self._start_states: dict[str, Any] = {}
         self._position = 0
         self._restored = False
 
     def __next__(self) -> Any:
         if self._restored:
-            self._begin()  # a loader that was put back to its end gives nothing the first time
+            self._restart()  # a loader restored at its end yields nothing the first time
             self._restored = False
         if self._batches is not None:
             try:
                 return self._take(self._batches)
             except StopIteration:
                 pass
-        return self._take(self._begin())
+        return self._take(self._restart())
 
-    def _begin(self) -> Iterator[Any]:
-        fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # states take time, and are not needed
-        self._begun, self._position = {} if fixed else random_states(self.loader), 0
+    def _restart(self) -> Iterator[Any]:
+        fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # saving states takes time and is not needed
+        self._start_states, self._position = {} if fixed else random_states(self.loader), 0
         self._batches = iter(self.loader)
         return self._batches
 
@@ -80,13 +105,13 @@ class Endless(Iterator[Any]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place, in plain tensors and numbers."""
+        """Return the position, as plain tensors and numbers."""
         if isinstance(self.loader, Stateful):
             return {"loader": self.loader.state_dict()}
-        return {"begun": self._begun, "position": self._position}
+        return {"start_states": self._start_states, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a place. This uses the random number generators; set their states afterwards."""
+        """Restore a position. This uses the random number generators; set their states afterwards."""
         self._batches = None
         if isinstance(self.loader, Stateful):
             self.loader.load_state_dict(state["loader"])
@@ -94,26 +119,25 @@ class Endless(Iterator[Any]):
             return
         position = state["position"]
         if position:
-            if state["begun"]:
-                set_random_states(state["begun"], self.loader)
-            batches = self._begin()
-            for given in range(position):
+            if state["start_states"]:
+                set_random_states(state["start_states"], self.loader)
+            batches = self._restart()
+            for taken in range(position):
                 try:
                     self._take(batches)
                 except StopIteration:
                     raise ValueError(
-                        f"batches: ended after {given}, but {position} had been taken when their place was saved; pass the"
-                        " same batches as then."
+                        f"batches: ended after {taken}, but the saved position is {position}; pass the same batches as before."
                     ) from None
 
 
 class Together(Iterator[Any]):
-    """One batch of each loader at a time, without end: each is begun anew when it ends, whatever their lengths.
+    """Combine one batch of each loader into a named tuple, forever; loaders of any length restart when they end.
 
-    A batch is a named tuple. The place of all of them can be saved, as that of :class:`Endless`.
+    The position can be saved, as that of :class:`Endless`.
 
     Args:
-        loaders: by name.
+        loaders: iterables of batches, by name.
 
     >>> batches = Together(clean=[1, 2], noisy=["a", "b", "c"])
     >>> [next(batches) for _ in range(4)]
@@ -124,7 +148,7 @@ class Together(Iterator[Any]):
 
     def __init__(self, **loaders: Iterable[Any]) -> None:
         if not loaders:
-            raise ValueError("Together: expected loaders by name, as in Together(clean=first, noisy=second), got none.")
+            raise ValueError("Together: expected loaders by name, as in Together(clean=first, noisy=second); got none.")
         for name, loader in loaders.items():
             if not isinstance(loader, Iterable):
                 raise TypeError(f"Together: {name} must be an iterable of batches, got {type(loader).__name__}.")
@@ -136,41 +160,81 @@ class Together(Iterator[Any]):
         return self._form._make([next(part) for part in self._parts.values()])
 
     def state_dict(self) -> dict[str, Any]:
-        """The places of all loaders, by name."""
+        """Return the positions of all loaders, by name."""
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to the places of all loaders. This uses the random number generators; set their states afterwards."""
+        """Restore the positions of all loaders. This uses the random number generators; set their states afterwards."""
         if set(state) != set(self._parts):
-            raise ValueError(f"batches: the state is of the loaders {sorted(state)}, these are {sorted(self._parts)}.")
+            raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self._parts)}; pass the same.")
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
 
 
+class Accumulated(Iterator[Any]):
+    """Group n successive batches of a loader into :class:`MicroBatches`, forever: ``batches=Accumulated(loader, 4)``.
+
+    A step then averages the objectives over n batches, with the memory of one. The loader restarts when it ends, also within a
+    group; if it yields nothing more, an incomplete group is dropped. The position can be saved, as that of :class:`Endless`.
+
+    Args:
+        loader: an iterable of batches.
+        n: the number of batches per group.
+
+    >>> batches = Accumulated(["a", "b", "c"], 2)
+    >>> next(batches), next(batches)
+    (('a', 'b'), ('c', 'a'))
+    >>> list(Accumulated(iter("abc"), 2))
+    [('a', 'b')]
+    """
+
+    def __init__(self, loader: Iterable[Any], n: int) -> None:
+        check_count("Accumulated: n", n)
+        self.loader, self.n = loader, n
+        self._stream = Endless(loader)
+
+    def __next__(self) -> MicroBatches:
+        group = list(itertools.islice(self._stream, self.n))
+        if len(group) < self.n:
+            raise StopIteration
+        return MicroBatches(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loader, and n."""
+        return {"n": self.n, "batches": self._stream.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position. This uses the random number generators; set their states afterwards."""
+        if state["n"] != self.n:
+            raise ValueError(f"batches: the state is for Accumulated with n = {state['n']}, got n = {self.n}; pass the same.")
+        self._stream.load_state_dict(state["batches"])
+
+
 def check_resumable(loader: Any, argument: str) -> None:
-    """Raise if the loader's place cannot be saved and found again."""
+    """Raise if the position of the loader cannot be saved and restored."""
     if isinstance(loader, Together):
         for name, part in loader.loaders.items():
             check_resumable(part, f"{argument}: {name}")
+    elif isinstance(loader, Endless | Accumulated):
+        check_resumable(loader.loader, argument)
     elif isinstance(loader, Stateful):
         return
     elif isinstance(loader, Iterator):
         raise TypeError(
-            f"{argument}: {type(loader).__name__} can be iterated over only once, so that no checkpoint can go back to its"
-            " place; pass what it was made from (a list, a DataLoader, an object whose __iter__ begins anew), or give it"
-            " state_dict and load_state_dict."
+            f"{argument}: {type(loader).__name__} can be iterated over only once, so a checkpoint cannot restore its position;"
+            " pass a list, a DataLoader or another iterable that restarts, or give it state_dict and load_state_dict."
         )
     elif getattr(loader, "persistent_workers", False):
         raise ValueError(
-            f"{argument}: persistent_workers=True keeps random states in the workers that no checkpoint can hold; pass a"
-            " DataLoader with persistent_workers=False."
+            f"{argument}: persistent_workers=True keeps random states in worker processes, where a checkpoint cannot save them;"
+            " pass a DataLoader with persistent_workers=False."
         )
 
 
 def random_states(loader: Any = None) -> dict[str, Any]:
-    """The states of the random number generators of torch, of Python and of numpy, and of those that a loader holds.
+    """Return the random states of torch, Python, numpy and the generators inside a loader.
 
-    In plain tensors, numbers and text, for ``torch.save``.
+    They are plain tensors, numbers and text, for ``torch.save``.
 
     >>> states = random_states()
     >>> drawn = torch.rand(1), random.random(), np.random.rand()
@@ -190,7 +254,7 @@ def random_states(loader: Any = None) -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
-    """Set what :func:`random_states` returned."""
+    """Restore the states that :func:`random_states` returned."""
     torch.set_rng_state(states["torch"])
     for i, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, i)
@@ -200,22 +264,22 @@ def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
     generators = _generators(loader)
     if len(generators) != len(states["loader"]):
         raise ValueError(
-            f"batches: the state holds {len(states['loader'])} random number generators of the loader, this one has"
-            f" {len(generators)}; pass the same batches as then."
+            f"batches: the state is for {len(states['loader'])} random number generators in the loader, got"
+            f" {len(generators)}; pass the same batches as before."
         )
     for generator, state in zip(generators, states["loader"], strict=True):
         generator.set_state(state)
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The random number generators of a loader, its data set and its samplers, each once."""
-    found: list[torch.Generator] = []
+    """The random number generators of a loader, its data set, its samplers and the loaders inside it, each once."""
+    generators: list[torch.Generator] = []
     waiting = [loader]
     for part in waiting:
         generator = getattr(part, "generator", None)
-        if isinstance(generator, torch.Generator) and generator not in found:
-            found.append(generator)
-        inner = [getattr(part, name, None) for name in ("dataset", "sampler", "batch_sampler")]
+        if isinstance(generator, torch.Generator) and generator not in generators:
+            generators.append(generator)
+        inner = [getattr(part, name, None) for name in ("dataset", "sampler", "batch_sampler", "loader")]
         inner += part.loaders.values() if isinstance(part, Together) else []
         waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
-    return found
+    return generators

@@ -1,8 +1,7 @@
-"""Loggers: callbacks that write the numbers of the steps to files while a run goes on.
+"""Loggers: callbacks that write the numbers of each step to files during a run.
 
-A logger works in ``solve(..., callbacks=logger)`` and in a loop of one's own: ``logger(run, run.step(batch))``. Its files hold
-each step once. When a run goes on from a checkpoint, or begins anew, in the same file, what the file had from that step on is
-replaced.
+Pass a logger to ``solve(..., callbacks=logger)``, or call it in your own loop: ``logger(run, run.step(batch))``. A file holds
+each step once: when a run resumes or restarts with the same file, later steps in the file are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["CSVLogger", "TensorBoardLogger"]
 
 
 class _Logger(ABC):
-    """Writes every so many steps; notices when the steps are those of a new run."""
+    """Base class of loggers that write every n-th step and notice when a new run begins."""
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
         check_count(f"{type(self).__name__}: every", every)
@@ -41,14 +40,14 @@ class _Logger(ABC):
 
     @abstractmethod
     def _open(self, step: int) -> None:
-        """Make ready for writing from ``step`` on."""
+        """Prepare for writing from ``step`` on."""
 
     @abstractmethod
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Write the numbers of a step, so that they outlive the process."""
+        """Write the numbers of a step to disk at once."""
 
     def close(self) -> None:
-        """Close the file; a further call opens it again."""
+        """Close the file; the next call opens it again."""
         self._step = None
 
     def __enter__(self) -> Self:
@@ -63,11 +62,11 @@ class _Logger(ABC):
 
 
 class CSVLogger(_Logger):
-    """A table with a row per logged step: the step, its numbers, and the gradients taken so far.
+    """Log to a CSV file, one row per step: the step, its numbers, and the gradients computed so far.
 
     Args:
-        path: of the file; its folder is made if need be.
-        every: log the steps that are multiples of it.
+        path: the file; its folder is created if needed.
+        every: log the steps that are multiples of this number.
 
     >>> import tempfile, torch
     >>> from meha.methods import MEHA
@@ -95,16 +94,16 @@ class CSVLogger(_Logger):
         self._rewrite(kept)
 
     def _rows(self) -> list[list[str]]:
-        """The header and the whole rows of the file, if there is one."""
+        """The header and the complete rows of the file, if it exists."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8", errors="replace")
         if text and not text.startswith("step,"):
-            raise ValueError(f"path: {self.path} is no log of CSVLogger, and would be overwritten; give another path.")
+            raise ValueError(f"path: {self.path} was not written by CSVLogger and would be overwritten; give another path.")
         return [row for row in csv.reader(io.StringIO(text[: text.rfind("\n") + 1])) if row]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
-        """Write the whole file, with empty cells where a row lacks columns, and open it at its end."""
+        """Write the whole file, with empty cells in missing columns, and open it for appending."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([row + [""] * (len(self._columns) - len(row)) for row in [self._columns, *rows] if row])
@@ -134,13 +133,13 @@ class CSVLogger(_Logger):
 
 
 class TensorBoardLogger(_Logger):
-    """Curves for TensorBoard: the numbers of a step and the gradients taken so far, one curve each.
+    """Log to TensorBoard: one curve for each number of a step, and for the gradients computed so far.
 
-    Needs tensorboard: ``pip install "meha[tensorboard]"``. Look at them with ``tensorboard --logdir folder``.
+    Needs tensorboard: ``pip install "meha[tensorboard]"``. View the curves with ``tensorboard --logdir folder``.
 
     Args:
-        folder: for the event files. TensorBoard shows what is in one folder as one run.
-        every: log the steps that are multiples of it.
+        folder: the folder of the event files. TensorBoard shows each folder as one run.
+        every: log the steps that are multiples of this number.
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 1) -> None:

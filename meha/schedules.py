@@ -1,6 +1,6 @@
 """Schedules: step sizes and penalties as functions of the step number k = 0, 1, 2, ...
 
-A schedule is a positive number (the same at every step) or any function from the step number to one.
+A schedule is a positive number or a function that returns one for each step number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Schedule = float | Callable[[int], float]
 
 @dataclass(frozen=True)
 class InversePower:
-    """s_k = initial * (k + 1)^(-power): "inverse power annealing". The paper gives no exponent; 1/40 is our reading.
+    """Inverse power annealing, s_k = initial * (k + 1)^(-power). The paper states no exponent; 1/40 is our reading.
 
     >>> InversePower(0.1, power=0.5)(3)
     0.05
@@ -40,7 +40,7 @@ class InversePower:
     def __post_init__(self) -> None:
         check_positive("InversePower: initial", self.initial)
         if not self.power >= 0:
-            raise ValueError(f"InversePower: power must not be negative, got {self.power}.")
+            raise ValueError(f"InversePower: power must be at least 0, got {self.power}.")
 
     def __call__(self, k: int) -> float:
         return self.initial * (k + 1) ** -self.power
@@ -48,7 +48,7 @@ class InversePower:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from ``initial`` at step 0 to ``final`` at step ``steps``, and ``final`` after it.
+    """Half a cosine from ``initial`` at step 0 to ``final`` at step ``steps``, then constant.
 
     >>> Cosine(1.0, steps=10, final=0.5)(5)
     0.75
@@ -71,7 +71,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Power:
-    """c_k = initial * (k + 1)^p, the penalty of the paper's theorem for 0 <= p < 1/2.
+    """Power law, c_k = initial * (k + 1)^p; the penalty of the paper's theorem for 0 <= p < 1/2.
 
     >>> Power(2.0, p=0.5)(3)
     4.0
@@ -86,7 +86,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A line from ``initial`` at step 0 to ``final`` at step ``steps``, and ``final`` after it.
+    """Linear ramp from ``initial`` at step 0 to ``final`` at step ``steps``, then constant.
 
     >>> Ramp(0.0, 2.0, steps=10)(5)
     1.0
@@ -106,10 +106,13 @@ class Ramp:
 
 
 def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> float:
-    """The value at step k, checked.
+    """Return the value at step k, checked.
 
     Args:
-        zero: whether a function may also give 0.
+        name: the argument that errors name.
+        schedule: a number or a function.
+        k: the step number.
+        zero: whether a function may also return 0.
     """
     if not callable(schedule):
         return schedule
@@ -120,23 +123,23 @@ def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> fl
 
 
 def fraction(name: str, schedule: Schedule, k: int) -> float:
-    """The value at step k of a schedule of numbers in [0, 1), checked."""
+    """Return the value at step k of a schedule of numbers in [0, 1), checked."""
     value = float(schedule(k)) if callable(schedule) else schedule
     check_tolerance(name, value)
     if not value < 1:
-        raise ValueError(f"{name}: must be in [0, 1), or a function of the step into it, got {value} at step {k}.")
+        raise ValueError(f"{name}: must be in [0, 1), or a function of the step with values in it, got {value} at step {k}.")
     return float(value)
 
 
 def rests(schedule: Schedule, k: int) -> bool:
-    """Whether a small step k means something: not while the schedule is zero or stands still, and moves later."""
+    """Whether a small step k is meaningful: False while the schedule is zero or constant but changes later."""
     if not callable(schedule):
         return True
     later = []
     for j in (k + 1, 2 * k + 100, 10 * k + 1000, 100_000, 1_000_000):
         try:
             later.append(float(schedule(j)))
-        except Exception:  # a user's function, asked for steps that may never come
+        except Exception:  # a user's function may fail for steps that never come
             continue
     now = float(schedule(k))
     moves = any(value != now for value in later)

@@ -522,8 +522,8 @@ def wider(call):
     [
         (lambda call: {**call, "method": METHODS["BOME"]}, "was written by MEHA"),
         (lambda call: {**call, "method": meha.MEHA(**MOMENT)}, "start the run with the same method"),
-        (lambda call: {**call, "x0": torch.zeros(2)}, r"x: the state holds \(1,\)"),
-        (wider, "y: the state is of another variable"),
+        (lambda call: {**call, "x0": torch.zeros(2)}, r"x: the state has \(1,\)"),
+        (wider, "y: the state is for another variable"),
         (lambda call: {**call, "y0": call["y0"].append(torch.nn.Dropout())}, "modules: was 5, is 6"),
         (
             lambda call: {

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from meha import problems
-from meha.problems.cases import references
-from meha.problems.collection import CASES, TOYS
+from meha.problems.blueprints import references
+from meha.problems.collection import BLUEPRINTS, TOYS
 from meha.problems.exact import Linearised
 from meha.problems.games import cournot_limited
 from meha.problems.group_lasso import group_lasso
@@ -20,7 +20,7 @@ from meha.problems.regression import coreset, elastic_net, group_lasso_gaussian,
 from meha.problems.scaled import scaled
 
 ENTRIES = {entry.name: entry for entry in problems.collection()}
-NEW = [name for family in CASES.values() for name in family]
+NEW = [name for family in BLUEPRINTS.values() for name in family]
 
 everything = pytest.mark.parametrize("name", NEW)
 
@@ -55,7 +55,9 @@ def test_there_are_enough_of_them_in_both_halves():
 
 
 def test_references_are_those_of_cases_without_a_closed_form():
-    assert set(references()) == {name for family in CASES.values() for name, make in family.items() if make().x_star is None}
+    assert set(references()) == {
+        name for family in BLUEPRINTS.values() for name, make in family.items() if make().x_star is None
+    }
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -154,8 +156,8 @@ def test_building_twice_gives_the_same_problem():
         assert float(one.lower(one.x_star, one.y_star)) == float(two.lower(two.x_star, two.y_star))
 
 
-def respond(case, x):
-    return case.respond(torch.tensor(x, dtype=torch.float64)).numpy()
+def respond(blueprint, x):
+    return blueprint.respond(torch.tensor(x, dtype=torch.float64)).numpy()
 
 
 def test_responses_against_scikit_learn():
@@ -194,12 +196,12 @@ def test_responses_against_cvxpy():
 
 def test_capacities_against_a_grid():
     for seed in range(4):
-        case = cournot_limited(2, 3, seed=seed)
-        best = case.value(torch.tensor(case.x_star))
+        blueprint = cournot_limited(2, 3, seed=seed)
+        best = blueprint.value(torch.tensor(blueprint.x_star))
         for k in range(2):
             for t in np.linspace(0, 12, 241):
-                x = torch.tensor(np.where(np.arange(2) == k, t, case.x_star))
-                assert case.value(x) >= best - 1e-12
+                x = torch.tensor(np.where(np.arange(2) == k, t, blueprint.x_star))
+                assert blueprint.value(x) >= best - 1e-12
 
 
 def test_errors_that_are_infinite():
@@ -231,13 +233,13 @@ def test_scaling_changes_the_numbers_and_not_the_error():
     for part, factor in (("upper", 7.0), ("lower", 0.1)):
         expected = factor * float(getattr(plain.exact, part)(x, y))
         assert float(getattr(other.exact, part)(x * by, 10 * y)) == pytest.approx(expected)
-    one = problems.cases.known("plain", lambda: plain)
-    two = problems.cases.known("scaled", lambda: other)
+    one = problems.blueprints.known_problem("plain", lambda: plain)
+    two = problems.blueprints.known_problem("scaled", lambda: other)
     assert two.error(x * by, 10 * y) == pytest.approx(one.error(x, y))
 
 
-def test_scaling_needs_a_smooth_case():
-    with pytest.raises(ValueError, match="make: can only be scaled"):
+def test_scaling_needs_a_smooth_problem():
+    with pytest.raises(ValueError, match="make: cannot be scaled"):
         scaled(partial(elastic_net, 4, 8, seed=0, form="direct"))
     box = scaled(partial(linear_upper, 3, 5, 10.0, seed=1), x=5.0).exact.x_set
     assert float(box.high.max()) == 5
@@ -246,8 +248,8 @@ def test_scaling_needs_a_smooth_case():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="half: must be"):
         problems.collection("all")
-    with pytest.raises(LookupError, match="no reference for 'unheard of'"):
-        problems.cases.known("unheard of", partial(softmax, 3, 10, 2, seed=0))
+    with pytest.raises(LookupError, match="no reference is stored for 'unheard of'"):
+        problems.blueprints.known_problem("unheard of", partial(softmax, 3, 10, 2, seed=0))
     problem = group_lasso(6, 2)
     blind = problems.KnownProblem(
         upper=problem.upper,
@@ -259,7 +261,7 @@ def test_bad_arguments():
         presets={},
         measure="excess",
     )
-    with pytest.raises(ValueError, match="blind has no value"):
+    with pytest.raises(ValueError, match="which blind lacks"):
         blind.error(problem.x0, problem.y0)
 
 
@@ -276,7 +278,7 @@ def script():
 )
 def test_the_script_differentiates_the_hyper_objective(name):
     """The derivative by which the references were found, against central differences."""
-    hyper = script().Hyper(next(family[name] for family in CASES.values() if name in family)())
+    hyper = script().Hyper(next(family[name] for family in BLUEPRINTS.values() if name in family)())
     x = hyper.x0 * 1.1 + 0.03
     gradient = hyper.gradient(x)
     for i in range(min(3, x.size)):
@@ -287,16 +289,16 @@ def test_the_script_differentiates_the_hyper_objective(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ridge, one weight", "softmax, weight per class", "elastic net", "tolls for revenue"])
 def test_the_script_finds_the_references_again(name, capsys):
-    make = next(family[name] for family in CASES.values() if name in family)
+    make = next(family[name] for family in BLUEPRINTS.values() if name in family)
     found = script().reference(make(), 4, np.random.default_rng(1))
     assert found["x"] == pytest.approx(references()[name]["x"], abs=1e-7)
 
 
 def test_coreset_response_is_the_weighted_solution():
-    case = coreset(9, 3, seed=2)
+    blueprint = coreset(9, 3, seed=2)
     x = np.linspace(0.05, 0.2, 9)
     x = x / x.sum()
     A, b, _, _ = problems.regression._spoiled(np.random.default_rng(2), 9, 3)
     rows = np.vstack([np.sqrt(x)[:, None] * A, 0.1 * np.eye(3)])
     expected = np.linalg.lstsq(rows, np.r_[np.sqrt(x) * b, np.zeros(3)], rcond=None)[0]
-    assert respond(case, x) == pytest.approx(expected, abs=1e-10)
+    assert respond(blueprint, x) == pytest.approx(expected, abs=1e-10)

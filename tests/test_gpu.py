@@ -218,10 +218,10 @@ def test_a_batch_on_the_host_is_refused():
     problem = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
     host, device = torch.ones(2), torch.ones(2, device="cuda")
     method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
-    with pytest.raises(ValueError, match="batch: has tensors on cpu, x and y are on cuda:0; move them"):
+    with pytest.raises(ValueError, match="batch: has tensors on cpu, but x and y are on cuda:0; move them"):
         method.start(problem, device, device).step(host)
     closing = meha.Problem(lambda x, y: (y - host).square().sum(), lambda x, y: (y - x).square().sum())
-    with pytest.raises(ValueError, match=r"upper: uses tensors on other devices \(.*\), x and y are on cuda:0"):
+    with pytest.raises(ValueError, match=r"upper: uses tensors on other devices \(.*\), but x and y are on cuda:0"):
         method.start(closing, device, device).step()
 
 

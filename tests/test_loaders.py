@@ -1,4 +1,4 @@
-"""Loaders without end, and their place."""
+"""Endless loaders, and how their position is saved and restored."""
 
 import random
 
@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import meha
-from meha.loaders import Endless, Together, random_states, set_random_states
+from meha.loaders import Accumulated, Endless, MicroBatches, Together, check_resumable, random_states, set_random_states
 
 
 def take(batches, count):
@@ -18,7 +18,7 @@ def take(batches, count):
 def test_endless():
     assert take(Endless([1, 2, 3]), 7) == [1, 2, 3, 1, 2, 3, 1]
     assert list(Endless([])) == []
-    assert list(Endless(iter([1, 2]))) == [1, 2]  # cannot be begun anew
+    assert list(Endless(iter([1, 2]))) == [1, 2]  # cannot restart
     assert take(Endless(torch.arange(2)), 3) == [0, 1, 0]
 
 
@@ -27,7 +27,7 @@ def shuffled(generator=None):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_shuffled_loader_is_found_again_with_other_draws_in_between(own):
+def test_a_shuffled_loader_resumes_despite_other_draws(own):
     def loader(seed):
         return Endless(shuffled(torch.Generator().manual_seed(seed) if own else None))
 
@@ -56,8 +56,8 @@ def test_together_has_loaders_of_unequal_lengths():
     assert (clean, noisy) == (1, "e")
 
 
-def test_together_is_found_again():
-    """Two loaders that draw from one generator, each in the middle of its own epoch."""
+def test_together_resumes():
+    """Two loaders share one generator, and each is in the middle of an epoch."""
 
     def build():
         own = torch.Generator().manual_seed(2)
@@ -71,7 +71,7 @@ def test_together_is_found_again():
     other.load_state_dict(place)
     set_random_states(states, other)
     assert [[part.tolist() for part in batch] for batch in take(other, 6)] == expected
-    with pytest.raises(ValueError, match=r"the state is of the loaders \['a', 'b'\], these are \['a'\]"):
+    with pytest.raises(ValueError, match=r"the state is for loaders \['a', 'b'\], got \['a'\]"):
         Together(a=[1]).load_state_dict(place)
 
 
@@ -92,13 +92,104 @@ def test_random_states():
     assert draw() == first
 
 
-def test_loaders_that_are_none():
+def test_arguments_that_are_not_loaders():
     with pytest.raises(TypeError, match="loader: expected an iterable of batches, got int"):
         Endless(3)
     with pytest.raises(TypeError, match="Together: noisy must be an iterable of batches, got int"):
         Together(clean=[1], noisy=3)
     with pytest.raises(ValueError, match="Together: expected loaders by name"):
         Together()
+    with pytest.raises(TypeError, match="loader: expected an iterable of batches, got int"):
+        Accumulated(3, 2)
+    with pytest.raises(ValueError, match="Accumulated: n: must be a whole number of at least 1, got 0"):
+        Accumulated([1], 0)
+
+
+def test_accumulated_groups_successive_batches_across_epochs():
+    batches = Accumulated([1, 2, 3, 4, 5], 2)
+    assert take(batches, 5) == [(1, 2), (3, 4), (5, 1), (2, 3), (4, 5)]
+    assert isinstance(next(batches), MicroBatches)
+    assert take(Accumulated(torch.arange(2), 3), 1) == [(0, 1, 0)]
+
+
+def test_accumulated_drops_an_incomplete_group_and_ends():
+    batches = Accumulated(iter(range(5)), 2)
+    assert list(batches) == [(0, 1), (2, 3)]
+    assert list(batches) == []
+    assert list(Accumulated([], 2)) == []
+
+
+def plain(batch):
+    return [plain(part) for part in batch] if isinstance(batch, tuple) else batch.tolist()
+
+
+def numbered(seed):
+    return DataLoader(list(range(7)), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda seed: Accumulated(shuffled(), 3),
+        lambda seed: Accumulated(numbered(seed), 3),
+        lambda seed: Accumulated(Together(a=numbered(seed), b=shuffled()), 3),
+        lambda seed: Together(a=Accumulated(numbered(seed), 3), b=shuffled()),
+        lambda seed: Endless(Accumulated(Endless(numbered(seed)), 3)),
+    ],
+    ids=["shared generator", "own generator", "of Together", "in Together", "nested"],
+)
+def test_accumulated_resumes_in_the_middle_of_an_epoch(build):
+    """An epoch has four batches, a group three; the resumed process has drawn other random numbers."""
+    torch.manual_seed(0)
+    batches, seen = build(0), []
+    for _ in range(9):
+        seen += [(batches.state_dict(), random_states(batches), plain(next(batches)))]
+        torch.rand(3)
+    assert len({str(group) for *_, group in seen}) == 9
+    for k in (0, 1, 2, 5, 8):
+        position, states, _ = seen[k]
+        torch.manual_seed(1)
+        other = build(1)
+        take(other, 2)
+        other.load_state_dict(position)
+        set_random_states(states, other)
+        for *_, expected in seen[k:]:
+            assert plain(next(other)) == expected
+            torch.rand(3)
+
+
+def test_accumulated_refuses_the_state_of_other_groups():
+    with pytest.raises(ValueError, match="the state is for Accumulated with n = 2, got n = 3"):
+        Accumulated([1], 3).load_state_dict(Accumulated([1], 2).state_dict())
+
+
+def test_check_resumable_looks_through_loaders():
+    check_resumable(Accumulated(Together(a=[1], b=Counting(3)), 2), "batches")
+    for once in (Accumulated(iter([1]), 2), Endless(iter([1])), Together(a=Accumulated(iter([1]), 2))):
+        with pytest.raises(TypeError, match="list_iterator can be iterated over only once"):
+            check_resumable(once, "batches")
+
+
+def test_solve_takes_accumulated_batches_from_a_checkpoint(tmp_path):
+    """A run that is stopped and resumed sees the groups of an uninterrupted one, with the numbers of their means."""
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (y - batch.double().mean()).square().sum() + x.square().sum(),
+        lower=lambda x, y, batch: (y - x - batch.double().mean()).square().sum(),
+    )
+    method, one = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0), torch.ones(1, dtype=torch.float64)
+
+    def solve(steps, **options):
+        return meha.solve(problem, one, one, method, batches=Accumulated(numbered(0), 3), max_steps=steps, tol=None, **options)
+
+    whole = solve(9)
+    solve(5, checkpoint=tmp_path / "run.pt")
+    resumed = solve(9, checkpoint=tmp_path / "run.pt")
+    assert torch.equal(resumed.x, whole.x)
+    assert torch.equal(resumed.y, whole.y)
+    run, batches = method.start(problem, one, one), Endless(numbered(0))
+    for _ in range(9):
+        run.step(MicroBatches(take(batches, 3)))
+    assert torch.equal(run.x, whole.x)
 
 
 def test_solve_takes_loaders_together():
@@ -115,7 +206,7 @@ def test_solve_takes_loaders_together():
 
 
 class Counting:
-    """A finite loader that knows its place."""
+    """A finite loader that saves its own position."""
 
     def __init__(self, n):
         self.n, self.i = n, 0
@@ -133,7 +224,7 @@ class Counting:
         self.i = state["i"]
 
 
-def test_a_loader_with_a_place_of_its_own_goes_on_from_everywhere():
+def test_a_loader_that_saves_its_own_position_resumes_from_everywhere():
     for taken in range(1, 10):
         batches = Endless(Counting(4))
         for _ in range(taken):

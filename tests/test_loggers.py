@@ -108,7 +108,7 @@ def test_columns_that_appear_later(tmp_path):
 def test_csv_does_not_overwrite_other_files(tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("my notes\n")
-    with pytest.raises(ValueError, match=r"path: .*notes.csv is no log of CSVLogger, and would be overwritten; give another"):
+    with pytest.raises(ValueError, match=r"path: .*notes.csv was not written by CSVLogger and would be overwritten; give"):
         call(max_steps=3, callbacks=CSVLogger(path))
     assert path.read_text() == "my notes\n"
 

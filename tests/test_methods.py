@@ -776,11 +776,11 @@ def test_an_x_without_influence_is_an_error(name, automatic):
 def test_an_objective_without_y_is_an_error(name, automatic):
     method = METHODS[name]() if automatic else with_steps(name)
     lower = meha.Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (x - y.detach()).square().sum())
-    with pytest.raises(ValueError, match=r"^lower: its value does not depend on y"):
+    with pytest.raises(ValueError, match=r"^lower: does not depend on y"):
         method.start(lower, ONES, 2 * ONES).step()
     if name != "DARTS, order 1":  # which does not look at F_y
         upper = meha.Problem(lambda x, y: x.square().sum(), lambda x, y: (x - y).square().sum())
-        with pytest.raises(ValueError, match=r"^upper: its value does not depend on y"):
+        with pytest.raises(ValueError, match=r"^upper: does not depend on y"):
             method.start(upper, ONES, 2 * ONES).step()
 
 

@@ -820,5 +820,5 @@ def test_a_group_weight_of_one_entry_is_a_number():
 def test_an_empty_sum_and_an_empty_part_are_refused():
     with pytest.raises(ValueError, match="Sum: needs at least one term"):
         Sum()
-    with pytest.raises(ValueError, match="L1: part: names no leaf"):
+    with pytest.raises(ValueError, match="L1: part: is empty"):
         L1(part=[]).value(None, torch.ones(2))

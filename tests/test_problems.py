@@ -189,7 +189,7 @@ def test_bad_arguments():
         problems.group_lasso(600, groups=7)
     with pytest.raises(ValueError, match="design"):
         problems.group_lasso(60, groups=6, design="random")
-    with pytest.raises(ValueError, match="preset: sine, n = 1 has paper, recipe, theory, got 'best'"):
+    with pytest.raises(ValueError, match="preset: must be one of paper, recipe, theory for sine, n = 1, got 'best'"):
         problems.sine(1).preset("best")
 
 

@@ -127,7 +127,7 @@ def test_foreign_states_are_refused_and_change_nothing():
         ({}, "lacks"),
         ({**good, "method": "BOME"}, "was written by BOME"),
         ({**good, "given": "gamma=1"}, "gamma=1"),
-        (altered(x={"": torch.zeros(7, dtype=torch.float64)}), r"x: the state holds \(7,\)"),
+        (altered(x={"": torch.zeros(7, dtype=torch.float64)}), r"x: the state has \(7,\)"),
         (altered(y={"": torch.zeros(30)}), "float32"),
         (altered(theta={"other": torch.zeros(3)}), "another variable"),
         (altered(theta={"": "text"}), "str"),

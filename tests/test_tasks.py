@@ -279,9 +279,9 @@ def test_batches_go_on_from_a_state(shots):
 
 def test_bad_arguments_of_few_shot(shots):
     for options, message in [
-        ({"ways": 21}, "ways: there are 20 classes"),
+        ({"ways": 21}, "ways: must be at most 20"),
         ({"ways": 0}, "ways"),
-        ({"queries": 174}, "shots \\+ queries: a class has 174 images"),
+        ({"queries": 174}, "shots \\+ queries: must be at most 174"),
         ({"pool": 3}, "pool: must be 0 or at least tasks = 16"),
         ({"data": "imagenet"}, "data: must be 'omniglot' or 'digits'"),
     ]:

@@ -347,7 +347,7 @@ def test_micro_batches_take_the_memory_of_one_part():
 
 @pytest.mark.parametrize(
     ("batches", "kind", "message"),
-    [([], ValueError, "MicroBatches holds no batch"), (torch.ones(3), TypeError, "got Tensor"), ({"a": 1}, TypeError, "dict")],
+    [([], ValueError, "MicroBatches is empty"), (torch.ones(3), TypeError, "got Tensor"), ({"a": 1}, TypeError, "dict")],
 )
 def test_micro_batches_check_their_argument(batches, kind, message):
     with pytest.raises(kind, match=f"batches: .*{message}"):
@@ -412,11 +412,11 @@ def test_devices():
     method = meha.MEHA(**STEPS)
     for batch in (there, {"deep": [here, (there,)]}, meha.MicroBatches([there])):
         problem = meha.Problem(lambda x, y, b: (y - deepest(b)).square().sum(), simple.lower)
-        with pytest.raises(ValueError, match=r"batch: has tensors on meta, x and y are on cpu; move them"):
+        with pytest.raises(ValueError, match=r"batch: has tensors on meta, but x and y are on cpu; move them"):
             method.start(problem, here, here).step(batch)
-    with pytest.raises(ValueError, match=r"lower: uses tensors on other devices \(.*meta.*\), x and y are on cpu; move what"):
+    with pytest.raises(ValueError, match=r"lower: uses tensors on other devices \(.*meta.*\), but x and y are on cpu; move"):
         method.start(closing, here, here).step()
-    with pytest.raises(ValueError, match="upper: returns a tensor on meta, x and y are on cpu"):
+    with pytest.raises(ValueError, match="upper: returns a tensor on meta, but x and y are on cpu"):
         method.start(moving, here, here).step()
     with pytest.raises(RuntimeError, match=r"size|shape"):  # others stay as they are, also with a batch elsewhere
         method.start(meha.Problem(lambda x, y, b: y @ torch.ones(3), simple.lower), here, here).step(there)

@@ -81,7 +81,7 @@ def test_norm_is_that_of_all_leaves():
 
 
 def test_names_that_collide_are_refused():
-    with pytest.raises(ValueError, match=r"x: two of its tensors are named 'a.b'"):
+    with pytest.raises(ValueError, match=r"x: two tensors are named 'a.b'"):
         Variable({"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}, "x")
 
 
@@ -109,5 +109,5 @@ def test_a_state_holds_frozen_parameters_once():
 
 
 def test_empty_tensors_are_refused():
-    with pytest.raises(ValueError, match="x: its tensors hold no numbers"):
+    with pytest.raises(ValueError, match="x: all tensors are empty"):
         Variable(torch.zeros(0), "x")

@@ -1,10 +1,9 @@
-"""Data sets of images: readers of the publishers' files, and their download.
+"""Data sets of images: read the published files, or download them.
 
-Files are looked for in ``folder``, if it is given; else in the folder that the environment variable ``MEHA_DATA`` names; else
-in the cache. In each of them a data set has its own subfolder (``mnist``, ``fashion_mnist``, ``omniglot``). Nothing is
-downloaded unless :func:`download`, or ``download=True``, asks for it. The cache is the folder that ``MEHA_CACHE`` names, else
-``$XDG_CACHE_HOME/meha``, else ``~/.cache/meha``. Reading drawings of Omniglot needs Pillow and :func:`digits` needs
-scikit-learn: ``pip install "meha[data]"``.
+Files are read from ``folder`` if given; otherwise from the folder in the environment variable ``MEHA_DATA``, then from the
+cache. Each data set has a subfolder (``mnist``, ``fashion_mnist``, ``omniglot``). Nothing is downloaded without
+:func:`download` or ``download=True``. The cache is ``$MEHA_CACHE``, else ``$XDG_CACHE_HOME/meha``, else ``~/.cache/meha``.
+:func:`omniglot` needs Pillow and :func:`digits` needs scikit-learn: ``pip install "meha[data]"``.
 
 >>> from meha.datasets import load
 >>> load("digits")

@@ -17,23 +17,23 @@ from meha.datasets.sources import Folder, Source, cache_folder, path_of, source_
 __all__ = ["download", "find"]
 
 Report = Callable[[str, int, int | None], None]
-"""Told the address, the bytes that have come, and how many there are in all where the server says so."""
+"""Called with the address, the bytes received so far, and the total if the server states it."""
 
-TIMEOUT = 30.0  # seconds of silence
+TIMEOUT = 30.0  # seconds without data
 CHUNK = 2**16
-LIMIT = 2**28  # ten times the largest file: a server that sends more sends something else
+LIMIT = 2**28  # ten times the largest file; a server that sends more sends something else
 
 
 def download(name: str, folder: Folder | None = None, progress: bool = True) -> Path:
-    """Download the published files of a data set, and return the folder that now holds them.
+    """Download the published files of a data set, and return their folder.
 
-    A file is put in place only when it has come whole and has the published checksum. One that lies there already is left as
-    it is: it is not downloaded again if it is the published one, and is an error if it is not.
+    A file is stored only if it is complete and has the published checksum. An existing file is never replaced: if it is the
+    published one, it is not downloaded again; otherwise an error is raised.
 
     Args:
         name: "mnist", "fashion-mnist" or "omniglot".
-        folder: the files go to the subfolder ``mnist``, ``fashion_mnist`` or ``omniglot`` of it; left out, of the cache.
-        progress: show a bar (a plain line for each file, if rich is missing or the error stream is no terminal).
+        folder: the parent of the subfolder ``mnist``, ``fashion_mnist`` or ``omniglot``; the cache by default.
+        progress: show a bar, or one line per file if rich is missing or stderr is not a terminal.
 
     >>> download("imagenet")
     Traceback (most recent call last):
@@ -44,21 +44,21 @@ def download(name: str, folder: Folder | None = None, progress: bool = True) -> 
 
 
 def find(source: Source, names: Sequence[str], folder: Folder | None, may_download: bool) -> list[Path]:
-    """The paths of these files of a data set, all of them in one folder; a file may lie there without its ``.gz``."""
+    """Return the paths of these files, all in one folder; a file may be there without ``.gz``."""
     places = _places(source, folder)
     for place in places:
         paths = [_present(place, name) for name in names]
-        found = [path for path in paths if path is not None]
-        if len(found) == len(names):
-            return found
+        present = [path for path in paths if path is not None]
+        if len(present) == len(names):
+            return present
     if may_download:
         place = _fetch(source, names, folder, progress=True)
         return [place / name for name in names]
     plain = " (or without .gz)" if any(name.endswith(".gz") for name in names) else ""
     raise FileNotFoundError(
         f"{source.name}: {' and '.join(names)}{plain} not found in {' or '.join(map(str, places))}. "
-        f"Set the environment variable MEHA_DATA to a folder with a subfolder {source.subfolder!r} that holds them, "
-        f"or name that folder in folder=..., or download them: download=True, or the command meha download {source.name}"
+        f"Download them with download=True or the command meha download {source.name}, "
+        f"or pass folder=... (or set MEHA_DATA) with a subfolder {source.subfolder!r} that has them."
     )
 
 
@@ -76,7 +76,7 @@ def _present(place: Path, name: str) -> Path | None:
 
 
 def _fetch(source: Source, names: Iterable[str], folder: Folder | None, progress: bool) -> Path:
-    """Download these files of ``source``, unless they are there, and return their folder."""
+    """Download the missing files of ``source``, and return their folder."""
     place = (cache_folder() if folder is None else path_of(folder)) / source.subfolder
     missing = []
     for name in names:
@@ -84,7 +84,7 @@ def _fetch(source: Source, names: Iterable[str], folder: Folder | None, progress
         if not path.exists():
             missing.append(name)
         elif not path.is_file() or _md5(path) != source.files[name]:
-            raise FileExistsError(f"{path}: is there, but is not the published file. Move it away, or choose another folder.")
+            raise FileExistsError(f"{path}: exists, but is not the published file. Move it away, or choose another folder.")
     if missing:
         place.mkdir(parents=True, exist_ok=True)
         with _reporter(progress) as report:
@@ -99,7 +99,7 @@ def _md5(path: Path) -> str:
 
 
 def _transfer(address: str, path: Path, md5: str, report: Report) -> None:
-    """Put what ``address`` serves at ``path``, if it has this checksum."""
+    """Download ``address`` to ``path``, and check its checksum."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     digest = hashlib.md5(usedforsecurity=False)
     try:
@@ -109,8 +109,8 @@ def _transfer(address: str, path: Path, md5: str, report: Report) -> None:
                 file.write(chunk)
         if digest.hexdigest() != md5:
             raise ValueError(
-                f"{address}: what came has MD5 {digest.hexdigest()}, the published file has {md5}; nothing was kept. "
-                f"Try again later, or put the file at {path} by other means."
+                f"{address}: the download has MD5 {digest.hexdigest()}, the published file has {md5}; it was discarded. "
+                f"Try again later, or save the file as {path} yourself."
             )
         os.replace(part, path)
     finally:
@@ -132,16 +132,16 @@ def _chunks(address: str, path: Path, report: Report) -> Iterator[bytes]:
                 raise HTTPException(f"the connection ended after {done:,} of {total:,} bytes")
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
-            error.close()  # it holds the connection
+            error.close()  # it keeps the connection open
         raise ConnectionError(
-            f"{address}: could not be downloaded ({error or type(error).__name__}); nothing was kept. "
-            f"Check the network and try again, or put the file at {path} by other means."
+            f"{address}: the download failed ({error or type(error).__name__}); nothing was saved. "
+            f"Check the network and try again, or save the file as {path} yourself."
         ) from error
 
 
 @contextmanager
 def _reporter(progress: bool) -> Iterator[Report]:
-    """A bar on a terminal; a line for each file elsewhere; nothing if no progress is asked for."""
+    """Show a bar on a terminal, a line per file elsewhere, or nothing without ``progress``."""
     if not progress:
         yield lambda address, done, total: None
         return

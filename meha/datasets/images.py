@@ -1,4 +1,4 @@
-"""Labelled images: MNIST and Fashion-MNIST from their IDX files, and scikit-learn's digits."""
+"""Labelled images: MNIST and Fashion-MNIST from IDX files, and the digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Images:
     """Grey images with one label each.
 
     Args:
-        images: (n, height, width), uint8; 0 is the background and 255 full ink.
-        labels: (n,), int64; positions in ``classes``.
-        classes: what each label means.
+        images: (n, height, width), uint8; 0 is background, 255 is ink.
+        labels: (n,), int64; indices into ``classes``.
+        classes: the names of the labels.
 
     >>> digits = load("digits")
     >>> digits.images.shape, digits.labels[:5], digits.classes[4]
@@ -56,14 +56,14 @@ class Images:
 
 
 def mnist(part: Part = "train", folder: Folder | None = None, download: bool = False) -> Images:
-    """MNIST (LeCun, Cortes, Burges 1998): handwritten digits, 28x28, 60,000 in the training part and 10,000 in the test part.
+    """Load MNIST (LeCun, Cortes, Burges 1998): 28x28 handwritten digits, 60,000 for training and 10,000 for the test.
 
     Args:
-        part: "train", "test", or "all" for both, one after the other.
-        folder: where the files are, or where a subfolder ``mnist`` with them is; left out, ``MEHA_DATA`` and then the cache.
-        download: whether missing files may be downloaded (into ``folder``, or the cache).
+        part: "train", "test", or "all" for both, in this order.
+        folder: the folder of the files, or of a subfolder ``mnist`` with them; by default ``MEHA_DATA``, then the cache.
+        download: download missing files (into ``folder``, or the cache).
 
-    Files are the published ``train-images-idx3-ubyte.gz`` and so on, or the same unpacked, without ``.gz``.
+    The files are the published ones, ``train-images-idx3-ubyte.gz`` and so on, or unpacked without ``.gz``.
 
     >>> mnist("test", folder="/nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -73,13 +73,12 @@ def mnist(part: Part = "train", folder: Folder | None = None, download: bool = F
 
 
 def fashion_mnist(part: Part = "train", folder: Folder | None = None, download: bool = False) -> Images:
-    """Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): articles of clothing, in the numbers, sizes and files of :func:`mnist`.
+    """Load Fashion-MNIST (Xiao, Rasul, Vollgraf 2017): images of clothing, with the sizes and files of :func:`mnist`.
 
     Args:
-        part: "train", "test", or "all" for both, one after the other.
-        folder: where the files are, or where a subfolder ``fashion_mnist`` with them is; left out, ``MEHA_DATA`` and then the
-            cache.
-        download: whether missing files may be downloaded (into ``folder``, or the cache).
+        part: "train", "test", or "all" for both, in this order.
+        folder: the folder of the files, or of a subfolder ``fashion_mnist``; by default ``MEHA_DATA``, then the cache.
+        download: download missing files (into ``folder``, or the cache).
 
     >>> fashion_mnist("validation")
     Traceback (most recent call last):
@@ -89,9 +88,9 @@ def fashion_mnist(part: Part = "train", folder: Folder | None = None, download: 
 
 
 def digits() -> Images:
-    """The handwritten digits that come with scikit-learn: 1797 of 8x8, no file needed; their levels 0..16 become 0..255.
+    """Load the 1797 handwritten 8x8 digits of scikit-learn; their levels 0 to 16 become 0 to 255.
 
-    Needs scikit-learn: ``pip install "meha[data]"``.
+    Needs scikit-learn (``pip install "meha[data]"``), but no files.
 
     >>> digits().images[0, 0]
     tensor([  0,   0,  80, 207, 143,  16,   0,   0], dtype=torch.uint8)
@@ -106,12 +105,13 @@ def digits() -> Images:
 
 
 def load(name: str, part: Part = "all", folder: Folder | None = None, download: bool = False) -> Images:
-    """The images of this name: :func:`digits`, :func:`mnist` or :func:`fashion_mnist`.
+    """Load a data set by name: :func:`digits`, :func:`mnist` or :func:`fashion_mnist`.
 
     Args:
         name: "digits", "mnist" or "fashion-mnist".
-        part: "train", "test" or "all"; "digits" has no parts and knows "all" only.
-        folder, download: as for :func:`mnist`; "digits" needs neither.
+        part: "train", "test" or "all"; "digits" has only "all".
+        folder: see :func:`mnist`; "digits" does not need it.
+        download: see :func:`mnist`; "digits" does not need it.
 
     >>> load("digits")
     Images(1797 of 8x8, 10 classes)
@@ -123,7 +123,7 @@ def load(name: str, part: Part = "all", folder: Folder | None = None, download: 
     known = spelling(name)
     if known == "digits":
         if part != "all":
-            raise ValueError(f"part: 'digits' has no parts, it must be 'all', got {part!r}.")
+            raise ValueError(f"part: must be 'all' for 'digits', got {part!r}.")
         return digits()
     if known not in readers:
         raise ValueError(f"name: must be one of {', '.join(map(repr, ('digits', *readers)))}, got {name!r}.")
@@ -141,13 +141,13 @@ def _read(source: Source, classes: tuple[str, ...], part: Part, folder: Folder |
         images.append(_read_idx(image_path, (count, SIDE, SIDE), source))
         labels.append(_read_idx(label_path, (count,), source))
         if labels[-1].max() >= len(classes):
-            raise damaged(label_path, source, f"holds label {labels[-1].max()}, the largest can be {len(classes) - 1}")
+            raise damaged(label_path, source, f"must have labels up to {len(classes) - 1}, got {labels[-1].max()}")
     pixels, positions = np.concatenate(images), np.concatenate(labels).astype(np.int64)
     return Images(torch.from_numpy(pixels), torch.from_numpy(positions), classes)
 
 
 def _read_idx(path: Path, shape: tuple[int, ...], source: Source) -> NDArray[np.uint8]:
-    """The bytes of an IDX file, packed or not, that must have this shape: what its header says allocates nothing."""
+    """Read an IDX file, packed or not, that must have this shape; its header does not decide how much is allocated."""
     if not path.is_file():
         raise damaged(path, source, "is a folder or a device, not a file")
     magic = 0x800 + len(shape)  # 8: unsigned bytes
@@ -157,22 +157,22 @@ def _read_idx(path: Path, shape: tuple[int, ...], source: Source) -> NDArray[np.
         with _open(path) as stream:
             header = stream.read(4 * (1 + len(shape)))
             if header[:4] != struct.pack(">I", magic):
-                raise damaged(path, source, f"must start with the bytes {magic:08x}, starts with {header[:4].hex() or 'none'}")
+                raise damaged(path, source, f"must start with the bytes {magic:08x}, got {header[:4].hex() or 'none'}")
             if header[4:] != struct.pack(f">{len(shape)}I", *shape):
-                says = np.frombuffer(header[4 : len(header) // 4 * 4], ">u4").tolist()
-                raise damaged(path, source, f"must hold an array of shape {shape}, its header says {tuple(says)}")
+                stated = np.frombuffer(header[4 : len(header) // 4 * 4], ">u4").tolist()
+                raise damaged(path, source, f"must have shape {shape}, got {tuple(stated)} in its header")
             while done < len(view) and (count := stream.readinto(view[done:])):
                 done += count
             more = stream.read(1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise damaged(path, source, f"cannot be unpacked ({error})") from error
     if done < len(view) or more:
-        raise damaged(path, source, f"must hold {len(view):,} bytes after its header, holds {'more' if more else f'{done:,}'}")
+        raise damaged(path, source, f"must have {len(view):,} bytes after its header, got {'more' if more else f'{done:,}'}")
     return data
 
 
 def _open(path: Path) -> io.BufferedIOBase:
-    """The content of a file, unpacked if it is packed, whatever its name says."""
+    """Open a file, and unpack it if it is packed, whatever its name."""
     file = path.open("rb")
     packed = file.peek(2)[:2] == b"\x1f\x8b"
     if not packed:

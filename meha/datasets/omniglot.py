@@ -23,10 +23,10 @@ __all__ = ["Omniglot", "omniglot"]
 CHARACTERS = {"images_background.zip": 964, "images_evaluation.zip": 659}
 DRAWINGS = 20
 SIDE = 105
-LARGEST = 2**16  # bytes of one drawing; the published ones have some hundreds
+LARGEST = 2**16  # bytes of one drawing; the published ones have a few hundred
 
 Drawings = dict[tuple[str, str], list[zipfile.ZipInfo]]
-"""The drawings in an archive, in order, of each alphabet and character."""
+"""The drawings in an archive, in order, by alphabet and character."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,11 +34,11 @@ class Omniglot:
     """Characters, each drawn by 20 people.
 
     Args:
-        images: (1623 characters, 20 drawings, size, size), uint8; 255 is ink on paper of 0.
+        images: (1623 characters, 20 drawings, size, size), uint8; 0 is paper, 255 is ink.
         alphabets: the alphabet of each character, such as "Greek".
-        characters: its name within that alphabet, such as "character01".
-        background: (1623,), bool; which characters the publishers mean for training (``images_background``, 964 of 30
-            alphabets); the others are ``images_evaluation``, 659 of 20 alphabets.
+        characters: the name of each character within its alphabet, such as "character01".
+        background: (1623,), bool; True for the published training characters (``images_background``, 964 from 30 alphabets),
+            False for ``images_evaluation`` (659 from 20 alphabets).
 
     >>> Omniglot(torch.zeros(1, 20, 28, 28, dtype=torch.uint8), ("Greek",), ("character01",), torch.tensor([True]))
     Omniglot(1 characters, 20 drawings of 28x28 each)
@@ -58,15 +58,15 @@ class Omniglot:
 
 
 def omniglot(folder: Folder | None = None, download: bool = False, size: int = 28) -> Omniglot:
-    """Omniglot (Lake, Salakhutdinov, Tenenbaum 2015), from ``images_background.zip`` and ``images_evaluation.zip``.
+    """Load Omniglot (Lake, Salakhutdinov, Tenenbaum 2015) from ``images_background.zip`` and ``images_evaluation.zip``.
 
-    The drawings, black and white and 105x105, are turned to grey and resized by Pillow's Lanczos filter, as few-shot learning
-    does since MAML. The 32,460 of them take some seconds, so they are kept in the cache, in one file for each size, which is
-    made again whenever it is damaged or the drawings are others. That needs Pillow: ``pip install "meha[data]"``.
+    The black and white 105x105 drawings are converted to grey and resized with Pillow's Lanczos filter, as is usual since MAML.
+    This takes some seconds for all 32,460, so the result is cached, one file per size; a damaged or outdated file is made
+    again. Needs Pillow: ``pip install "meha[data]"``.
 
     Args:
-        folder: where the files are, or where a subfolder ``omniglot`` with them is; left out, ``MEHA_DATA`` and then the cache.
-        download: whether missing files may be downloaded (into ``folder``, or the cache).
+        folder: the folder of the files, or of a subfolder ``omniglot`` with them; by default ``MEHA_DATA``, then the cache.
+        download: download missing files (into ``folder``, or the cache).
         size: height and width of the images, 1 to 105 pixels.
 
     >>> omniglot(size=0)
@@ -94,15 +94,15 @@ def omniglot(folder: Folder | None = None, download: bool = False, size: int = 2
 
 
 def _drawings(path: Path, count: int) -> Drawings:
-    """What the archive holds, by alphabet and character; it must be ``count`` characters of 20 drawings."""
+    """List the archive by alphabet and character; it must have ``count`` characters of 20 drawings."""
     source = SOURCES["omniglot"]
     if not path.is_file():
         raise damaged(path, source, "is a folder or a device, not a file")
     with path.open("rb") as file:
         try:
             entries = sorted(zipfile.ZipFile(file).infolist(), key=lambda entry: entry.filename)
-        except Exception as error:  # zipfile has many ways to say that a file is no archive
-            raise damaged(path, source, f"is not a zip archive that can be read ({error})") from error
+        except Exception as error:  # zipfile raises many kinds of errors
+            raise damaged(path, source, f"is not a readable zip archive ({error})") from error
     drawings: Drawings = {}
     for entry in entries:
         parts = PurePosixPath(entry.filename).parts  # images_background, Greek, character01, 0394_01.png
@@ -110,18 +110,18 @@ def _drawings(path: Path, count: int) -> Drawings:
             continue
         if entry.file_size > LARGEST:
             size = f"{entry.file_size:,} bytes"
-            raise damaged(path, source, f"{entry.filename} in it has {size}, a drawing has less than {LARGEST:,}")
+            raise damaged(path, source, f"its drawing {entry.filename} has {size}, more than {LARGEST:,}")
         drawings.setdefault((parts[-3], parts[-2]), []).append(entry)
     if len(drawings) != count:
-        raise damaged(path, source, f"must hold {count} characters, holds {len(drawings)}")
-    for (alphabet, character), found in drawings.items():
-        if len(found) != DRAWINGS:
-            raise damaged(path, source, f"must hold {DRAWINGS} drawings of {alphabet}/{character}, holds {len(found)}")
+        raise damaged(path, source, f"must have {count} characters, got {len(drawings)}")
+    for (alphabet, character), entries in drawings.items():
+        if len(entries) != DRAWINGS:
+            raise damaged(path, source, f"must have {DRAWINGS} drawings of {alphabet}/{character}, got {len(entries)}")
     return drawings
 
 
 def _decode(path: Path, drawings: Drawings, size: int) -> NDArray[np.uint8]:
-    """All drawings of an archive, (characters, 20, size, size)."""
+    """Read all drawings of an archive, (characters, 20, size, size)."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -131,19 +131,19 @@ def _decode(path: Path, drawings: Drawings, size: int) -> NDArray[np.uint8]:
         for position, entry in enumerate(entry for entries in drawings.values() for entry in entries):
             try:
                 with archive.open(entry) as file:
-                    content = file.read(entry.file_size)  # without the number, an entry that lies about it is unpacked whole
+                    content = file.read(entry.file_size)  # a bound, in case the stated size is wrong
                 with Image.open(io.BytesIO(content), formats=("PNG",)) as drawing:
                     if drawing.size != (SIDE, SIDE):
-                        raise ValueError(f"must be {SIDE}x{SIDE} pixels, is {drawing.width}x{drawing.height}")
-                    grey = drawing.convert("L")  # as it is, of 1 bit, Pillow would only leave out pixels
+                        raise ValueError(f"must have {SIDE}x{SIDE} pixels, got {drawing.width}x{drawing.height}")
+                    grey = drawing.convert("L")  # images of 1 bit would lose pixels instead of being averaged
                 images[divmod(position, DRAWINGS)] = np.asarray(grey.resize((size, size), Image.Resampling.LANCZOS))
-            except Exception as error:  # zipfile and Pillow have many ways to say that a file is damaged
-                raise damaged(path, SOURCES["omniglot"], f"{entry.filename} in it cannot be read ({error})") from error
+            except Exception as error:  # zipfile and Pillow raise many kinds of errors
+                raise damaged(path, SOURCES["omniglot"], f"its drawing {entry.filename} cannot be read ({error})") from error
     return np.subtract(255, images, out=images)
 
 
 def _key(archives: dict[Path, Drawings]) -> str:
-    """A digest of the names and checksums of all drawings, the same however they were packed."""
+    """A digest of the names and checksums of all drawings, independent of their packing."""
     digest = hashlib.sha256()
     for drawings in archives.values():
         for (alphabet, character), entries in drawings.items():
@@ -152,13 +152,13 @@ def _key(archives: dict[Path, Drawings]) -> str:
 
 
 def _stored(cache: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The images that :func:`_store` kept, if they are intact and were made from the drawings of this key."""
+    """The images from :func:`_store`, if they are intact and have this key."""
     try:
         with cache.open("rb") as file, np.load(file) as stored:  # an .npz file has a checksum of each array
             if str(stored["key"]) != key:
                 return None
             images: NDArray[np.uint8] = stored["images"]
-    except Exception:  # whatever is wrong with it, it can be made again
+    except Exception:  # it can be made again
         return None
     return images if images.shape == shape and images.dtype == np.uint8 else None
 
@@ -170,7 +170,7 @@ def _store(cache: Path, key: str, images: NDArray[np.uint8]) -> None:
         write_atomically(cache, buffer.getvalue())
     except OSError as error:
         warnings.warn(
-            f"omniglot: the images could not be kept in {cache} ({error}), so that the next call decodes them again. "
-            f"Set the environment variable MEHA_CACHE to a folder that can be written.",
+            f"omniglot: the images could not be cached in {cache} ({error}), so the next call decodes them again. "
+            f"Set the environment variable MEHA_CACHE to a writable folder.",
             stacklevel=3,
         )

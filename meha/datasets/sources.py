@@ -1,4 +1,4 @@
-"""What is published where, and which folders of this machine may hold it."""
+"""Addresses and checksums of the data sets, and the local folders for them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Source:
     """The published files of one data set.
 
     Args:
-        name: as users write it.
-        address: of the folder that holds the files, with a slash at its end.
-        files: name of each file, and the MD5 of its content.
+        name: the name of the data set.
+        address: the URL of the folder with the files, with a slash at the end.
+        files: the name and the MD5 checksum of each file.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Source:
 
     @property
     def subfolder(self) -> str:
-        """The name of the folder for these files below ``MEHA_DATA`` and the cache."""
+        """The name of the subfolder of ``MEHA_DATA`` and the cache."""
         return self.name.replace("-", "_")
 
 
@@ -67,7 +67,7 @@ SOURCES = {
 
 
 def source_of(name: str) -> Source:
-    """The source of this name.
+    """Return the source with this name.
 
     >>> source_of("fashion_mnist").address
     'http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/'
@@ -79,7 +79,7 @@ def source_of(name: str) -> Source:
 
 
 def spelling(name: str) -> str:
-    """The name in lower case and with hyphens, as in the tables.
+    """Return the name in lower case with hyphens.
 
     >>> spelling("Fashion_MNIST")
     'fashion-mnist'
@@ -88,14 +88,14 @@ def spelling(name: str) -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for what is downloaded or computed: ``MEHA_CACHE``, else ``$XDG_CACHE_HOME/meha``, else ``~/.cache/meha``."""
+    """Return the cache folder: ``$MEHA_CACHE``, else ``$XDG_CACHE_HOME/meha``, else ``~/.cache/meha``."""
     if own := os.environ.get("MEHA_CACHE"):
         return path_of(own)
     return path_of(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "meha"
 
 
 def path_of(folder: Folder) -> Path:
-    """The whole path of a folder, with ``~`` for the home folder understood.
+    """Return the absolute path of a folder, with ``~`` expanded.
 
     >>> path_of("data") == Path.cwd() / "data"
     True
@@ -104,9 +104,9 @@ def path_of(folder: Folder) -> Path:
 
 
 class DataError(ValueError):
-    """A file that was found but cannot be what it should be."""
+    """A file exists but has the wrong content."""
 
 
 def damaged(path: Path, source: Source, what: str) -> DataError:
-    """The error for such a file, with what to do."""
+    """Return the error for such a file, with the remedy."""
     return DataError(f"{path}: {what}. Delete this file and download it again: meha download {source.name}")

@@ -1,4 +1,4 @@
-"""Problems with known answers, for tests, comparisons and first steps."""
+"""Problems with known solutions, for tests, comparisons and first steps."""
 
 from meha.problems.base import Distance, KnownProblem
 from meha.problems.collection import Entry, collection

@@ -1,4 +1,4 @@
-"""The collection: bilevel problems of many families, each with an answer that does not come from this library's methods."""
+"""Collection of bilevel problems of many families, with solutions computed without the methods of this library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from meha.problems.base import KnownProblem
-from meha.problems.cases import Case, known, references
+from meha.problems.blueprints import Blueprint, known_problem, references
 from meha.problems.factors import dictionary, factorisation, products, representation
 from meha.problems.games import cournot, cournot_limited, toll_revenue, toll_time
 from meha.problems.group_lasso import group_lasso
@@ -44,7 +44,7 @@ from meha.problems.synthetic import lasso, merely_convex, sine, strong_convex
 
 __all__ = ["Entry", "collection"]
 
-CASES: dict[str, dict[str, Callable[[], Case]]] = {
+BLUEPRINTS: dict[str, dict[str, Callable[[], Blueprint]]] = {
     "quadratic": {
         "quadratic, condition 10": partial(quadratic, 5, 10, 1e1, seed=0),
         "quadratic, condition 10, wide": partial(quadratic, 20, 20, 1e1, seed=1),
@@ -182,18 +182,18 @@ TOYS: dict[str, dict[str, Callable[..., KnownProblem]]] = {
 }
 
 HELD_OUT = {"support vectors, dual", "tolls", "dictionary", "representation", "degenerate"}
-"""Families of which the tuning half has nothing."""
+"""Families that are held out as a whole."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A problem of the collection, not yet built.
+    """A problem of the collection that is not built yet.
 
     Attributes:
-        name: of the problem.
-        family: what kind of problem it is.
-        half: parameters of methods are chosen while looking at the ``"tuning"`` half, and judged on the ``"held-out"`` one.
-        build: makes the problem, with the arguments ``dtype`` and ``device``.
+        name: the name of the problem.
+        family: the kind of problem.
+        half: ``"tuning"`` or ``"held-out"``. Numbers of methods are chosen on the first half and judged on the second.
+        build: builds the problem, given ``dtype`` and ``device``.
     """
 
     name: str
@@ -203,19 +203,22 @@ class Entry:
 
     @property
     def optima(self) -> int | None:
-        """In how many different values the search for the reference ended: more than one tells of local optima or of
-        kinks at which a descent may stop. None where the answer is a closed form.
+        """Number of different values in which the search for the reference ended; None for closed forms.
+
+        More than one means local optima, or kinks at which a descent may stop.
         """
-        found: int | None = references().get(self.name, {}).get("optima")
-        return found
+        count: int | None = references().get(self.name, {}).get("optima")
+        return count
 
     def make(self, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-        """The problem, in this precision and on this device; ``problem.error(x, y)`` judges an answer."""
+        """Build the problem in this precision and on this device; ``problem.error(x, y)`` judges an answer."""
         return self.build(dtype=dtype, device=device)
 
 
 def collection(half: Literal["tuning", "held-out"] | None = None) -> list[Entry]:
-    """All entries, or those of one half. Within a family the halves take turns; some families are held out as a whole.
+    """Return all entries, or those of one half.
+
+    The members of a family alternate between the halves; some families are held out as a whole.
 
     >>> entry = collection("tuning")[0]
     >>> problem = entry.make()
@@ -223,9 +226,10 @@ def collection(half: Literal["tuning", "held-out"] | None = None) -> list[Entry]
     ('quadratic, condition 10', 0.0)
     """
     if half not in (None, "tuning", "held-out"):
-        raise ValueError(f"half: must be 'tuning', 'held-out' or None for both, got {half!r}.")
+        raise ValueError(f"half: must be 'tuning', 'held-out' or None (both), got {half!r}.")
     families: dict[str, dict[str, Callable[..., KnownProblem]]] = {
-        family: {name: partial(known, name, case) for name, case in cases.items()} for family, cases in CASES.items()
+        family: {name: partial(known_problem, name, make) for name, make in makers.items()}
+        for family, makers in BLUEPRINTS.items()
     }
     entries = [
         Entry(name, family, "held-out" if family in HELD_OUT or i % 2 else "tuning", build)

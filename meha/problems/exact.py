@@ -1,6 +1,6 @@
-"""Solutions of small lower levels to the last digits, by semi-smooth Newton steps: what the collection is measured with.
+"""Accurate solutions of small lower levels by semi-smooth Newton steps, as references for the collection.
 
-No method of the library is used, only the problem's own objectives and the proximal map of its g and Y.
+The methods of this library are not used, only the objectives and the proximal map of g and Y.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meha._variables import Variable
+from meha._variables import Variable, norm
 from meha.problem import Problem, Prox
 
 __all__ = ["Linearised", "least_squares", "minimiser"]
 
 
 def minimiser(problem: Problem, x: Tensor, y0: Tensor, *, tol: float = 1e-13, max_steps: int = 300) -> Tensor:
-    """The y that minimises f(x, .) + g(x, .) on Y, convex in y, from ``y0``; in float64.
+    """Minimise the convex function f(x, .) + g(x, .) on Y from ``y0``, in float64.
 
-    A step is one of Newton's method for the equation y = prox(y - s grad f(x, y)), which has a proximal gradient step in
-    it. It is shortened until the residual falls in proportion; where it does not, a round of accelerated proximal gradient
-    steps takes its place.
+    Each step is a Newton step for the equation y = prox(y - s grad f(x, y)). It is shortened until the residual falls in
+    proportion; if it never does, a round of accelerated proximal gradient steps replaces it.
 
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: (y - x).pow(4).sum() + (y - x).square().sum())
     >>> minimiser(problem, torch.tensor([3.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
@@ -28,28 +27,28 @@ def minimiser(problem: Problem, x: Tensor, y0: Tensor, *, tol: float = 1e-13, ma
     y, size = y0.clone(), 1.0
     for _ in range(max_steps):
         here = Linearised(problem, x, y)
-        size = float(here.residual.norm())
-        if size <= tol * (1 + float(y.norm())):
+        size = float(norm([here.residual]))
+        if size <= tol * (1 + float(norm([y]))):
             return here.image
         newton = here.newton()
         for length in (1.0, 0.5, 0.25, 0.1, 0.03):
             new = _projected(here.prox, x, y + length * newton, here.step)
-            if float((new - _image(problem, here.prox, x, new, here.step)).norm()) <= (1 - length / 2) * size:
+            if float(norm([new - _image(problem, here.prox, x, new, here.step)])) <= (1 - length / 2) * size:
                 y = new
                 break
         else:
             y = _accelerated(problem, here.prox, x, y, here.step)
-    if size > 1e-9 * (1 + float(y.norm())):
-        raise ArithmeticError(f"minimiser: the residual of the lower level is still {size:.1e} after {max_steps} rounds.")
+    if size > 1e-9 * (1 + float(norm([y]))):
+        raise ArithmeticError(f"minimiser: the residual of the lower level is still {size:.1e} after {max_steps} steps.")
     return y
 
 
 class Linearised:
-    """The map y -> prox(y - step grad f(x, y)) and its derivative at a point; y - map(y) is zero at a minimiser.
+    """The map y -> prox(y - step grad f(x, y)) and its derivative at a point; a minimiser is a fixed point.
 
     Attributes:
-        step: below the inverse of the largest curvature of f in y.
-        image: the map's value.
+        step: a step size below the inverse of the largest curvature of f in y.
+        image: the value of the map.
         residual: y - image.
         slope: the derivative of the residual, a matrix.
         shrink: the derivative of prox, a matrix.
@@ -76,12 +75,12 @@ class Linearised:
         return self.prox.pull_back(x, [forward], self.step, [cotangent])[0].reshape(-1)
 
     def newton(self) -> Tensor:
-        """The step that makes the linearised residual zero."""
+        """Return the step that makes the linearised residual zero."""
         return least_squares(self.slope, -self.residual.reshape(-1)).reshape(self.residual.shape)
 
 
 def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
-    """The shortest solution of a square system, regular or not."""
+    """Return the shortest solution of a square system, which may be singular."""
     solution, info = torch.linalg.solve_ex(matrix, right)
     if int(info) or not bool(torch.isfinite(solution).all()):
         solution = torch.linalg.pinv(matrix, rcond=1e-12) @ right
@@ -96,22 +95,22 @@ def _gradient(problem: Problem, x: Tensor, y: Tensor) -> Tensor:
 
 def _image(problem: Problem, prox: Prox, x: Tensor, y: Tensor, step: float) -> Tensor:
     """prox(y - step grad f(x, y))."""
-    found = y - step * _gradient(problem, x, y)
-    prox(x, [found], step)
-    return found
+    image = y - step * _gradient(problem, x, y)
+    prox(x, [image], step)
+    return image
 
 
 def _projected(prox: Prox, x: Tensor, y: Tensor, step: float) -> Tensor:
-    """A point where f and g are finite: y as it is, unless Y or the domain of g say otherwise."""
+    """y, moved into Y and the domain of g if it is outside."""
     if prox.identity:
         return y
-    found = y.clone()
-    prox(x, [found], 1e-12 * step)
-    return found
+    point = y.clone()
+    prox(x, [point], 1e-12 * step)
+    return point
 
 
 def _accelerated(problem: Problem, prox: Prox, x: Tensor, y: Tensor, step: float, rounds: int = 20) -> Tensor:
-    """Accelerated proximal gradient steps; shorter ones where the curvature at y is not the largest on the way."""
+    """Accelerated proximal gradient steps, shortened where the curvature is larger than at y."""
     ahead, momentum = y, 1.0
     for _ in range(rounds):
         slope, value = _gradient(problem, x, ahead), float(problem.lower(x, ahead))

@@ -1,4 +1,4 @@
-"""Lower levels that factorise or represent: matrices, sparse codes, features with a head."""
+"""Lower levels with factors: matrix factorisation, sparse codes, linear heads on learned features."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor
 
 from meha.nonsmooth import ElasticNet
 from meha.problem import Problem
-from meha.problems.cases import Case, Cast, double
+from meha.problems.blueprints import Blueprint, Cast, double
 from meha.sets import Box, L2Ball
 
 __all__ = ["dictionary", "factorisation", "products", "representation"]
 
 
-def factorisation(rows: int, columns: int, rank: int, *, seed: int, noise: float = 0.3) -> Case:
+def factorisation(rows: int, columns: int, rank: int, *, seed: int, noise: float = 0.3) -> Blueprint:
     """F = ||U V' - M_clean||^2 / 2, f = ||U V' - M||^2 / 2 + exp(x) (||U||^2 + ||V||^2) / 2, y = (U; V), |x| <= 4.
 
-    f is not convex in y, but has no bad local minima: with as many columns as here, U V' is M with its singular values less
-    exp(x), where positive. U and V are free up to a rotation. U = V = 0 is a saddle, so that the start is not there.
+    f is not convex in y but has no bad local minima: with this many columns, U V' is M with its singular values reduced by
+    exp(x), to no less than 0. U and V are unique up to a rotation. U = V = 0 is a saddle, so the start is elsewhere.
     """
     rng = np.random.default_rng(seed)
     clean = rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns))
     M, width = clean + noise * rng.normal(size=clean.shape), min(rows, columns)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         M_, clean_ = cast(M), cast(clean)
         return Problem(
             upper=lambda x, y: 0.5 * (y[:rows] @ y[rows:].T - clean_).square().sum(),
@@ -38,8 +38,8 @@ def factorisation(rows: int, columns: int, rank: int, *, seed: int, noise: float
         root = (sigma - x.exp()).clamp(min=0).sqrt()
         return torch.cat([u * root, v.T * root])
 
-    return Case(
-        state=state,
+    return Blueprint(
+        build=build,
         x0=np.zeros(1),
         y0=0.1 * rng.normal(size=(rows + columns, width)),
         response=response,
@@ -47,16 +47,16 @@ def factorisation(rows: int, columns: int, rank: int, *, seed: int, noise: float
     )
 
 
-def products(n: int, *, seed: int) -> Case:
+def products(n: int, *, seed: int) -> Blueprint:
     """F = ||u v - t||^2 / 2 + 0.05 ||x||^2, f = ||u v - a||^2 / 2 + <x, u^2 + v^2> / 2 entry by entry, y = (u, v), 0 <= x <= 3.
 
-    A smooth, non-convex form of the lasso: the product is a less x in size, where positive. The signs of u and v are free.
+    This is a smooth, non-convex form of the lasso: |u v| = max(|a| - x, 0). The signs of u and v are arbitrary.
     """
     rng = np.random.default_rng(seed)
     a = rng.choice([-1.0, 1.0], size=n) * rng.uniform(1, 3, size=n)
     t = a * rng.uniform(0.3, 1.1, size=n)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         a_, t_ = cast(a), cast(t)
         return Problem(
             upper=lambda x, y: 0.5 * (y[0] * y[1] - t_).square().sum() + 0.05 * x.square().sum(),
@@ -70,10 +70,10 @@ def products(n: int, *, seed: int) -> Case:
         root = (a_.abs() - x).clamp(min=0).sqrt()
         return torch.stack([root, a_.sign() * root])
 
-    # F is a parabola in x_i as long as x_i < |a_i|: (|a| - x - |t|)^2 / 2 + x^2 / 20, with its minimum there.
+    # For x_i < |a_i|, F is the parabola (|a| - x - |t|)^2 / 2 + x^2 / 20, and its minimum lies in this range.
     x_star = np.clip((np.abs(a) - np.abs(t)) / 1.1, 0, None)
-    return Case(
-        state=state,
+    return Blueprint(
+        build=build,
         x0=np.full(n, 0.5),
         y0=np.stack([np.ones(n), 0.1 * np.sign(a)]),
         x_star=x_star,
@@ -82,11 +82,11 @@ def products(n: int, *, seed: int) -> Case:
     )
 
 
-def dictionary(d: int, atoms: int, n: int, *, seed: int) -> Case:
+def dictionary(d: int, atoms: int, n: int, *, seed: int) -> Blueprint:
     """F = ||M_clean - D y||^2 / (2 n), f + g = ||M - D y||^2 / 2 + 0.1 ||y||_1 + 0.01 ||y||^2 / 2, D = x, ||D||^2 <= atoms.
 
-    Codes y of n signals in a dictionary of unit atoms, some of which lose their use. There are many local optima; the
-    start, near to the dictionary that made the signals, leads to a good one.
+    y holds the codes of n signals in a dictionary of unit atoms, some of which end up unused. There are many local optima; the
+    start, close to the true dictionary, leads to a good one.
     """
     rng = np.random.default_rng(seed)
     truth = rng.normal(size=(d, atoms))
@@ -96,7 +96,7 @@ def dictionary(d: int, atoms: int, n: int, *, seed: int) -> Case:
     M = clean + 0.1 * rng.normal(size=clean.shape)
     start = truth + 0.2 * rng.normal(size=truth.shape)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         M_, clean_ = cast(M), cast(clean)
         return Problem(
             upper=lambda x, y: (clean_ - x @ y).square().sum() / (2 * n),
@@ -105,15 +105,15 @@ def dictionary(d: int, atoms: int, n: int, *, seed: int) -> Case:
             x_set=L2Ball(float(np.sqrt(atoms))),
         )
 
-    return Case(
-        state=state, x0=0.99 * start * np.sqrt(atoms) / np.linalg.norm(start), y0=np.zeros((atoms, n)), measure="excess"
+    return Blueprint(
+        build=build, x0=0.99 * start * np.sqrt(atoms) / np.linalg.norm(start), y0=np.zeros((atoms, n)), measure="excess"
     )
 
 
-def representation(p: int, features: int, n: int, *, seed: int, bent: bool = False) -> Case:
+def representation(p: int, features: int, n: int, *, seed: int, bent: bool = False) -> Blueprint:
     """F = validation loss + 0.005 ||x||^2, f = ||phi(A x) y - b||^2 / (2 n) + 0.05 ||y||^2: features x with a head y.
 
-    x is a matrix; phi is the identity, or with ``bent`` tanh. Features may be rotated (or exchanged) without any change.
+    x is a matrix; phi is the identity, or tanh if ``bent``. Rotating (or permuting) features changes nothing.
     """
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(2 * n, p))
@@ -123,7 +123,7 @@ def representation(p: int, features: int, n: int, *, seed: int, bent: bool = Fal
     def bend(z: Tensor) -> Tensor:
         return torch.tanh(z) if bent else z
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = cast(A[:n]), cast(b[:n]), cast(A[n:]), cast(b[n:])
         return Problem(
             upper=lambda x, y: (bend(A2_ @ x) @ y - b2_).square().mean() / 2 + 0.005 * x.square().sum(),
@@ -136,4 +136,4 @@ def representation(p: int, features: int, n: int, *, seed: int, bent: bool = Fal
         z = bend(A_ @ x)
         return torch.linalg.solve(z.T @ z / n + 0.1 * torch.eye(features, dtype=x.dtype), z.T @ b_ / n)
 
-    return Case(state=state, x0=x0, y0=np.zeros(features), response=response, measure="excess")
+    return Blueprint(build=build, x0=x0, y0=np.zeros(features), response=response, measure="excess")

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import numpy as np
 from torch import Tensor
 
 from meha.problem import Problem
-from meha.problems.cases import Array, Case, Cast, double
+from meha.problems.blueprints import Array, Blueprint, Cast, double
 from meha.sets import Box, NonNegative, Simplex
 
 __all__ = ["cournot", "cournot_limited", "toll_revenue", "toll_time"]
 
 
-def cournot(markets: int, followers: int, *, seed: int) -> Case:
-    """A leader and its followers sell x and y in several markets; the price in market k is a_k - b_k (all sales there).
+def cournot(markets: int, followers: int, *, seed: int) -> Blueprint:
+    """Cournot game: a leader sells x, followers sell y; the price in market k is a_k - b_k times all sales in it.
 
     F = minus the leader's profit, with a joint cost ||x||_1^2 / 20; f = the followers' potential, whose minimiser is their
-    equilibrium: sum_jk (c_jk - a_k + b_k x_k) y_jk + b_k y_jk^2 / 2 + sum_k b_k (sum_j y_jk)^2 / 2. All is quadratic.
+    equilibrium: sum_jk (c_jk - a_k + b_k x_k) y_jk + b_k y_jk^2 / 2 + sum_k b_k (sum_j y_jk)^2 / 2. Both are quadratic.
     """
     a, b, c, own = _markets(np.random.default_rng(seed), markets, followers)
-    # In the equilibrium the followers of a market sell (j (a - b x) - sum_j c) / (b (j + 1)) together.
+    # In equilibrium, the j followers of a market together sell (j (a - b x) - sum_j c) / (b (j + 1)).
     share = followers / (followers + 1)
     net = (a - own) - (share * a - c.sum(0) / (followers + 1))
     x_star = np.linalg.solve(np.diag(2 * b * (1 - share)) + 0.1, net)
@@ -32,17 +33,17 @@ def cournot(markets: int, followers: int, *, seed: int) -> Case:
         total = (followers * (a_ - b_ * x) - c_.sum(0)) / (b_ * (followers + 1))
         return (a_ - b_ * (x + total) - c_) / b_
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return _cournot(cast, a, b, c, own, joint=0.05)
 
-    return Case(state=state, x0=np.zeros(markets), y0=np.zeros((followers, markets)), x_star=x_star, response=response)
+    return Blueprint(build=build, x0=np.zeros(markets), y0=np.zeros((followers, markets)), x_star=x_star, response=response)
 
 
-def cournot_limited(markets: int, followers: int, *, seed: int) -> Case:
-    """As :func:`cournot` without the joint cost, where followers sell between nothing and their capacity, and x >= 0.
+def cournot_limited(markets: int, followers: int, *, seed: int) -> Blueprint:
+    """Cournot game with capacities of the followers: :func:`cournot` without the joint cost, with x >= 0.
 
-    Each market stands by itself: between the sales x at which a follower enters or leaves one of its bounds, the leader's
-    profit is a parabola, and the best of the pieces' peaks and ends is the solution.
+    The markets are independent. In each, the leader's profit is a parabola between the sales x at which a follower reaches or
+    leaves a bound; the solution is the best peak or end of these pieces.
     """
     rng = np.random.default_rng(seed)
     a, b, c, own = _markets(rng, markets, followers)
@@ -66,12 +67,12 @@ def cournot_limited(markets: int, followers: int, *, seed: int) -> Case:
     def response(x: Tensor) -> Tensor:
         return double(np.stack([sales(x[k : k + 1].numpy(), k)[0] for k in range(markets)], axis=1))
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         game = _cournot(cast, a, b, c, own, joint=0.0)
-        return Problem(game.upper, game.lower, x_set=NonNegative(), y_set=Box(0.0, cast(capacity)))
+        return replace(game, x_set=NonNegative(), y_set=Box(0.0, cast(capacity)))
 
-    return Case(
-        state=state,
+    return Blueprint(
+        build=build,
         x0=np.zeros(markets),
         y0=np.zeros((followers, markets)),
         x_star=np.array([best(k) for k in range(markets)]),
@@ -79,17 +80,17 @@ def cournot_limited(markets: int, followers: int, *, seed: int) -> Case:
     )
 
 
-def toll_time(side: int, *, seed: int, free: int = 0) -> Case:
-    """Tolls x in [0, 5] on the roads of a grid of ``side`` by ``side`` blocks make travellers use them well.
+def toll_time(side: int, *, seed: int, free: int = 0) -> Blueprint:
+    """Tolls x in [0, 5] that reduce congestion on a grid of ``side`` by ``side`` blocks.
 
-    The travel time of a road with traffic v is t + s v; ten travellers split over the shortest paths, y in a simplex:
+    The travel time of a road with traffic v is t + s v. Ten travellers choose among the shortest paths, y in a simplex:
     f = sum of t v + s v^2 / 2 + x v over all roads + 0.05 ||y||^2. F = total travel time + 0.05 ||x||^2. The first ``free``
     roads have no toll.
     """
     paths, t, s = _roads(np.random.default_rng(seed), side)
     tolled = np.eye(len(t))[free:]
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         paths_, t_, s_, tolled_ = (cast(part) for part in (paths, t, s, tolled))
 
         def upper(x: Tensor, y: Tensor) -> Tensor:
@@ -102,18 +103,18 @@ def toll_time(side: int, *, seed: int, free: int = 0) -> Case:
 
         return Problem(upper, lower, x_set=Box(0.0, 5.0), y_set=Simplex(10.0))
 
-    return Case(state=state, x0=np.zeros(len(tolled)), y0=np.full(len(paths), 10 / len(paths)))
+    return Blueprint(build=build, x0=np.zeros(len(tolled)), y0=np.full(len(paths), 10 / len(paths)))
 
 
-def toll_revenue(side: int, *, seed: int, tolled: int) -> Case:
-    """The owner of the ``tolled`` last roads maximises revenue <x, v>; travellers stay at home when a trip costs too much.
+def toll_revenue(side: int, *, seed: int, tolled: int) -> Blueprint:
+    """Tolls that maximise the revenue <x, v> of the last ``tolled`` roads; travellers stay at home if a trip costs too much.
 
-    f as in :func:`toll_time` for y >= 0, less the use of the trips, 20 q - q^2 / 2 for q = sum y. F = minus the revenue.
+    f is that of :func:`toll_time` for y >= 0, minus the benefit of the trips, 20 q - q^2 / 2 for q = sum y. F = -revenue.
     """
     paths, t, s = _roads(np.random.default_rng(seed), side)
     chosen = np.eye(len(t))[len(t) - tolled :]
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         paths_, t_, s_, chosen_ = (cast(part) for part in (paths, t, s, chosen))
 
         def lower(x: Tensor, y: Tensor) -> Tensor:
@@ -122,11 +123,11 @@ def toll_revenue(side: int, *, seed: int, tolled: int) -> Case:
 
         return Problem(lambda x, y: -((x @ chosen_) @ (y @ paths_)), lower, x_set=Box(0.0, 20.0), y_set=NonNegative())
 
-    return Case(state=state, x0=np.ones(tolled), y0=np.ones(len(paths)))
+    return Blueprint(build=build, x0=np.ones(tolled), y0=np.ones(len(paths)))
 
 
 def _markets(rng: np.random.Generator, markets: int, followers: int) -> tuple[Array, Array, Array, Array]:
-    """Prices without sales, their slopes, the followers' costs and the leader's."""
+    """Prices at zero sales, their slopes, the costs of the followers and of the leader."""
     a, b = rng.uniform(8, 12, size=markets), rng.uniform(0.5, 2, size=markets)
     return a, b, rng.uniform(1, 3, size=(followers, markets)), rng.uniform(1, 3, size=markets)
 
@@ -144,14 +145,14 @@ def _cournot(cast: Cast, a: Array, b: Array, c: Array, own: Array, joint: float)
 
 
 def _equilibrium(price: float, b: float, c: Array, capacity: Array) -> Array:
-    """Sales clip((price - b total - c) / b, 0, capacity) whose total is the one that they were computed with."""
+    """The fixed point of sales = clip((price - b sum(sales) - c) / b, 0, capacity)."""
 
     def sales(total: float) -> Array:
         return np.clip((price - c) / b - total, 0, capacity)
 
     marks = np.unique(np.r_[0.0, capacity.sum(), (price - c) / b, (price - c) / b - capacity])
     marks = marks[(marks >= 0) & (marks <= capacity.sum())]
-    excess = np.array([sales(total).sum() - total for total in marks])  # falling and linear between the marks
+    excess = np.array([sales(total).sum() - total for total in marks])  # decreasing, and linear between the marks
     i = int(np.flatnonzero(excess >= 0)[-1])
     if i == len(marks) - 1:
         return sales(marks[-1])
@@ -160,13 +161,13 @@ def _equilibrium(price: float, b: float, c: Array, capacity: Array) -> Array:
 
 
 def _breaks(a: float, b: float, c: Array, capacity: Array) -> Array:
-    """The leader's sales at which a follower just sells nothing, or just all it can."""
-    found = []
+    """The leader's sales at which a follower just reaches zero or its capacity."""
+    sales = []
     for cost, bound in zip(np.r_[c, c], np.r_[np.zeros_like(c), capacity], strict=True):
         # At the price cost + b * bound every follower sells clip((cost - c) / b + bound, 0, capacity).
         total = np.clip((cost - c) / b + bound, 0, capacity).sum()
-        found.append((a - cost - b * bound) / b - total)
-    return np.array(found)
+        sales.append((a - cost - b * bound) / b - total)
+    return np.array(sales)
 
 
 def _roads(rng: np.random.Generator, side: int) -> tuple[Array, Array, Array]:

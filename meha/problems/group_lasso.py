@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -27,23 +28,25 @@ def group_lasso(
     dtype: torch.dtype = torch.float64,
     device: Any = None,
 ) -> KnownProblem:
-    """F = validation loss, f = training loss, g = sum_j x_j ||y^(j)||, X = {x >= 0}; losses ||b - A y||^2 / (2 * 100).
+    """Group lasso: F = validation loss, f = training loss, g = sum_j x_j ||y^(j)||, X = {x >= 0}.
 
-    The generator follows the paper in the reading that reproduces its numbers: 100 samples each for training, validation
-    and test; A standard normal with m features in contiguous groups (30 for m = 600, 300 otherwise); coefficients of three
-    equal blocks, each 50 ones and then zeros; noise scaled so that ||A v|| is twice its norm over all samples.
+    The loss is ||b - A y||^2 / (2 * 100). The data follow the paper, in the reading that reproduces its numbers: 100 samples
+    each for training, validation and test; A standard normal with m features in contiguous groups (30 for m = 600, 300
+    otherwise); coefficients of three equal blocks, each 50 ones and then zeros; noise such that ||A v|| is twice its norm.
 
-    With the Gaussian design no closed-form solution exists: quality is ``metrics["test error"]``, and ``distance`` compares y
-    with the generating coefficients, which no estimate reaches. The orthogonal design (m samples, A'A = m I, the same in
-    training and validation, loss / (2 m)) makes the problem separable, and its solution is known: with u and w the training
-    and validation correlations A'b / m, y^(j) = t_j u^(j), t_j = <u^(j), w^(j)> / ||u^(j)||^2 clipped to [0, 1], and
-    x_j = (1 - t_j) ||u^(j)|| (any larger x_j as well where t_j = 0).
+    With the Gaussian design there is no closed-form solution: use ``metrics["test error"]``; ``distance`` compares y with the
+    true coefficients, which no estimate reaches. The orthogonal design (m samples, A'A = m I, the same in training and
+    validation, loss / (2 m)) makes the problem separable, so its solution is known: with u and w the training and validation
+    correlations A'b / m, y^(j) = t_j u^(j), t_j = <u^(j), w^(j)> / ||u^(j)||^2 clipped to [0, 1], and
+    x_j = (1 - t_j) ||u^(j)|| (or any larger x_j if t_j = 0).
 
     Args:
         m: number of features.
         groups: number of groups, a divisor of m.
-        seed: of the data.
-        design: see above.
+        seed: seed of the data.
+        design: the design matrix; see above.
+        dtype: precision of the data.
+        device: device of the data.
 
     >>> problem = group_lasso(60, groups=6, design="orthogonal")
     >>> problem.distance(problem.x_star, problem.y_star)
@@ -93,8 +96,7 @@ def group_lasso(
         null = float(loss(test, common["y0"]))
     metrics = {"test error": lambda x, y: float(loss(test, y)), "null error": lambda x, y: null}
     if design == "gaussian":
-        nothing = float("nan")
-        return KnownProblem(**common, metrics=metrics, distance=lambda x, y: Distance(nothing, relative(y, truth)))
+        return KnownProblem(**common, metrics=metrics, distance=lambda x, y: Distance(math.nan, relative(y, truth)))
 
     u, w = ((a.T @ b / m).reshape(groups, size) for a, b in (train, validation))
     share = ((u * w).sum(1) / u.square().sum(1)).clamp(0, 1)

@@ -1,6 +1,6 @@
-"""Small problems in the manner of the literature: lower levels that are non-convex, constrained, degenerate or undecided.
+"""Small problems from the literature, with non-convex, constrained, degenerate or undetermined lower levels.
 
-Where the lower level has several solutions, F takes the one that it likes best.
+If the lower level has several solutions, the one with the smallest F counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meha.problem import Problem
-from meha.problems.cases import Case, Cast
+from meha.problems.blueprints import Blueprint, Cast
 from meha.sets import Box, L2Ball, NonNegative
 
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 
-def bilinear() -> Case:
+def bilinear() -> Blueprint:
     """F = (x - 1.25)^2 + y^2, f = (x - 1) y, |x| <= 2, |y| <= 1: y = -sign(x - 1), except at the solution x = 1, y = 0."""
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: (x - 1.25).square().sum() + y.square().sum(),
             lambda x, y: ((x - 1) * y).sum(),
@@ -40,16 +40,16 @@ def bilinear() -> Case:
             y_set=Box(-1.0, 1.0),
         )
 
-    return Case(state=state, x0=np.zeros(1), y0=np.zeros(1), x_star=np.ones(1), response=lambda x: -torch.sign(x - 1))
+    return Blueprint(build=build, x0=np.zeros(1), y0=np.zeros(1), x_star=np.ones(1), response=lambda x: -torch.sign(x - 1))
 
 
-def cubic(n: int) -> Case:
+def cubic(n: int) -> Blueprint:
     """F = ||x - e||^2 + ||y - 2 e||^2, f = sum y_i^3 / 3 - x_i^2 y_i, 0 <= x, y <= 4: y = x, and x = y = 3/2 e.
 
     f has a saddle in y where x = 0, and is not convex for y < 0.
     """
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: (x - 1).square().sum() + (y - 2).square().sum(),
             lambda x, y: (y.pow(3) / 3 - x.square() * y).sum(),
@@ -57,17 +57,17 @@ def cubic(n: int) -> Case:
             y_set=Box(0.0, 4.0),
         )
 
-    return Case(state=state, x0=np.full(n, 0.5), y0=np.full(n, 0.5), x_star=np.full(n, 1.5), response=lambda x: x.clone())
+    return Blueprint(build=build, x0=np.full(n, 0.5), y0=np.full(n, 0.5), x_star=np.full(n, 1.5), response=lambda x: x.clone())
 
 
-def mirrlees() -> Case:
+def mirrlees() -> Blueprint:
     """F = (x - 2)^2 + (y - 1)^2, f = -x exp(-(y + 1)^2) - exp(-(y - 1)^2), 0.5 <= x <= 2.
 
-    Mirrlees' example. f has two valleys in y, of which that at y > 0 is the deeper one for x <= 1 only. The solution is x = 1,
-    y = 0.9575, where both are equally deep; beyond it, the valley at y > 0 still looks like a solution from near by.
+    Mirrlees' example. f has two valleys in y; the one at y > 0 is deeper only for x <= 1. The solution is x = 1, y = 0.9575,
+    where both are equally deep; beyond it, the valley at y > 0 still looks like a solution locally.
     """
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: (x - 2).square().sum() + (y - 1).square().sum(),
             lambda x, y: (-x * torch.exp(-(y + 1).square()) - torch.exp(-(y - 1).square())).sum(),
@@ -75,7 +75,7 @@ def mirrlees() -> Case:
         )
 
     def response(x: Tensor) -> Tensor:
-        # Stationary: x (y + 1) exp(-4 y) + y - 1 = 0, by bisection on the side of the deeper valley.
+        # Bisection of the stationarity x (y + 1) exp(-4 y) + y - 1 = 0 on the side of the deeper valley.
         low, high = (0.5, 1.0) if float(x) <= 1 else (-1.0, -0.5)
         for _ in range(60):
             y = 0.5 * (low + high)
@@ -83,41 +83,43 @@ def mirrlees() -> Case:
             low, high = (low, y) if rising else (y, high)
         return torch.full_like(x, 0.5 * (low + high))
 
-    return Case(state=state, x0=np.full(1, 0.5), y0=np.zeros(1), x_star=np.ones(1), response=response)
+    return Blueprint(build=build, x0=np.full(1, 0.5), y0=np.zeros(1), x_star=np.ones(1), response=response)
 
 
-def double_well(n: int) -> Case:
+def double_well(n: int) -> Blueprint:
     """F = ||x - 1/2||^2 + ||y - 3/2||^2, f = sum (y_i^2 - 1)^2 / 4 - x_i y_i.
 
-    f has two valleys for |x_i| < 0.38, the deeper on x's side; the start, x = y = -1, is in the wrong one.
-    Stationary: x = y^3 - y, so that y is the root of a polynomial.
+    f has two valleys for |x_i| < 0.38, the deeper one at the sign of x_i; the start, x = y = -1, is in the wrong one.
+    Stationarity x = y^3 - y makes y the root of a polynomial.
     """
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: (x - 0.5).square().sum() + (y - 1.5).square().sum(),
             lambda x, y: (0.25 * (y.square() - 1).square() - x * y).sum(),
         )
 
     def response(x: Tensor) -> Tensor:
-        y = torch.where(x >= 0, 1.0, -1.0) * (1 + x.abs())  # beyond the root, from where Newton's method goes straight to it
+        y = torch.where(x >= 0, 1.0, -1.0) * (1 + x.abs())  # beyond the root, from where Newton's method is monotone
         for _ in range(60):
             y = y - (y.pow(3) - y - x) / (3 * y.square() - 1)
         return y
 
-    # (y^3 - y - 1/2) (3 y^2 - 1) + y - 3/2 = 0, and the root is the only one at y > 1
+    # (y^3 - y - 1/2) (3 y^2 - 1) + y - 3/2 = 0 has a single root y > 1.
     roots = np.roots([3, 0, -4, -1.5, 2, -1])
     y_star = float(roots[np.abs(roots.imag) < 1e-12].real.max())
-    return Case(state=state, x0=np.full(n, -1.0), y0=np.full(n, -1.0), x_star=np.full(n, y_star**3 - y_star), response=response)
+    return Blueprint(
+        build=build, x0=np.full(n, -1.0), y0=np.full(n, -1.0), x_star=np.full(n, y_star**3 - y_star), response=response
+    )
 
 
-def valley() -> Case:
+def valley() -> Blueprint:
     """F = (x - 2)^2 / 2 + (y_2 - 1)^2 / 2, f = (y_1 - x)^2 / 2 + 10 (y_2 - y_1^2)^2: Rosenbrock's valley, y = (x, x^2).
 
     The solution is the real root of 2 x^3 - x - 2.
     """
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: 0.5 * (x - 2).square().sum() + 0.5 * (y[1] - 1).square(),
             lambda x, y: 0.5 * (y[0] - x).square().sum() + 10 * (y[1] - y[0].square()).square(),
@@ -125,13 +127,15 @@ def valley() -> Case:
 
     roots = np.roots([2, 0, -1, -2])
     x_star = roots[np.abs(roots.imag) < 1e-12].real
-    return Case(state=state, x0=np.full(1, -1.0), y0=np.zeros(2), x_star=x_star, response=lambda x: torch.cat([x, x.square()]))
+    return Blueprint(
+        build=build, x0=np.full(1, -1.0), y0=np.zeros(2), x_star=x_star, response=lambda x: torch.cat([x, x.square()])
+    )
 
 
-def wave() -> Case:
+def wave() -> Blueprint:
     """F = (x - 2)^2 / 2 + y^2 / 2, f = (y - sin x)^2 / 2: x is the only root of x - 2 + sin(2 x) / 2."""
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: 0.5 * (x - 2).square().sum() + 0.5 * y.square().sum(),
             lambda x, y: 0.5 * (y - torch.sin(x)).square().sum(),
@@ -140,31 +144,31 @@ def wave() -> Case:
     x = 2.5
     for _ in range(20):
         x -= (x - 2 + math.sin(2 * x) / 2) / (1 + math.cos(2 * x))
-    return Case(state=state, x0=np.zeros(1), y0=np.zeros(1), x_star=np.full(1, x), response=torch.sin)
+    return Blueprint(build=build, x0=np.zeros(1), y0=np.zeros(1), x_star=np.full(1, x), response=torch.sin)
 
 
-def quartic(n: int) -> Case:
-    """F = ||x - e||^2 / 2 + ||y||^2 / 2, f = sum (y_i - x_i)^4 / 4: x = y = e / 2, where f has no curvature at all."""
+def quartic(n: int) -> Blueprint:
+    """F = ||x - e||^2 / 2 + ||y||^2 / 2, f = sum (y_i - x_i)^4 / 4: x = y = e / 2, where f has zero curvature."""
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: 0.5 * (x - 1).square().sum() + 0.5 * y.square().sum(), lambda x, y: 0.25 * (y - x).pow(4).sum()
         )
 
-    return Case(state=state, x0=np.full(n, 2.0), y0=np.zeros(n), x_star=np.full(n, 0.5), response=lambda x: x.clone())
+    return Blueprint(build=build, x0=np.full(n, 2.0), y0=np.zeros(n), x_star=np.full(n, 0.5), response=lambda x: x.clone())
 
 
-def dead_zone(n: int) -> Case:
+def dead_zone(n: int) -> Blueprint:
     """F = ||x - 2 e||^2 / 2 + ||y||^2 / 2, f = sum max(0, |y_i - x_i| - 1)^2 / 2: any y within 1 of x; x = 3/2 e, y = e / 2."""
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         return Problem(
             lambda x, y: 0.5 * (x - 2).square().sum() + 0.5 * y.square().sum(),
             lambda x, y: 0.5 * ((y - x).abs() - 1).clamp(min=0).square().sum(),
         )
 
-    return Case(
-        state=state,
+    return Blueprint(
+        build=build,
         x0=np.zeros(n),
         y0=np.zeros(n),
         x_star=np.full(n, 1.5),
@@ -172,14 +176,14 @@ def dead_zone(n: int) -> Case:
     )
 
 
-def one_sided() -> Case:
+def one_sided() -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = ||y||^2 / 2 - <x, y>, y >= 0: y = max(x, 0).
 
     With s = (-1, 1, 0.5, 2) and t = (0.5, 2, -2, 1): x = (-1, 1.5, 0, 1.5), the third at the kink.
     """
     s, t = np.array([-1.0, 1.0, 0.5, 2.0]), np.array([0.5, 2.0, -2.0, 1.0])
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         s_, t_ = cast(s), cast(t)
         return Problem(
             lambda x, y: 0.5 * (x - s_).square().sum() + 0.5 * (y - t_).square().sum(),
@@ -187,8 +191,8 @@ def one_sided() -> Case:
             y_set=NonNegative(),
         )
 
-    return Case(
-        state=state,
+    return Blueprint(
+        build=build,
         x0=np.ones(4),
         y0=np.ones(4),
         x_star=np.array([-1.0, 1.5, 0.0, 1.5]),
@@ -196,13 +200,13 @@ def one_sided() -> Case:
     )
 
 
-def circle() -> Case:
+def circle() -> Blueprint:
     """F = ||x - (2, 0)||^2 / 2 + ||y - (0, 1)||^2 / 2, f = -<x, y>, ||y|| <= 1: y = x / ||x||.
 
     At the angle phi, the best x has norm 2 cos(phi), and F = 2 sin(phi)^2 + 1 - sin(phi): sin(phi) = 1/4.
     """
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         s_, t_ = cast([2.0, 0.0]), cast([0.0, 1.0])
         return Problem(
             lambda x, y: 0.5 * (x - s_).square().sum() + 0.5 * (y - t_).square().sum(),
@@ -211,4 +215,4 @@ def circle() -> Case:
         )
 
     x_star = np.array([15 / 8, math.sqrt(15) / 8])
-    return Case(state=state, x0=np.ones(2), y0=np.zeros(2), x_star=x_star, response=lambda x: x / x.norm())
+    return Blueprint(build=build, x0=np.ones(2), y0=np.zeros(2), x_star=x_star, response=lambda x: x / x.norm())

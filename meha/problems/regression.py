@@ -1,4 +1,4 @@
-"""Learned regularisation and learned data weights: training loss below, validation loss above."""
+"""Learned regularisation and learned data weights: f is a training loss, F a validation loss."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.nn.functional import cross_entropy, softplus
 
 from meha.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
 from meha.problem import Problem
-from meha.problems.cases import Array, Case, Cast, double
+from meha.problems.blueprints import Array, Blueprint, Cast, double
 from meha.sets import Box, NonNegative, Simplex
 
 __all__ = ["coreset", "elastic_net", "group_lasso_gaussian", "lasso_weight", "logistic", "reweighting", "ridge", "softmax"]
 
 
-def ridge(p: int, n: int, *, seed: int, each: bool = False, bounds: float | None = 6.0, noise: float = 1.0) -> Case:
+def ridge(p: int, n: int, *, seed: int, each: bool = False, bounds: float | None = 6.0, noise: float = 1.0) -> Blueprint:
     """F = validation loss, f = training loss + sum_i exp(x_i) y_i^2 / 2, losses ||A y - b||^2 / (2 n), |x_i| <= bounds.
 
-    x is one log-weight for all features, or with ``each`` one per feature; then the weights of features without use go to
-    their upper bound, and without bounds to infinity.
+    x is one log-weight for all features, or one per feature if ``each``; then the weights of useless features go to their upper
+    bound, or to infinity if there is none.
     """
     (A, b), (A2, b2) = _linear_data(np.random.default_rng(seed), p, n, noise)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
         return Problem(
             upper=lambda x, y: (A2_ @ y - b2_).square().mean() / 2,
@@ -37,20 +37,20 @@ def ridge(p: int, n: int, *, seed: int, each: bool = False, bounds: float | None
     gram, right = double(A.T @ A / n), double(A.T @ b / n)
 
     def response(x: Tensor) -> Tensor:
-        root = torch.exp(-x / 2).expand(p)  # of the inverse weights, which stay finite where weights become infinite
+        root = torch.exp(-x / 2).expand(p)  # of the inverse weights, which stay finite as weights go to infinity
         scaled = root[:, None] * gram * root + torch.eye(p, dtype=x.dtype)
         return root * torch.linalg.solve(scaled, root * right)
 
-    return Case(
-        state=state, x0=np.zeros(p if each else 1), y0=np.zeros(p), response=response, measure="excess" if each else "distance"
+    return Blueprint(
+        build=build, x0=np.zeros(p if each else 1), y0=np.zeros(p), response=response, measure="excess" if each else "distance"
     )
 
 
-def logistic(p: int, n: int, *, seed: int, each: bool = False, bounds: float = 6.0) -> Case:
-    """As :func:`ridge`, with the logistic loss and labels in {-1, 1}."""
+def logistic(p: int, n: int, *, seed: int, each: bool = False, bounds: float = 6.0) -> Blueprint:
+    """Logistic regression: :func:`ridge` with the logistic loss and labels in {-1, 1}."""
     (A, b), (A2, b2) = _signs(*_linear_data(np.random.default_rng(seed), p, n, 1.0))
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         margin, margin2 = cast(A * b[:, None]), cast(A2 * b2[:, None])
         return Problem(
             upper=lambda x, y: softplus(-(margin2 @ y)).mean(),
@@ -58,18 +58,16 @@ def logistic(p: int, n: int, *, seed: int, each: bool = False, bounds: float = 6
             x_set=Box(-bounds, bounds),
         )
 
-    return Case(state=state, x0=np.zeros(p if each else 1), y0=np.zeros(p), measure="excess" if each else "distance")
+    return Blueprint(build=build, x0=np.zeros(p if each else 1), y0=np.zeros(p), measure="excess" if each else "distance")
 
 
-def softmax(p: int, n: int, classes: int, *, seed: int, each: bool = False, bounds: float = 6.0) -> Case:
-    """As :func:`ridge`, with the cross entropy of ``classes`` classes, y a matrix (p, classes), and with ``each`` one
-    log-weight per class.
-    """
+def softmax(p: int, n: int, classes: int, *, seed: int, each: bool = False, bounds: float = 6.0) -> Blueprint:
+    """Softmax regression: :func:`ridge` with cross entropy and y of shape (p, classes); one weight per class if ``each``."""
     rng = np.random.default_rng(seed)
     A, A2, truth = rng.normal(size=(n, p)), rng.normal(size=(n, p)), rng.normal(size=(p, classes)) * (np.arange(p) < 4)[:, None]
     b, b2 = ((a @ truth + rng.gumbel(size=(n, classes))).argmax(1) for a in (A, A2))
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, A2_ = cast(A), cast(A2)
         b_, b2_ = (torch.as_tensor(labels, device=A_.device) for labels in (b, b2))
         return Problem(
@@ -78,12 +76,13 @@ def softmax(p: int, n: int, classes: int, *, seed: int, each: bool = False, boun
             x_set=Box(-bounds, bounds),
         )
 
-    return Case(state=state, x0=np.zeros(classes if each else 1), y0=np.zeros((p, classes)))
+    return Blueprint(build=build, x0=np.zeros(classes if each else 1), y0=np.zeros((p, classes)))
 
 
-def elastic_net(p: int, n: int, *, seed: int, form: Literal["direct", "log"]) -> Case:
-    """F and f as in :func:`ridge` without its penalty, g = w ||y||_1 + v ||y||^2 / 2, x = (w, v) >= 0 or x = (log w, log v)
-    in [-8, 2]^2.
+def elastic_net(p: int, n: int, *, seed: int, form: Literal["direct", "log"]) -> Blueprint:
+    """Elastic net: F and f as in :func:`ridge` without the penalty, g = w ||y||_1 + v ||y||^2 / 2.
+
+    x = (w, v) >= 0 (``form="direct"``), or x = (log w, log v) in [-8, 2]^2 (``"log"``).
     """
     (A, b), (A2, b2) = _linear_data(np.random.default_rng(seed), p, n, 1.0)
 
@@ -92,39 +91,40 @@ def elastic_net(p: int, n: int, *, seed: int, form: Literal["direct", "log"]) ->
 
     x0 = np.full(2, 0.01 if form == "direct" else -4.0)
     domain = NonNegative() if form == "direct" else Box(-8.0, 2.0)
-    return Case(state=_penalised(A, b, A2, b2, ElasticNet(weight(0), weight(1)), domain), x0=x0, y0=np.zeros(p))
+    return Blueprint(build=_penalised(A, b, A2, b2, ElasticNet(weight(0), weight(1)), domain), x0=x0, y0=np.zeros(p))
 
 
-def lasso_weight(p: int, n: int, *, seed: int, form: Literal["direct", "log"], each: bool = False) -> Case:
-    """F and f as in :func:`ridge` without its penalty, g = w ||y||_1, x = w in [0, 2] or x = log w in [-8, 2]; with ``each``
-    g = sum_i w_i |y_i|.
+def lasso_weight(p: int, n: int, *, seed: int, form: Literal["direct", "log"], each: bool = False) -> Blueprint:
+    """Lasso: F and f as in :func:`ridge` without the penalty, g = w ||y||_1, or sum_i w_i |y_i| if ``each``.
+
+    x = w in [0, 2] (``form="direct"``), or x = log w in [-8, 2] (``"log"``).
     """
     (A, b), (A2, b2) = _linear_data(np.random.default_rng(seed), p, n, 1.0)
     g = L1(lambda x: x) if form == "direct" else L1(lambda x: x.exp())
     domain = Box(0.0, 2.0) if form == "direct" else Box(-8.0, 2.0)
     x0 = np.full(p if each else 1, 0.01 if form == "direct" else -4.0)
-    return Case(state=_penalised(A, b, A2, b2, g, domain), x0=x0, y0=np.zeros(p), measure="excess" if each else "distance")
+    return Blueprint(build=_penalised(A, b, A2, b2, g, domain), x0=x0, y0=np.zeros(p), measure="excess" if each else "distance")
 
 
-def group_lasso_gaussian(groups: int, size: int, n: int, *, seed: int) -> Case:
-    """F and f as in :func:`ridge` without its penalty, g = sum_j x_j ||y^(j)||, x >= 0; every second group has no use.
+def group_lasso_gaussian(groups: int, size: int, n: int, *, seed: int) -> Blueprint:
+    """Group lasso: F and f as in :func:`ridge` without the penalty, g = sum_j x_j ||y^(j)||, x >= 0.
 
-    The weight of a group that is zero may be any larger one as well.
+    Every second group is useless. If a group is zero, any larger weight is optimal too.
     """
     p = groups * size
     (A, b), (A2, b2) = _linear_data(np.random.default_rng(seed), p, n, 1.0, useful=np.repeat(np.arange(groups) % 2 == 0, size))
-    state = _penalised(A, b, A2, b2, GroupL2([size] * groups, weight=lambda x: x), NonNegative())
-    return Case(state=state, x0=np.full(groups, 0.01), y0=np.zeros(p), measure="excess")
+    build = _penalised(A, b, A2, b2, GroupL2([size] * groups, weight=lambda x: x), NonNegative())
+    return Blueprint(build=build, x0=np.full(groups, 0.01), y0=np.zeros(p), measure="excess")
 
 
-def coreset(n: int, p: int, *, seed: int) -> Case:
+def coreset(n: int, p: int, *, seed: int) -> Blueprint:
     """F = loss on clean data, f = sum_i x_i (<a_i, y> - b_i)^2 / 2 + 0.01 ||y||^2 / 2 with x in the simplex of n examples.
 
-    A third of the labels is wrong. The weights are not unique.
+    A third of the labels are wrong. The weights are not unique.
     """
     A, b, A2, b2 = _spoiled(np.random.default_rng(seed), n, p)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
         return Problem(
             upper=lambda x, y: (A2_ @ y - b2_).square().mean() / 2,
@@ -137,17 +137,17 @@ def coreset(n: int, p: int, *, seed: int) -> Case:
     def response(x: Tensor) -> Tensor:
         return torch.linalg.solve(A_.T @ (x[:, None] * A_) + 0.01 * torch.eye(p, dtype=x.dtype), A_.T @ (x * b_))
 
-    return Case(state=state, x0=np.full(n, 1 / n), y0=np.zeros(p), response=response, measure="excess")
+    return Blueprint(build=build, x0=np.full(n, 1 / n), y0=np.zeros(p), response=response, measure="excess")
 
 
-def reweighting(n: int, p: int, *, seed: int) -> Case:
+def reweighting(n: int, p: int, *, seed: int) -> Blueprint:
     """F = logistic loss on clean data, f = mean of x_i times the logistic loss + 0.1 ||y||^2 / 2 with x in [0, 1]^n.
 
-    A third of the labels is wrong. The weights are not unique.
+    A third of the labels are wrong. The weights are not unique.
     """
     A, b, A2, b2 = _spoiled(np.random.default_rng(seed), n, p)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         margin, margin2 = cast(A * np.sign(b)[:, None]), cast(A2 * np.sign(b2)[:, None])
         return Problem(
             upper=lambda x, y: softplus(-(margin2 @ y)).mean(),
@@ -155,11 +155,11 @@ def reweighting(n: int, p: int, *, seed: int) -> Case:
             x_set=Box(0.0, 1.0),
         )
 
-    return Case(state=state, x0=np.full(n, 0.5), y0=np.zeros(p), measure="excess")
+    return Blueprint(build=build, x0=np.full(n, 0.5), y0=np.zeros(p), measure="excess")
 
 
 def _penalised(A: Array, b: Array, A2: Array, b2: Array, g: NonSmooth, domain: Box | NonNegative) -> Callable[[Cast], Problem]:
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
         return Problem(
             upper=lambda x, y: (A2_ @ y - b2_).square().mean() / 2,
@@ -168,13 +168,13 @@ def _penalised(A: Array, b: Array, A2: Array, b2: Array, g: NonSmooth, domain: B
             x_set=domain,
         )
 
-    return state
+    return build
 
 
 def _linear_data(
     rng: np.random.Generator, p: int, n: int, noise: float, useful: Array | None = None
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Training and validation data of n rows each: b = A v + noise, where a third of v's entries (or ``useful``) is not 0."""
+    """Training and validation data of n rows each: b = A v + noise; a third of the entries of v (or ``useful``) are not 0."""
     v = rng.normal(size=p) * (np.arange(p) % 3 == 0 if useful is None else useful)
     A = rng.normal(size=(2 * n, p))
     b = A @ v + noise * rng.normal(size=2 * n)

@@ -1,4 +1,4 @@
-"""Support vectors: learned cost and feature scales in the primal, a learned kernel in the dual."""
+"""Support vector machines: learned cost and feature scales in the primal, a learned kernel in the dual."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from meha.problem import Problem
-from meha.problems.cases import Array, Case, Cast
+from meha.problems.blueprints import Array, Blueprint, Cast
 from meha.sets import Box
 
 __all__ = ["dual", "primal"]
 
 
-def primal(p: int, n: int, *, seed: int, scales: bool = False) -> Case:
+def primal(p: int, n: int, *, seed: int, scales: bool = False) -> Blueprint:
     """F = logistic validation loss, f = exp(x_0) times the mean of max(0, 1 - margin)^2 + ||y||^2 / 2, |x_i| <= 4.
 
-    With ``scales``, feature i is multiplied by exp(x_i), i = 1, ..., p.
+    If ``scales``, feature i is multiplied by exp(x_i), i = 1, ..., p.
     """
     (A, b), (A2, b2) = _clouds(np.random.default_rng(seed), p, n)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         margin, margin2 = cast(A * b[:, None]), cast(A2 * b2[:, None])
 
         def scaled(x: Tensor, y: Tensor) -> Tensor:
@@ -33,18 +33,18 @@ def primal(p: int, n: int, *, seed: int, scales: bool = False) -> Case:
             x_set=Box(-4.0, 4.0),
         )
 
-    return Case(state=state, x0=np.zeros(1 + p * scales), y0=np.zeros(p), measure="excess" if scales else "distance")
+    return Blueprint(build=build, x0=np.zeros(1 + p * scales), y0=np.zeros(p), measure="excess" if scales else "distance")
 
 
-def dual(p: int, n: int, *, seed: int) -> Case:
+def dual(p: int, n: int, *, seed: int) -> Blueprint:
     """f = <y, Q y> / 2 - sum y for 0 <= y <= 1, Q_ij = b_i b_j (k(a_i, a_j) + 0.1 delta_ij), F = logistic validation loss.
 
     The kernel k(a, a') = exp(-sum_i exp(x_i) (a_i - a'_i)^2 / 2) has a learned width per feature, -5 <= x <= 3.
-    F(x, y*(x)) has kinks where an entry of y meets a bound, and local optima there.
+    F(x, y*(x)) has kinks where an entry of y reaches a bound, and local optima there.
     """
     (A, b), (A2, b2) = _clouds(np.random.default_rng(seed), p, n)
 
-    def state(cast: Cast) -> Problem:
+    def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
         ridge = cast(0.1 * np.eye(n))
 
@@ -62,11 +62,11 @@ def dual(p: int, n: int, *, seed: int) -> Case:
             y_set=Box(0.0, 1.0),
         )
 
-    return Case(state=state, x0=np.ones(p), y0=np.full(n, 0.5), measure="excess")
+    return Blueprint(build=build, x0=np.ones(p), y0=np.full(n, 0.5), measure="excess")
 
 
 def _clouds(rng: np.random.Generator, p: int, n: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Two noisy classes, told apart by a curve in the first two features; training and validation rows."""
+    """Training and validation rows of two noisy classes, separated by a curve in the first two features."""
     A = rng.normal(size=(2 * n, p))
     b = np.where(A[:, 0] + 0.5 * A[:, 1] ** 2 - 0.5 + 0.4 * rng.normal(size=2 * n) > 0, 1.0, -1.0)
     return (A[:n], b[:n]), (A[n:], b[n:])

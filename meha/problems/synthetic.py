@@ -21,9 +21,9 @@ GOLDEN = (1 + math.sqrt(5)) / 2
 
 
 def strong_convex(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """F = ||x - e||^2 / 2 + ||y||^2 / 2, f = ||y||^2 / 2 - <x, y>, with solution x = y = e / 2 (e: all ones).
+    """Strongly convex toy: F = ||x - e||^2 / 2 + ||y||^2 / 2, f = ||y||^2 / 2 - <x, y>; x* = y* = e / 2 (e: all ones).
 
-    The paper gives neither n nor start; n = 100 and x0 = y0 = 2 are our reading.
+    The paper states neither n nor the start; n = 100 and x0 = y0 = 2 are our reading.
 
     >>> import meha
     >>> problem = strong_convex(n=10)
@@ -51,10 +51,10 @@ def strong_convex(n: int = 100, *, dtype: torch.dtype = torch.float64, device: A
 
 
 def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """F = ||x - y2||^2 / 2 + ||y1 - e||^2 / 2, f = ||y1||^2 / 2 - <x, y1>, y = (y1, y2); solution x = y1 = y2 = e.
+    """Convex toy: F = ||x - y2||^2 / 2 + ||y1 - e||^2 / 2, f = ||y1||^2 / 2 - <x, y1>, y = (y1, y2); x* = y1* = y2* = e.
 
-    The lower level says nothing about y2, so that methods that invert its Hessian fail. y is a tensor of shape (2, n).
-    With the steps of the paper's table the iterates pass near the solution around step 130 and then diverge.
+    The lower level does not involve y2, so methods that invert its Hessian fail. y is a tensor of shape (2, n).
+    With the step sizes of the paper's table, the iterates pass near the solution around step 130 and then diverge.
 
     >>> problem = merely_convex(n=3)
     >>> float(problem.upper(problem.x_star, problem.y_star))
@@ -83,10 +83,10 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
 
 
 def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """F = (x - 2)^2 + ||y - 4 e||^2, f = sum_i sin(x + y_i - 2): a scalar x and a lower level with infinitely many valleys.
+    """Sine toy: F = (x - 2)^2 + ||y - 4 e||^2, f = sum_i sin(x + y_i - 2), with a scalar x and infinitely many valleys of f.
 
     With C = 3 pi / 2, the solution is x = (2 (1 - n) + n C) / (1 + n), y_i = C + 2 - x, F = n (C - 4)^2 / (1 + n). The start
-    x0 = -6, y0 = 0 is nearest to another valley.
+    x0 = -6, y0 = 0 is closest to another valley.
 
     >>> print(f"{float(sine(n=1).x_star):.4f}, {sine(n=1).upper_star:.4f}")
     2.3562, 0.2537
@@ -116,10 +116,10 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
 
 
 def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """F = sum y, f = ||y - a||^2 / 2, g = sum_i x_i |y_i|, X = [0, 1]^n, with a = (1/n, ..., -1/n, ...), half of each sign.
+    """Lasso toy: F = sum y, f = ||y - a||^2 / 2, g = sum_i x_i |y_i|, X = [0, 1]^n, a = (1/n, ..., -1/n, ...), half and half.
 
-    The solutions are a set: x_i in [1/n, 1], y_i = 0 in the first half; x_i = 0, y_i = -1/n in the second. The distance is that
-    to the set, relative to the norm of its nearest point in x and of y. The start is 0: from x = 1 the method stays at y = 0.
+    The solutions form a set: x_i in [1/n, 1], y_i = 0 in the first half; x_i = 0, y_i = -1/n in the second. The distance to the
+    set is relative to the norm of its nearest point. The start is 0, because from x = 1 the method stays at y = 0.
 
     >>> problem = lasso(n=4)
     >>> problem.distance(torch.tensor([0.3, 0.7, 0.0, 0.0]), torch.tensor([0.0, 0.0, -0.25, -0.25]))

@@ -1,4 +1,4 @@
-"""The paper's toys in other units and from other starts, which should make no difference to a method without parameters."""
+"""The paper's toys in other units and from other starts, which should not matter to a method without parameters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["TOYS", "VARIANTS", "in_units", "started_near"]
 
 
 def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 1.0, f: float = 1.0) -> KnownProblem:
-    """A toy with x, y, F and the lower level f + g multiplied by these numbers, and without its constants.
+    """Multiply x, y, F and the lower level f + g of a toy by these numbers, and drop its constants.
 
-    The distance to the solution stays that of the original, and so do the presets.
+    The distance to the solution and the presets stay the same.
 
     >>> problem = in_units(strong_convex(n=2), x=100.0, F=0.01)
     >>> problem.x_star
@@ -33,15 +33,15 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
     weight: Any = g.weight if isinstance(g, L1) else None
     if not (g is None or callable(weight)) or not isinstance(box, Box | None) or known.y_set or known.measure != "distance":
         raise ValueError(
-            f"known: {known.name} cannot be put in other units; that takes no y_set, at most a Box as x_set and an L1 with a"
-            " function of x as weight, and the distance as measure."
+            f"known: {known.name} cannot be put in other units; it must have no y_set, at most a Box as x_set, at most an L1"
+            " whose weight is a function of x, and the distance as measure."
         )
 
     def distance(u: Tensor, v: Tensor) -> Distance:
         return known.distance(u / x, v / y)
 
-    return KnownProblem(
-        name=known.name,
+    return replace(
+        known,
         upper=lambda u, v: F * known.upper(u / x, v / y),
         lower=lambda u, v: f * known.lower(u / x, v / y),
         nonsmooth=None if g is None else L1(lambda u: f / y * weight(u / x)),
@@ -52,12 +52,15 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
         y_star=y * known.y_star,
         upper_star=None if known.upper_star is None else F * known.upper_star,
         distance=distance,
-        presets=known.presets,
+        constants=None,
+        metrics={},  # these and the next two are in the old units
+        response=None,
+        value=None,
     )
 
 
 def started_near(known: KnownProblem, seed: int) -> KnownProblem:
-    """A toy from a random start in X near its own, and without its constants.
+    """Start a toy from a random point of X near its start, and drop its constants.
 
     >>> started_near(sine(n=1), seed=0).x0
     tensor([-4.9213], dtype=torch.float64)
@@ -78,7 +81,7 @@ TOYS: dict[str, Callable[..., KnownProblem]] = {
     **{f"sine, n = {n}": partial(sine, n) for n in (1, 10, 100, 1000)},
     **{f"lasso, n = {n}": partial(lasso, n) for n in (2, 100, 1000)},
 }
-"""Makers of toys by name, with the arguments ``dtype`` and ``device``."""
+"""Functions that build the toys, given ``dtype`` and ``device``, by name."""
 
 VARIANTS: dict[str, Callable[[KnownProblem], KnownProblem]] = {
     "": lambda known: replace(known, constants=None),
@@ -89,4 +92,4 @@ VARIANTS: dict[str, Callable[[KnownProblem], KnownProblem]] = {
     },
     **{f", start {seed + 1}": partial(started_near, seed=seed) for seed in range(3)},
 }
-"""What is done to a toy, none of which its constants survive, by what it adds to its name."""
+"""Changes to a toy, all of which drop its constants, by the suffix of its name."""

@@ -1,4 +1,4 @@
-"""Learning tasks on data: noisy labels cleaned, in one's own data too, and features shared across tasks."""
+"""Learning tasks on data: find wrong labels, hyper-cleaning, and few-shot learning."""
 
 from meha.tasks._cleaning import Cleaning, CleaningWarning, clean
 from meha.tasks.few_shot import FewShot, few_shot

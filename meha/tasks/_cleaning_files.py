@@ -1,4 +1,4 @@
-"""The files of the command ``meha clean``: examples from NPZ or CSV, the weights as CSV and the worst examples as a picture."""
+"""Files of the command ``meha clean``: examples from NPZ or CSV, weights as CSV, suspicious examples as a picture."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features (n, ...), labels (n,), which of them are trusted, and the names of the columns of a table."""
+    """Features (n, ...), labels (n,), a mask of the trusted ones, and the column names of a table."""
 
     features: Array
     labels: Array
@@ -66,26 +66,27 @@ def read(
     ignore: Sequence[str] = (),
     clean_fraction: float | None = None,
 ) -> Examples:
-    """The examples of a file, checked; errors name the options of the command.
+    """Read and check the examples of a file; errors name the options of the command.
 
     Args:
-        path: of an NPZ file with arrays, or a CSV file with a header.
-        label, trusted: names of the array or the column, if not the usual ones.
-        ignore: columns of a CSV file that are no features.
-        clean_fraction: this share of the examples, the first ones, is trusted; instead of an array or column that says which.
+        path: an NPZ file with arrays, or a CSV file with a header.
+        label: the name of the array or column of labels, if not a usual one.
+        trusted: the name of the array or column that marks trusted labels, if not "trusted".
+        ignore: columns of a CSV file that are not features.
+        clean_fraction: the share of the examples to trust, from the first on, instead of an array or column.
     """
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder; name an NPZ or a CSV file in it.")
+        raise ValueError(f"{path}: is a folder; name an NPZ or CSV file in it.")
     if not path.exists():
-        raise ValueError(f"{path}: there is no such file.")
+        raise ValueError(f"{path}: does not exist.")
     kind = path.suffix.lower()
     if kind not in (".npz", ".csv", ".tsv"):
-        raise ValueError(f"{path}: must be an NPZ file (.npz), or a table (.csv, .tsv).")
+        raise ValueError(f"{path}: must be an NPZ file (.npz) or a table (.csv, .tsv).")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: is empty.")
     if kind == ".npz":
         if ignore:
-            raise ValueError(f"--ignore: leaves out columns of a CSV file, but {path.name} is an NPZ file; leave it out.")
+            raise ValueError(f"--ignore: works only with CSV files, but {path.name} is an NPZ file; leave it out.")
         features, labels, marks = _npz(path, label, trusted)
         columns: tuple[str, ...] = ()
     else:
@@ -101,21 +102,21 @@ def read(
 def _trusted(marks: Array | None, fraction: float | None, count: int, name: str) -> NDArray[np.bool_]:
     if (marks is None) == (fraction is None):
         raise ValueError(
-            f"which labels are right is not said; give --clean-fraction, or {name!r} in the file."
+            f"no labels are marked as trusted; give --clean-fraction, or put {name!r} into the file."
             if marks is None
-            else f"{name!r} in the file says which labels are right, and --clean-fraction does too; leave one of them out."
+            else f"both {name!r} in the file and --clean-fraction say which labels to trust; leave one of them out."
         )
     if fraction is None:
         assert marks is not None
         return check_trusted(marks, count)
     if not 0 < fraction < 1:
-        raise ValueError(f"--clean-fraction: must be more than 0 and less than 1, got {fraction}.")
+        raise ValueError(f"--clean-fraction: must be between 0 and 1, got {fraction}.")
     return check_trusted(np.arange(count) < round(fraction * count), count)
 
 
 def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Array, Array | None]:
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: is no NPZ file; write one with numpy.savez(path, features=..., labels=...).")
+        raise ValueError(f"{path}: is not an NPZ file; write one with numpy.savez(path, features=..., labels=...).")
     try:
         with zipfile.ZipFile(path) as file:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}
@@ -125,17 +126,17 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
     def find(what: str, names: Sequence[str]) -> Array:
         name = next((name for name in names if name in sizes), None)
         if name is None:
-            there = ", ".join(sizes) or "none"
-            raise ValueError(f"{path}: no array with the {what}, {' or '.join(map(repr, names))}; the file has {there}.")
+            arrays = ", ".join(sizes) or "none"
+            raise ValueError(f"{path}: has no array of {what} ({' or '.join(map(repr, names))}); its arrays: {arrays}.")
         if sizes[name] > 8 * LIMIT:
             raise ValueError(f"{path}: {name!r} has {sizes[name]:,} bytes, too many for memory; clean a part of it.")
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                found: Array = arrays[name]
+            with np.load(path, allow_pickle=False) as file:
+                values: Array = file[name]
         except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             remedy = "save plain numbers or strings, such as numpy.asarray(labels, dtype=str)" if "pickle" in str(error) else ""
             raise ValueError(f"{path}: {name!r} cannot be read ({error}); {remedy or 'write the file again'}.") from error
-        return found
+        return values
 
     marks = (
         find("trusted examples", [trusted]) if trusted else find("trusted examples", [TRUSTED]) if TRUSTED in sizes else None
@@ -157,14 +158,14 @@ def _table(
             skipped = {label, trusted, *ignore}
             places = [i for i, name in enumerate(header) if name not in skipped]
             if not places:
-                raise ValueError(f"{path}: no column is left for the features besides {', '.join(map(repr, header))}.")
+                raise ValueError(f"{path}: no column is left for the features; its columns are {', '.join(map(repr, header))}.")
             values, labels, marks = array("d"), [], []
             for cells in reader:
                 if not cells:
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
-                        f"{path}: line {reader.line_num} has {len(cells)} cells, the header {len(header)}; mend the line."
+                        f"{path}: line {reader.line_num} has {len(cells)} cells, the header has {len(header)}; fix the line."
                     )
                 try:
                     values.extend([float(cells[i]) for i in places])
@@ -176,33 +177,33 @@ def _table(
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from error
     except csv.Error as error:
-        raise ValueError(f"{path}: is no table ({error}); save it as CSV.") from error
+        raise ValueError(f"{path}: is not a table ({error}); save it as CSV.") from error
     if not labels:
-        raise ValueError(f"{path}: has a header and no rows.")
+        raise ValueError(f"{path}: has a header but no rows.")
     features = np.frombuffer(values).reshape(len(labels), len(places))
     columns = tuple(header[i] for i in places)
     strange = np.argwhere(~np.isfinite(features))
     if len(strange):
         row, column = strange[0]
         raise ValueError(
-            f"{path}: row {row} (from 0), column {columns[column]!r} is {features[row, column]}; fill in a number, or leave out"
-            f" the column with --ignore {columns[column]!r}."
+            f"{path}: row {row} (counted from 0), column {columns[column]!r} is {features[row, column]}; fill in a number, or"
+            f" leave out the column with --ignore {columns[column]!r}."
         )
     return features, np.array(labels), np.array(marks) if trusted is not None else None, columns
 
 
 def _check_header(path: Path, header: list[str], label: str, trusted: str | None, ignore: Sequence[str]) -> None:
-    there = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
+    columns = ", ".join(map(repr, header[:20])) + (", ..." if len(header) > 20 else "")
     for option, name in (("--label", label), ("--trusted", trusted), *(("--ignore", name) for name in ignore)):
         if name is not None and name not in header:
-            raise ValueError(f"{option}: {path} has no column {name!r}; its first line, the header, has {there}.")
+            raise ValueError(f"{option}: {path} has no column {name!r}; the header (first line) has {columns}.")
     for place, name in enumerate(header):
         if not name and "" not in ignore:
             raise ValueError(f"{path}: column {place + 1} has no name; give it one, or leave it out with --ignore ''.")
         if name and name not in ignore and header.count(name) > 1:
             raise ValueError(f"{path}: {header.count(name)} columns are named {name!r}; give them different names.")
     if label in ignore or trusted in ignore or label == trusted:
-        raise ValueError("--label, --trusted, --ignore: a column can be only one of them.")
+        raise ValueError("--label, --trusted, --ignore: must name different columns.")
 
 
 def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], places: list[int]) -> ValueError:
@@ -210,10 +211,10 @@ def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], pl
         try:
             float(cells[i])
         except ValueError:
-            found = f"{cells[i][:40]!r}, which is no number" if cells[i].strip() else "empty"
+            content = f"{cells[i][:40]!r}, not a number" if cells[i].strip() else "empty"
             return ValueError(
-                f"{path}: line {line}, column {header[i]!r} is {found}; features must be numbers. Turn the column into numbers,"
-                f" or leave it out with --ignore {header[i]!r}."
+                f"{path}: line {line}, column {header[i]!r} is {content}. Convert the column to numbers, or leave it out with"
+                f" --ignore {header[i]!r}."
             )
     raise AssertionError("all cells are numbers")
 
@@ -221,12 +222,12 @@ def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], pl
 def _mark(path: Path, line: int, column: str, cell: str) -> bool:
     word = cell.strip().lower()
     if word not in YES + NO:
-        raise ValueError(f"{path}: line {line}, column {column!r} is {cell[:40]!r}; must be 1 or 0, true or false, yes or no.")
+        raise ValueError(f"{path}: line {line}, column {column!r} must be 1 or 0, true or false, yes or no, got {cell[:40]!r}.")
     return word in YES
 
 
 def table(labels: Array, cleaning: Cleaning) -> str:
-    """The weights as CSV, one line for each example in the order of the data.
+    """Return the weights as CSV, one line per example in the order of the data.
 
     >>> cleaning = Cleaning(np.array([1.0, 0.25]), np.array([1, 0]), np.array(["cat", "dog"]), np.array([True, False]))
     >>> table(np.array(["cat", "cat"]), cleaning).splitlines()
@@ -243,10 +244,12 @@ def table(labels: Array, cleaning: Cleaning) -> str:
 
 
 def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> bytes:
-    """The worst examples as PNG: images with their labels; of tables, the weights and what is unusual in the worst rows.
+    """Draw the most suspicious examples as PNG: images with labels, or rows with weights and unusual features.
 
     Args:
-        top: show at most so many; 50 images or 20 rows by default.
+        examples: the data.
+        cleaning: the result of :func:`~meha.tasks.clean`.
+        top: the largest number of examples to show; by default 50 images or 20 rows.
     """
     from matplotlib import rc_context
 
@@ -254,9 +257,9 @@ def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> b
     rows = cleaning.suspicious()[: top or (20 if images is None else 50)]
     file = io.BytesIO()
     with rc_context(RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # a box in the picture says enough
-        drawn = _gallery(images, examples, cleaning, rows) if images is not None else _sheet(examples, cleaning, rows)
-        drawn.savefig(file, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
+        warnings.filterwarnings("ignore", "Glyph")  # the picture shows a box instead
+        figure = _gallery(images, examples, cleaning, rows) if images is not None else _sheet(examples, cleaning, rows)
+        figure.savefig(file, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
     return file.getvalue()
 
 
@@ -266,10 +269,10 @@ def _short(name: Any, most: int = 16) -> str:
 
 
 def _headline(cleaning: Cleaning, count: int) -> str:
-    found = len(cleaning.suspicious())
-    if not found:
+    total = len(cleaning.suspicious())
+    if not total:
         return "No label looks wrong"
-    which = f"the {count} most suspicious of {found:,}" if count < found else f"all {found:,}"
+    which = f"the {count} most suspicious of {total:,}" if count < total else f"all {total:,}"
     return f"Labels that look wrong ({which}): given → suggested"
 
 
@@ -317,22 +320,22 @@ def _sheet(examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
 
 
 def _histogram(ax: Axes, examples: Examples, cleaning: Cleaning) -> None:
-    """The weights of the doubtful examples, by label where there are few."""
-    doubtful = ~cleaning.trusted
-    labels, weights = examples.labels[doubtful], cleaning.weights[doubtful]
+    """Draw the weights of the unverified examples, by label if there are few labels."""
+    unverified = ~cleaning.trusted
+    labels, weights = examples.labels[unverified], cleaning.weights[unverified]
     names = np.unique(examples.labels)
     named = len(names) <= len(HUES)
     parts = [weights[labels == name] for name in names] if named else [weights]
     colors = list(HUES[: len(names)]) if named else [HUES[0]]
     ax.hist(parts, bins=20, range=(0, 1), stacked=True, color=colors, label=[_short(name) for name in names] if named else None)
     ax.axvline(0.5, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-    ax.set(xlabel="weight (below 0.5: looks wrong)", ylabel="doubtful examples", xlim=(0, 1))
+    ax.set(xlabel="weight (below 0.5: looks wrong)", ylabel="unverified examples", xlim=(0, 1))
     if named:
         ax.legend(title="given label", edgecolor="white", framealpha=1, fontsize=8, loc="upper center")
 
 
 def _unusual(examples: Examples, cleaning: Cleaning, row: int, most: int = 2) -> str:
-    """The features of a row that are the farthest from those of examples with the same label that looks right."""
+    """The features of a row that are farthest from those of examples whose label is the same and looks right."""
     values = examples.features.reshape(len(examples.features), -1)
     kept = values[(examples.labels == examples.labels[row]) & (cleaning.weights > 0.5)].astype(np.float64)
     if len(kept) < 2:

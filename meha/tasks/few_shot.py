@@ -1,4 +1,4 @@
-"""Few-shot classification: features shared by tasks, a linear head for each."""
+"""Few-shot classification: learn features that tasks share, with a linear head for each task."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from meha.problem import Problem
 __all__ = ["Backbone", "Episodes", "FewShot", "Tasks", "few_shot"]
 
 TRAINING_CHARACTERS = 1200
-"""Of 1623; the others are for the test."""
+"""Number of characters for training, of 1623; the others are for the test."""
 
 SPLIT_SEED = 0
 
 
 class Backbone(nn.Sequential):
-    """Four blocks of convolution, ReLU, pooling and batch normalisation; an image of 28 x 28 becomes ``width`` features.
+    """Convolutional network with four blocks that turns an image of 28 x 28 into ``width`` features.
 
-    Normalisation takes the statistics of the images that it gets, in training and test alike, as few-shot experiments do.
+    A block has convolution, ReLU, pooling and batch normalisation. Normalisation uses the statistics of the current images, in
+    training and in the test, as is usual in few-shot experiments.
     """
 
     def __init__(self, width: int = 32) -> None:
@@ -37,12 +38,12 @@ class Backbone(nn.Sequential):
 
 
 class Tasks(NamedTuple):
-    """Images of B tasks with N classes each: ``shots`` examples a class to learn from, ``queries`` to be judged by.
+    """Images of B tasks with N classes each: ``shots`` per class to learn from, ``queries`` per class to evaluate on.
 
     Attributes:
-        support: (B * shots * N, 1, 28, 28), classes in turn.
-        query: (B * queries * N, 1, 28, 28), classes in turn.
-        heads: which heads of y belong to the tasks; all when None.
+        support: (B * shots * N, 1, 28, 28), with alternating classes.
+        query: (B * queries * N, 1, 28, 28), with alternating classes.
+        heads: the indices of the heads in y that belong to the tasks; None for all.
     """
 
     support: Tensor
@@ -52,21 +53,24 @@ class Tasks(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FewShot:
-    """Tasks of N classes, drawn from many: x the backbone, y a head for each task of a batch.
+    """Few-shot task: x is the backbone, y a head for each task of a batch; a task has N classes, drawn from many.
 
         f(x, y) = sum over tasks of CE on support,    F(x, y) = sum over tasks of CE on queries
 
-    A head is a row (weights, bias) for each class. Heads begin at zero with every batch (``pool`` = 0), or each of a pool of
-    tasks keeps its head.
+    A head has a row (weights, bias) for each class. Heads start at zero in every batch (``pool`` = 0), or each task of a pool
+    keeps its head.
 
     Attributes:
-        training, testing: images by class, (classes, drawings, 28, 28), bytes.
-        ways, shots, queries: classes of a task, examples a class to learn from and to be judged by.
-        tasks: in a batch.
-        width: features.
-        pool: how many tasks there are in all; 0 for any number.
-        test_tasks: how many tasks of test classes judge.
-        seed: decides where the backbone starts, and which tasks are drawn.
+        training: images of the training classes, (classes, drawings, 28, 28), bytes.
+        testing: images of the test classes.
+        ways: classes per task.
+        shots: examples per class to learn from.
+        queries: examples per class to evaluate on.
+        tasks: tasks per batch.
+        width: number of features.
+        pool: the total number of tasks; 0 for no limit.
+        test_tasks: number of test tasks in an evaluation.
+        seed: decides the initial backbone and the tasks.
 
     >>> task = few_shot("digits", ways=3, tasks=2, width=4, test_tasks=20)
     >>> x, y = task.start()
@@ -94,15 +98,17 @@ class FewShot:
             check_count(name, getattr(self, name))
         classes, drawings = min(len(self.training), len(self.testing)), self.training.shape[1]
         if self.ways > classes:
-            raise ValueError(f"ways: there are {classes} classes to draw from, got {self.ways}.")
+            raise ValueError(f"ways: must be at most {classes}, the number of classes, got {self.ways}.")
         if self.shots + self.queries > drawings:
-            raise ValueError(f"shots + queries: a class has {drawings} images, got {self.shots} + {self.queries}.")
+            raise ValueError(
+                f"shots + queries: must be at most {drawings} (images per class), got {self.shots} + {self.queries}."
+            )
         if self.pool and self.pool < self.tasks:
             raise ValueError(f"pool: must be 0 or at least tasks = {self.tasks}, got {self.pool}.")
 
     @property
     def problem(self) -> Problem:
-        """Both levels; the batch is :class:`Tasks`. Features of a batch are computed once for each x."""
+        """The bilevel problem on batches of :class:`Tasks`; features of a batch are computed once for each x."""
         return Problem(upper=self._upper, lower=self._lower, joint=True)
 
     def _upper(self, x: nn.Module, y: Tensor, batch: Tasks) -> Tensor:
@@ -118,7 +124,7 @@ class FewShot:
         return cross_entropy(scores.flatten(0, 1), labels, reduction="sum") * (len(heads) / len(labels))
 
     def start(self) -> tuple[Backbone, Tensor]:
-        """A fresh backbone, and heads of zero."""
+        """Return a new backbone, and heads of zeros."""
         device = self.training.device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -126,13 +132,14 @@ class FewShot:
         return backbone.to(device), torch.zeros(self.pool or self.tasks, self.ways, self.width + 1, device=device)
 
     def batches(self) -> Episodes:
-        """Batches of tasks from training classes, without end."""
+        """Return endless batches of tasks from the training classes."""
         return Episodes(self)
 
     def draw(self, classes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-        """Which classes and drawings make ``count`` tasks, as places in ``classes`` seen as one list of images.
+        """Draw the classes and images of ``count`` tasks.
 
-        The shape is (count, shots + queries, ways).
+        Returns:
+            Indices (count, shots + queries, ways) into ``classes.flatten(0, 1)``.
         """
         device, drawings = classes.device, classes.shape[1]
         chosen = torch.rand(count, len(classes), generator=generator, device=device).topk(self.ways).indices
@@ -140,7 +147,7 @@ class FewShot:
         return chosen[:, None] * drawings + order[:, : self.shots + self.queries]
 
     def images(self, classes: Tensor, places: Tensor, heads: Tensor | None = None) -> Tasks:
-        """The images at these places."""
+        """Return the images with the indices ``places``."""
         flat = classes.flatten(0, 1)
         parts = (places[:, : self.shots], places[:, self.shots :])
         support, query = (flat[part.flatten()][:, None].float() / 255 for part in parts)
@@ -150,9 +157,9 @@ class FewShot:
     def evaluate(
         self, x: nn.Module, y: Any = None, *, steps: int = 10, step: float = 0.1, seed: int = 12345
     ) -> dict[str, float]:
-        """Accuracy on the queries of tasks from test classes, with heads that take some gradient steps from zero.
+        """Return the accuracy on the queries of test tasks, after ``steps`` gradient steps of the heads from zero.
 
-        Batch normalisation sees several tasks together, here as in training; one task by itself comes out a little different.
+        Batch normalisation sees several tasks together, as in training; a single task gives slightly different results.
         """
         tasks = self.test_tasks
         generator = torch.Generator(self.testing.device).manual_seed(seed)
@@ -172,17 +179,17 @@ class FewShot:
 
 
 def _labels(scores: Tensor) -> Tensor:
-    """Classes come in turn: 0, 1, ..., N - 1, 0, 1, ..."""
+    """Labels of alternating classes: 0, 1, ..., N - 1, 0, 1, ..."""
     return torch.arange(scores.shape[2], device=scores.device).repeat(scores.shape[0] * scores.shape[1] // scores.shape[2])
 
 
 def _with_ones(features: Tensor, tasks: int) -> Tensor:
-    """Features by task, with a one for the bias."""
+    """Group features by task, and append a one for the bias."""
     return pad(features, (0, 1), value=1.0).unflatten(0, (tasks, -1))
 
 
 class _Features:
-    """The features of a batch, kept with their graph until x moves or a gradient has passed back through them."""
+    """Cache of the features of a batch and their graph, until x changes or a backward pass uses them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[nn.Module, Tensor, list[tuple[int, int]], Tensor]] = {}
@@ -203,9 +210,9 @@ class _Features:
 
 
 class Episodes:
-    """Batches of tasks without end; each has its own images, or some of a pool's.
+    """Endless batches of new tasks, or of tasks from a pool.
 
-    Its state is that of a random generator, so that a checkpoint can go on with the next batch.
+    The state of its random generator can be saved, so checkpoints can resume it.
     """
 
     def __init__(self, task: FewShot) -> None:
@@ -225,11 +232,11 @@ class Episodes:
         return task.images(task.training, self.pool[order], order)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where the generator is."""
+        """Return the state of the generator."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there."""
+        """Restore the state of the generator."""
         self.generator.set_state(state["generator"])
 
 
@@ -246,17 +253,23 @@ def few_shot(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> FewShot:
-    """Tasks from images by class, each class turned by 0, 90, 180 and 270 degrees to make four.
+    """Build few-shot tasks from images; rotations by 0, 90, 180 and 270 degrees turn each class into four.
 
     Args:
-        data: "omniglot" has 1200 characters for training and 423 for the test, drawn once for all seeds; "digits", enlarged,
-            0 to 4 for training and 5 to 9 for the test.
-        ways, shots, queries: classes of a task, examples a class to learn from and to be judged by.
-        tasks: in a batch.
+        data: "omniglot" has 1200 characters for training and 423 for the test, the same for all seeds; "digits" has enlarged
+            digits, 0 to 4 for training and 5 to 9 for the test.
+        ways: classes per task.
+        shots: examples per class to learn from.
+        queries: examples per class to evaluate on.
+        tasks: tasks per batch.
         width: features of the backbone.
-        pool: keep the heads of so many tasks; 0 for tasks that are always new.
-        test_tasks: how many tasks of test classes judge.
-        seed: decides where the backbone starts, and which tasks are drawn.
+        pool: the number of tasks whose heads are kept; 0 draws new tasks in every batch.
+        test_tasks: number of test tasks in an evaluation.
+        seed: decides the initial backbone and the tasks.
+        device: the device of the images.
+
+    Returns:
+        The task, with its problem, its start, its batches and its evaluation.
     """
     if data == "omniglot":
         images = omniglot().images
@@ -274,8 +287,8 @@ def few_shot(
 
 
 def _enlarged_digits() -> Tensor:
-    """Images by digit, as many for each, 28 x 28."""
-    found = digits()
-    least = int(found.labels.bincount().min())
-    large = interpolate(found.images[:, None].float(), (28, 28), mode="bilinear")[:, 0].round().byte()
-    return torch.stack([large[found.labels == digit][:least] for digit in range(10)])
+    """Images of 28 x 28 by digit, equally many of each."""
+    data = digits()
+    least = int(data.labels.bincount().min())
+    large = interpolate(data.images[:, None].float(), (28, 28), mode="bilinear")[:, 0].round().byte()
+    return torch.stack([large[data.labels == digit][:least] for digit in range(10)])
