@@ -10,7 +10,8 @@ import torch
 
 import meha
 from meha import MEHA, Problem, solve
-from meha.compiled import Compiled, CompileWarning, Traced, TracingError
+from meha.compiled import CompileWarning, Traced, TracingError, pace
+from meha.compiled import traced as tracing
 from meha.nonsmooth import L1, MCP
 from meha.problems import lasso, sine, strong_convex
 
@@ -35,8 +36,8 @@ METHODS = [
 @pytest.fixture
 def interpreted(monkeypatch):
     """Without the compiler, which takes seconds: the graphs that it would get run as they are."""
-    monkeypatch.setattr(meha.compiled._Trace, "compile", lambda self, steps, inputs: self.unroll(steps))
-    monkeypatch.setattr(meha.compiled, "_known", {})
+    monkeypatch.setattr(tracing._Trace, "compile", lambda self, steps, inputs: self.unroll(steps))
+    monkeypatch.setattr(tracing, "_known", {})
 
 
 def quadratic(**more):
@@ -56,7 +57,7 @@ def leaves(run):
 
 
 def traced(run, batches):
-    """So many steps through the graph that is handed to the compiler, run as it is."""
+    """A step for each batch through the graph that is handed to the compiler, run as it is."""
     compiled = Traced(run, unrolled=len(batches))
     graph = compiled._trace.unroll(len(batches))
     compiled._function = graph
@@ -67,7 +68,8 @@ def compare(method, problem, x0, y0, *, batches=(None,) * 4, tol=1e-13):
     one, other = method.start(problem, x0, y0), method.start(problem, x0, y0)
     one.step(batches[0])
     other.step(batches[0])
-    info, size, _ = traced(one, list(batches))
+    info = traced(one, list(batches))
+    size = info.size
     for batch in batches:
         expected = other.step(batch)
     for a, b in zip(leaves(one), leaves(other), strict=True):
@@ -189,7 +191,7 @@ def test_a_failing_compiler_is_told(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no C++ compiler was found\nand a long trace")
 
-    monkeypatch.setattr(meha.compiled._Trace, "compile", fail)
+    monkeypatch.setattr(tracing._Trace, "compile", fail)
     problem = sine(3)
     with pytest.warns(CompileWarning, match="no C\\+\\+ compiler was found.$"):
         found = solve(problem, problem.x0, problem.y0, problem.preset("recipe"), max_steps=50, compile=True)
@@ -315,7 +317,11 @@ def test_automatic_choice(monkeypatch):
         asked.append(run.k)
         return Traced(run)
 
-    monkeypatch.setattr(Compiled, "of", spy)
+    def takes(self, seconds):  # a millisecond for a step, whatever the clock says
+        return self.run.k > pace.TIMED and 1e-3 * (self.max_steps - self.run.k) > seconds
+
+    monkeypatch.setattr(pace, "_build", spy)
+    monkeypatch.setattr(pace.Pace, "_takes", takes)
     problem = sine(4)
     method = problem.preset("recipe")
     short = solve(problem, problem.x0, problem.y0, method, max_steps=60, tol=None, compile="auto")
