@@ -285,15 +285,16 @@ class _Loop:
             self._fail(verdict)
         else:
             self.verdict = self.run.ended
+            taken = {*info, *RESERVED}
             for observer in self.observers:
-                info = self._observe(observer, info)
+                info = self._observe(observer, info, taken)
         self.recorder(self.run, info)
 
-    def _observe(self, observer: Any, info: StepInfo) -> StepInfo:
+    def _observe(self, observer: Any, info: StepInfo, taken: set[str]) -> StepInfo:
         """Call an observer, and act on its answer."""
         answer, name = observer(self.run, info), _name(observer)
         if isinstance(answer, Mapping):
-            return info.plus(**{key: _number(name, key, value, {*info, *RESERVED}) for key, value in answer.items()})
+            return info.plus(**{key: _number(name, key, value, taken) for key, value in answer.items()})
         if type(answer).__name__ in ("bool", "bool_"):
             answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
         if answer is not None and not isinstance(answer, Verdict):

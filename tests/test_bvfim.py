@@ -251,8 +251,13 @@ def test_left_out_steps_fit_the_problem():
 
 
 def test_small_steps_mean_nothing_while_it_falls():
-    method = BVFIM(hold=10, power=2.0, floor=1e-2)
-    assert [method.settles(k) for k in (0, 9, 50, 98, 100, 1000)] == [False] * 4 + [True] * 2
+    problem = meha.problems.sine(n=1)
+    run = BVFIM(hold=10, power=2.0, floor=1e-2).start(problem, problem.x0, problem.y0)
+    settled = []
+    for _ in range(102):
+        run.step()
+        settled.append(run.settled)
+    assert [settled[k - 1] for k in (1, 9, 50, 98, 100, 102)] == [False] * 4 + [True] * 2
 
 
 @pytest.mark.parametrize(

@@ -504,7 +504,7 @@ def test_bad_files_are_refused_and_change_nothing(tmp_path, monkeypatch):
         call = network(seed=5)
         model, before = call["y0"], {name: t.clone() for name, t in call["y0"].state_dict().items()}
         states = torch.get_rng_state(), random.getstate()
-        with pytest.raises(ValueError, match=r"checkpoint: .*run.pt .*; give another path, or delete the file to begin anew"):
+        with pytest.raises(ValueError, match=r"checkpoint: .*run.pt .*; give another path, or delete the file to start over"):
             solve(call, max_steps=4, checkpoint=file)
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), states[0])
@@ -548,9 +548,9 @@ def test_other_runs_are_refused_and_change_nothing(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([], "batches: ended after 0, but 3 had been taken"),
-        ([(INPUTS, TARGETS)] * 2, "batches: ended after 2, but 3 had been taken"),
-        (shuffled(generator=torch.Generator()), "random number generators of the loader, this one has 1; pass the same"),
+        ([], "batches: ended after 0, but the saved position is 3"),
+        ([(INPUTS, TARGETS)] * 2, "batches: ended after 2, but the saved position is 3"),
+        (shuffled(generator=torch.Generator()), "random number generators in the loader, got 1; pass the same"),
         (None, "batches: the run in the checkpoint had some, this call has none"),
     ],
 )
@@ -568,7 +568,7 @@ def test_other_batches_are_refused_and_change_nothing(batches, message, tmp_path
 def test_batches_without_a_place_are_refused_up_front(tmp_path):
     file = tmp_path / "run.pt"
     for batches in (iter(shuffled()), (batch for batch in shuffled()), Together(a=iter([1]))):
-        with pytest.raises(TypeError, match=r"batches:.* can be iterated over only once.*; pass what it was made from"):
+        with pytest.raises(TypeError, match=r"batches:.* can be iterated over only once.*; pass a list"):
             solve({**network(seed=0), "batches": batches}, checkpoint=file)
     with pytest.raises(
         ValueError, match=r"batches: persistent_workers=True .* pass a DataLoader with persistent_workers=False"

@@ -8,6 +8,7 @@ import torch
 from smooth import M, Smooth, joined
 
 import meha
+from meha.methods import At
 from meha._variables import Variable
 from meha.methods import BDA, BRC, CG, DARTS, GALET, IAPTT, NS, RHG
 from meha.schedules import InversePower
@@ -17,7 +18,7 @@ from meha.sets import Box, L2Ball, NonNegative, Product, Simplex
 def hypergradient(run, batch=None):
     """h of the first step of a run, in numpy; y is then after its lower steps."""
     with torch.no_grad():
-        numbers, h = run.method.hypergradient(run.oracle, run.state, batch)
+        numbers, h = run.method.hypergradient(run.oracle, run.state, At(run.method, run.k, batch))
     assert all(bool(torch.isfinite(leaf).all()) for leaf in h)
     return np.concatenate([leaf.numpy().reshape(-1) for leaf in h]), numbers
 
