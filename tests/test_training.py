@@ -652,9 +652,9 @@ def test_gradients_stay_when_an_objective_fails():
     model[0].weight.grad = torch.ones_like(model[0].weight)
 
     def upper(x, y, batch):
-        raise ZeroDivisionError
+        raise KeyError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(KeyError):
         start(METHODS["MEHA"], model, meha.Problem(upper, lower)).step(make_data())
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert model[2].weight.grad is None
