@@ -87,7 +87,7 @@ def known(name: str, make: Callable[[], Case], *, dtype: torch.dtype = torch.flo
 
     stored = references().get(name, {})
     if case.x_star is None and not stored:
-        raise LookupError(f"name: there is no reference for {name!r}; compute it with benchmarks/references.py.")
+        raise LookupError(f"name: there is no reference for {name!r}; compute it with tools/references.py.")
     x_star = double(stored["x"] if case.x_star is None else case.x_star).reshape(case.x0.shape)
     y_star = double(stored["y"]).reshape(case.y0.shape) if case.x_star is None else case.respond(x_star)
 
