@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -26,10 +27,10 @@ except ImportError as error:
 import meha
 
 if TYPE_CHECKING:
-    from meha.reproduce.cells import Cell
-    from meha.reproduce.experiments import Claim
-    from meha.reproduce.race import Record
+    from meha.reproduce.cells import Cell, Record
+    from meha.reproduce.experiments import Claim, Options
     from meha.reproduce.store import Store
+    from meha.reproduce.tuning import Tuning
 
 __all__ = ["app"]
 
@@ -49,31 +50,40 @@ def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Experiments; all by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small cases, two seeds, seconds instead of minutes.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Seeds to report; by default 5, for learning tasks 3; quick: 2 and 1.")
+        int | None,
+        typer.Option(min=1, max=1000, help="Number of seeds; by default 5, for learning tasks 3; with --quick 2 and 1."),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Only these methods, separated by commas.")] = "",
-    limit: Annotated[float | None, typer.Option(min=0.1, help="Seconds for a run, instead of those of its experiment.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results and report.")] = Path("out/reproduce"),
+    methods: Annotated[str, typer.Option(help="Run only these methods, separated by commas.")] = "",
+    limit: Annotated[float | None, typer.Option(min=0.1, help="Seconds for each run; overrides the experiments.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("out/reproduce"),
+    records: Annotated[Path | None, typer.Option(help="Folder for the records; by default OUT/records.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side; more disturb the times. Quick: all cores.")
+        int | None,
+        typer.Option(min=1, help="Parallel runs; more than one disturbs the times. With --quick: all cores."),
     ] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="Choose the settings anew instead of using the shipped choice.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="List the experiments and end.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Choose the settings again; the package has a choice.")] = False,
+    draw: Annotated[bool, typer.Option("--draw", help="Measure nothing; write the report from the records.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
 ) -> None:
     """Run the paper's experiments and write a report.
 
-    Finished runs are kept: the same command goes on where it was interrupted, and only draws the report when nothing is left.
+    Finished runs are kept. If the command is interrupted, repeat it: it continues where it stopped. When nothing is left to
+    measure, it writes the report from the records.
     """
+    asked = _Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw)
     try:
-        _reproduce(names or [], quick, seeds, methods, limit, out, jobs or (os.cpu_count() or 1 if quick else 1), tune, listing)
+        if listing:
+            _list_experiments()
+        else:
+            _reproduce(asked)
     except KeyboardInterrupt:
-        Console().print("Interrupted. Finished runs are kept; the same command goes on where this one was.")
+        Console().print("Interrupted. Finished runs are kept; repeat the command to continue.")
         raise typer.Exit(130) from None
     except ImportError as error:
         package = (error.name or str(error)).partition(".")[0]
         _fail(f'meha reproduce needs {package}; install it with: pip install "meha[reproduce]"')
     except OSError as error:
-        _fail(f"{error}; give another folder with --out.")
+        _fail(f"{error}; choose another folder with --out or --records.")
     except _RefusalError as error:
         _fail(str(error))
 
@@ -204,64 +214,111 @@ class _RefusalError(Exception):
     """Why the command cannot do what it is asked for, in a sentence."""
 
 
-def _reproduce(
-    names: list[str],
-    quick: bool,
-    seeds: int | None,
-    methods: str,
-    limit: float | None,
-    out: Path,
-    jobs: int,
-    tune: bool,
-    listing: bool,
-) -> None:
-    from meha.reproduce import report, tuning
-    from meha.reproduce.contenders import CONTENDERS
-    from meha.reproduce.experiments import EXPERIMENTS, Options
+@dataclass(frozen=True)
+class _Asked:
+    """The arguments of ``meha reproduce``."""
+
+    names: list[str]
+    quick: bool
+    seeds: int | None
+    methods: str
+    limit: float | None
+    out: Path
+    records: Path
+    jobs: int | None
+    tune: bool
+    draw: bool
+
+    @property
+    def workers(self) -> int:
+        """The number of parallel runs."""
+        return self.jobs or (os.cpu_count() or 1 if self.quick else 1)
+
+
+def _list_experiments() -> None:
+    from meha.reproduce.experiments import EXPERIMENTS
+
+    rest = " (with --quick only when named)"
+    rows = [(each.name, each.about + ("" if each.in_quick else rest)) for each in EXPERIMENTS.values()]
+    Console().print(_listing(rows))
+
+
+def _reproduce(asked: _Asked) -> None:
+    from meha.reproduce import report
+    from meha.reproduce.experiments import EXPERIMENTS
     from meha.reproduce.store import Store
 
     console = Console()
-    if listing:
-        console.print(_listing([(experiment.name, experiment.about) for experiment in EXPERIMENTS.values()]))
-        return
-    asked = names or list(EXPERIMENTS)
-    unknown = [name for name in asked if name not in EXPERIMENTS]
+    names = asked.names or [name for name, each in EXPERIMENTS.items() if each.in_quick or not asked.quick]
+    unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
         raise _RefusalError(f"NAME: there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}.")
+    options, store = _options(asked), Store(asked.records)
+    choice = _choice(console, asked, names, options, store)
+    cells = {name: EXPERIMENTS[name].cells(options, choice) for name in names}
+    if not any(cells.values()):
+        raise _RefusalError(f"--methods: none of {asked.methods} takes part in {', '.join(names)}.")
+    if asked.draw:
+        done = 0
+        if not any(store.get(cell) for found in cells.values() for cell in found):
+            raise _RefusalError(f"--draw: {asked.records} has no records of {', '.join(names)} with these options.")
+    else:
+        done = _work(console, _possible(console, asked, cells, options, store), store, asked.workers)
+    command = shlex.join(["meha", *sys.argv[1:]])
+    page, claims = report.draw(store, options, choice, asked.out, command, names)
+    _summary(console, claims, done, page)
+
+
+def _options(asked: _Asked) -> Options:
+    from meha.reproduce.contenders import CONTENDERS
+    from meha.reproduce.experiments import Options
+
     spelled = {name.lower(): name for name in CONTENDERS}
-    wanted = [method.strip().lower() for method in methods.split(",") if method.strip()]
+    wanted = [method.strip().lower() for method in asked.methods.split(",") if method.strip()]
     strange = [method for method in wanted if method not in spelled]
     if strange:
         raise _RefusalError(f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
-    options = Options(quick, seeds, frozenset(spelled[method] for method in wanted), limit)
+    return Options(asked.quick, asked.seeds, frozenset(spelled[method] for method in wanted), asked.limit)
 
-    store, chosen = Store(out / "results"), out / "tuning.json"
-    choice = tuning.Tuning.shipped()
-    if tune:
-        races = {name: EXPERIMENTS[name].tuned(options) for name in asked}
-        _work(console, {f"settings for {name}": tuning.cells(found) for name, found in races.items()}, store, jobs)
-        choice = choice.updated(tuning.Tuning.of(store, [race for found in races.values() for race in found]))
-        choice.save(chosen)
-    elif chosen.exists():
+
+def _choice(console: Console, asked: _Asked, names: Sequence[str], options: Options, store: Store) -> Tuning:
+    """The settings: chosen now, chosen earlier in the same folder, or shipped."""
+    from meha.reproduce.experiments import EXPERIMENTS
+    from meha.reproduce.tuning import Tuning
+
+    choice = Tuning.shipped()
+    if asked.tune and not asked.draw:
+        cells = {name: EXPERIMENTS[name].trials(options, choice) for name in names}
+        possible = _possible(console, asked, cells, options, store)
+        _work(console, {f"settings for {name}": found for name, found in possible.items()}, store, asked.workers)
+        for name in possible:
+            choice = choice.updated(EXPERIMENTS[name].chosen(options, choice, store))
+        choice.save(asked.out)
+    elif (asked.out / "tuning.json").exists():
         try:
-            choice = tuning.Tuning.load(chosen)
+            choice = Tuning.load(asked.out)
         except ValueError as error:
             raise _RefusalError(str(error)) from error
-        console.print(f"With the settings of {chosen}.", highlight=False)
-    cells = {name: EXPERIMENTS[name].cells(options, choice) for name in asked}
-    for name in list(cells):
-        reason = EXPERIMENTS[name].lacks(options) if store.missing(cells[name]) else ""
-        if reason and names:
+        console.print(f"Using the settings of {asked.out / 'tuning.json'}.", highlight=False)
+    return choice
+
+
+def _possible(
+    console: Console, asked: _Asked, cells: dict[str, list[Cell]], options: Options, store: Store
+) -> dict[str, list[Cell]]:
+    """The experiments that can be measured here; refuse one that was named and cannot."""
+    from meha.reproduce.experiments import EXPERIMENTS
+
+    possible = {}
+    for name, found in cells.items():
+        reason = EXPERIMENTS[name].lacks(options) if store.missing(found) else ""
+        if reason and asked.names:
             raise _RefusalError(f"{name}: {reason}")
         if reason:
             console.print(f"Without {name}: {reason}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-            del cells[name]
-    if not any(cells.values()):
-        raise _RefusalError(f"--methods: none of {methods} takes part in {', '.join(asked)}.")
-    done = _work(console, cells, store, jobs)
-    command = shlex.join(["meha", *sys.argv[1:]])
-    page, claims = report.draw(store, options, choice, out, command, asked)
-    _summary(console, claims, done, page)
+        else:
+            possible[name] = found
+    return possible
 
 
 def _fail(message: str) -> NoReturn:
@@ -279,7 +336,7 @@ def _listing(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: int) -> int:
-    """Measure what is missing, with a display; how many runs that were."""
+    """Measure the missing cells, with a display; returns the number of runs."""
     from meha.datasets import DataError
     from meha.reproduce.runner import WorkerDiedError, run
 
@@ -296,7 +353,7 @@ def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: in
 
 
 def _check_extras(cells: dict[str, list[Cell]]) -> None:
-    """Tell at the start, and not after an hour, that a method cannot run here."""
+    """Refuse at the start, and not after an hour, if a package is missing."""
     flat = [cell for found in cells.values() for cell in found]
     kinds, data = {cell.contender.kind for cell in flat}, {dict(cell.case.arguments).get("data") for cell in flat}
     needs = [("optuna", meha.TPE in kinds), ("cvxpy", meha.VFiDCA in kinds)]
@@ -306,7 +363,7 @@ def _check_extras(cells: dict[str, list[Cell]]) -> None:
 
 
 class _Display:
-    """What is at work: experiment, case, method, seed, how much is done and how long the rest will take."""
+    """The runs in progress, the share that is done, and an estimate of the time left."""
 
     def __init__(self, cells: dict[str, list[Cell]], store: Store, jobs: int) -> None:
         self.experiments = {cell.key: name for name, found in reversed(cells.items()) for cell in found}
@@ -345,19 +402,18 @@ def _duration(seconds: float) -> str:
 def _summary(console: Console, claims: Sequence[Claim], done: int, page: Path) -> None:
     if claims:
         console.print(_claims(claims))
-    told = f"{done} run{'s' if done > 1 else ''} measured." if done else "Nothing was left to measure."
-    console.print(told, highlight=False)
+    console.print(f"{done} run{'s' if done > 1 else ''} measured." if done else "Nothing to measure.", highlight=False)
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)
 
 
 def _claims(claims: Sequence[Claim]) -> Table:
-    table = Table(title="What the paper says, and what was measured", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Claims of the paper, and what was measured", title_justify="left", box=None, pad_edge=False)
     table.add_column("claim", ratio=5)
     table.add_column("measured", ratio=6)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("answer", no_wrap=True)
     styles = {"holds": "green", "does not hold": "red", "in part": "yellow", "open": "yellow"}
     for claim in claims:
-        table.add_row(Text(claim.claim), Text(claim.measured), Text(claim.verdict, style=styles[claim.verdict]))
+        table.add_row(Text(claim.claim), Text(claim.measured), Text(claim.answer, style=styles[claim.answer]))
     return table
 
 

@@ -21,7 +21,7 @@ from meha.problems import group_lasso, lasso, sine, strong_convex
 from meha.reproduce import report, tuning
 from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
-from meha.reproduce.experiments import EXPERIMENTS, Options, Results, paper
+from meha.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.nonsmooth import NUMBERS, _row, _speed
@@ -224,7 +224,7 @@ def tiny(tmp_path, monkeypatch):
         cells = EXPERIMENTS[name].cells(options, SHIPPED)
         assert run(cells, store, jobs=0) == len({cell.key for cell in cells})
         assert run(cells, store, jobs=0) == 0
-        results = Results(store, cells)
+        results = Records(store, cells)
         page, claims = report.draw(store, options, SHIPPED, tmp_path / "page", "the command", [name])
         text = page.read_text()
         assert f'id="{name}"' in text
@@ -261,9 +261,9 @@ def test_strong_convex(tiny):
     assert "until a run ends by itself" in text
     assert only(results.get(case, "MEHA", "memory"))["peak"] < only(results.get(case, "RHG", "memory"))["peak"]
     fastest, memory = claims
-    assert fastest.verdict == "does not hold"  # CG inverts an identity
+    assert fastest.answer == "does not hold"  # CG inverts an identity
     assert "CG" in fastest.measured
-    assert memory.verdict == "holds"
+    assert memory.answer == "holds"
     for published in ("14.01", "15.66", "0.166", "160,768", "1,536"):
         assert published in text
 
@@ -285,7 +285,7 @@ def test_merely_convex(tiny):
     assert only(results.get(case, "NS"))["reached"] is None
     assert only(results.get(case, PAPER))["reached"] is None
     check_rows_without_settings(results, case)
-    assert only(claims).verdict == "does not hold"
+    assert only(claims).answer == "does not hold"
     assert "NS does not reach it" in only(claims).measured
     assert "not reached" in text
 
@@ -300,7 +300,7 @@ def test_non_convex(tiny):
         assert found[-1] <= 0.05 < found[-2]
     assert only(results.get(SINE[10].name, "IAPTT"))["reached"] is None
     check_rows_without_settings(results, SINE[10].name)
-    assert claims[1].verdict == "holds"  # the automatic forms take no part
+    assert claims[1].answer == "holds"  # the automatic forms take no part
     assert claims[1].measured == "the only one that reaches the target; IAPTT does not reach it"
 
 
@@ -309,7 +309,7 @@ def test_large_scale(tiny):
     assert only(results.get(SINE[200].name, "MEHA"))["reached"]["work"] == pytest.approx(564, abs=30)
     assert only(results.get(SINE[200].name, "BOME"))["reached"] is None
     check_rows_without_settings(results, SINE[200].name)
-    assert only(claims).verdict == "holds"
+    assert only(claims).answer == "holds"
     assert "44.47" in text  # BOME's seconds in the paper
 
 
@@ -322,7 +322,7 @@ def test_lasso_toy(tiny):
     hundred = only(results.get("lasso, n = 100", "MEHA"))
     assert hundred["reached"]["work"] == 5 * hundred["reached"]["step"]  # F does not use x
     check_rows_without_settings(results, "lasso, n = 100")
-    assert claims[-1].verdict == "holds"
+    assert claims[-1].answer == "holds"
     assert "17.11" in text
     assert "For n = 100: MEHA() and automatic have no settings" in text
 
@@ -346,7 +346,7 @@ def test_group_lasso(tiny):
     goal = min(grid["at weights"], key=lambda look: look["F"])
     there = next(look["seconds"] for look in record["at weights"] if look["F"] <= goal["F"])
     assert _speed(results, GROUP_LASSO[600].name, "GridSearch").middle == pytest.approx(goal["seconds"] / there)
-    assert claims[0].verdict == "open"  # one data set is not five
+    assert claims[0].answer == "open"  # one data set is not five
     assert "the least of the others is Grid search" in claims[1].measured  # not MEHA without settings
     assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "MEHA()"]
     assert "71.9 ± 10.5" in text
@@ -360,10 +360,10 @@ def test_sensitivity(tiny):
     found = errors(problem, problem.preset("recipe"), base["reached"]["step"])
     assert found[-1] <= 0.05 < found[-2]
     assert only(results.get("lasso, n = 100", "MEHA, printed: as it is"))["reached"] is None
-    assert len(results.records()) == 2 * len(paper.SENSITIVITY["main"][::3]) + 2
+    assert len(results.all()) == 2 * len(paper.SENSITIVITY["main"][::3]) + 2
     check_rows_without_settings(results, "lasso, n = 100")
     assert "Without numbers" in text
-    assert only(claims).verdict == "in part"
+    assert only(claims).answer == "in part"
     assert "956" in text
     assert _row("recipe", {"beta": 3e-5}, 100)["beta"] == pytest.approx(0.3)
     assert _row("recipe", {"c": 50.0}, 100)["c"] == pytest.approx(5000.0)
@@ -375,7 +375,7 @@ def test_rates(tiny):
     record = only(results.get("rates, strongly convex", "p = 0.25", "rates"))
     assert record["curve"]["K"][-1] == 12
     assert set(record["curve"]) >= {"theta", "residual", "gap", "hypergradient"}
-    assert all(claim.verdict == "open" for claim in claims)  # twelve steps say nothing
+    assert all(claim.answer == "open" for claim in claims)  # twelve steps say nothing
     assert "Theorem 2" in text
     for name, method in (("MEHA()", meha.MEHA()), ("automatic", meha.Continuation())):
         end = only(results.get("rates, strongly convex", name, "rates"))
@@ -664,15 +664,15 @@ def test_experiments_can_be_drawn_without_meha(methods, tmp_path):
     for experiment in EXPERIMENTS.values():
         run(experiment.cells(options, SHIPPED), store, jobs=0)
     page, claims = report.draw(store, options, SHIPPED, tmp_path, "command", list(EXPERIMENTS))
-    assert all(claim.verdict in ("open", "does not hold") for claim in claims)
+    assert all(claim.answer in ("open", "does not hold") for claim in claims)
     assert "not reached" not in page.read_text().partition("group-lasso-600")[2].partition("</table>")[0]
 
 
 # --- what the page says ------------------------------------------------------------------------------------------------------
 
 
-class Told(Results):
-    """Results that are made up: seconds to the target by method, None where it is not reached."""
+class Told(Records):
+    """Records that are made up: seconds to the target by method, None where it is not reached."""
 
     def __init__(self, case, seconds):
         self.count, self.missing = len(seconds), 0
@@ -690,22 +690,22 @@ class Told(Results):
         }
 
 
-def test_the_verdict_on_who_is_first():
+def test_the_claim_to_be_first():
     won = first(Told("case", {"MEHA": [1.0] * 3, "CG": [2.5] * 3, "NS": [None] * 3}), "case", "claim")
-    assert (won.measured, won.verdict) == ("first, 2.5 times faster than CG; NS does not reach it", "holds")
+    assert (won.measured, won.answer) == ("first, 2.5 times faster than CG; NS does not reach it", "holds")
     close = first(Told("case", {"MEHA": [1.0, 2.0, 3.0], "CG": [0.5, 1.9, 2.5]}), "case", "claim")
-    assert (close.measured, close.verdict) == ("level with CG: 2 s against 1.9 s, and the bands overlap", "in part")
+    assert (close.measured, close.answer) == ("level with CG: 2 s against 1.9 s, and the bands overlap", "in part")
     partly = first(Told("case", {"MEHA": [1.0] * 3, "CG": [None, 0.5, None], "NS": [None] * 3}), "case", "claim")
-    assert partly.verdict == "holds"
+    assert partly.answer == "holds"
     told = "the only one that reaches the target from most starts; NS does not reach it; CG on 1 of 3 starts only"
     assert partly.measured == told
     lost = first(Told("case", {"MEHA": [3.0] * 3, "CG": [1.0] * 3, "NS": [1.5] * 3, "RHG": [9.0] * 3}), "case", "claim")
-    assert (lost.measured, lost.verdict) == ("not first; faster than MEHA: CG 3 times, NS 2 times", "does not hold")
+    assert (lost.measured, lost.answer) == ("not first; faster than MEHA: CG 3 times, NS 2 times", "does not hold")
     failed = first(Told("case", {"MEHA": [None, None, 1.0], "CG": [1.0] * 3}), "case", "claim")
-    assert (failed.measured, failed.verdict) == ("MEHA does not reach the target; CG does", "does not hold")
-    assert first(Told("case", {"CG": [1.0]}), "case", "claim").verdict == "open"
-    assert first(Told("case", {"MEHA": [1.0]}), "case", "claim").verdict == "open"
-    assert first(Told("case", {}), "case", "claim").verdict == "open"
+    assert (failed.measured, failed.answer) == ("MEHA does not reach the target; CG does", "does not hold")
+    assert first(Told("case", {"CG": [1.0]}), "case", "claim").answer == "open"
+    assert first(Told("case", {"MEHA": [1.0]}), "case", "claim").answer == "open"
+    assert first(Told("case", {}), "case", "claim").answer == "open"
     assert holds(True) == "holds"
 
 

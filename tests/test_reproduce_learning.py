@@ -11,7 +11,7 @@ import meha
 from meha.reproduce import learning
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import CONTENDERS
-from meha.reproduce.experiments import EXPERIMENTS, Options, Results, paper
+from meha.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha.reproduce.experiments.base import PAPER
 from meha.reproduce.experiments.learning import AUTOMATIC, CLEANING, FEW_SHOT, FRESH, METHODS, PRINTED, QUICK_FEW_SHOT, VARIANTS
 from meha.reproduce.page import Table
@@ -154,7 +154,7 @@ def draw(name, accuracies, tmp_path, options=FULL):
     store, cells = Store(tmp_path), EXPERIMENTS[name].cells(options, None)
     for cell in cells:
         store.put(cell, invented(cell, accuracies.get(cell.name, 0.5) + 0.001 * cell.seed))
-    results = Results(store, cells)
+    results = Records(store, cells)
     return EXPERIMENTS[name].section(results), EXPERIMENTS[name].claims(results)
 
 
@@ -171,16 +171,16 @@ def test_the_page_of_hyper_cleaning(tmp_path):
     assert rows["F2SA"][-1] is None  # not in the paper's table
     assert len(tables(section)["hyper-cleaning-variants"].rows) == 4
     told = {claim.claim: claim for claim in claims}
-    assert told["MNIST: MEHA has an accuracy of 89.55 % and an F1 of 91.26 %"].verdict == "holds"
+    assert told["MNIST: MEHA has an accuracy of 89.55 % and an F1 of 91.26 %"].answer == "holds"
     best = told["MNIST: MEHA has the best accuracy and F1 for the same work"]
-    assert best.verdict == "does not hold"
+    assert best.answer == "does not hold"
     assert "93.10 % against 95.10 % of F2SA" in best.measured  # the row without settings takes no part
     assert rows["MEHA()"][1].text == "97.10 ± 0.10"
     _, claims = draw("hyper-cleaning", {"MEHA": 0.9, "F2SA": 0.9005}, tmp_path / "level")
     level = {claim.claim: claim for claim in claims}["MNIST: MEHA has the best accuracy and F1 for the same work"]
-    assert (level.verdict, "level" in level.measured) == ("holds", True)
+    assert (level.answer, "level" in level.measured) == ("holds", True)
     worse = {claim.claim: claim for claim in claims}["MNIST: MEHA has an accuracy of 89.55 % and an F1 of 91.26 %"]
-    assert worse.verdict == "does not hold"
+    assert worse.answer == "does not hold"
 
 
 def test_the_page_of_few_shot_learning(tmp_path):
@@ -192,7 +192,7 @@ def test_the_page_of_few_shot_learning(tmp_path):
     assert rows["BDA"][1].kind == "failed"
     assert "50.1 %" in rows["BDA"][1].text
     told = {claim.claim: claim for claim in claims}
-    assert told["Few-shot, 20-way: MEHA reaches 90 %"].verdict == "holds"
+    assert told["Few-shot, 20-way: MEHA reaches 90 %"].answer == "holds"
     assert "RHG" in told["Few-shot, 20-way: MEHA is fastest to 90 %"].measured
     quick, _ = draw("few-shot", {"MEHA": 0.7}, tmp_path / "quick", Options(quick=True))
     assert "few-shot-digits-5" in tables(quick)
@@ -212,10 +212,10 @@ def test_runs_that_time_cut_short_prove_nothing(tmp_path):
     for cell in cells:
         outcome = {"RHG": "time", "CG": "broke down: it"}.get(cell.name, "work")
         store.put(cell, {**invented(cell, 0.93 if cell.name == "MEHA" else 0.5), "outcome": outcome})
-    results = Results(store, cells)
+    results = Records(store, cells)
     claims = {claim.claim: claim for claim in EXPERIMENTS["hyper-cleaning"].claims(results)}
     best = claims["MNIST: MEHA has the best accuracy and F1 for the same work"]
-    assert (best.verdict, best.measured) == ("open", "time was up for RHG")
+    assert (best.answer, best.measured) == ("open", "time was up for RHG")
     names = [row[0] for row in tables(EXPERIMENTS["hyper-cleaning"].section(results))["hyper-cleaning-mnist"].rows]
     assert "RHG (time was up)" in names
     assert "CG (breaks down)" in names

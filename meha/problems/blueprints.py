@@ -90,7 +90,7 @@ def known_problem(
 
     stored = references().get(name, {})
     if blueprint.x_star is None and not stored:
-        raise LookupError(f"name: no reference is stored for {name!r}; compute it with benchmarks/references.py.")
+        raise LookupError(f"name: no reference is stored for {name!r}; compute it with tools/references.py.")
     x_star = double(stored["x"] if blueprint.x_star is None else blueprint.x_star).reshape(blueprint.x0.shape)
     y_star = double(stored["y"]).reshape(blueprint.y0.shape) if blueprint.x_star is None else blueprint.respond(x_star)
 

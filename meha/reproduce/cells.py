@@ -1,25 +1,30 @@
-"""Cases and cells: what is measured, stated so that a result can be found again on disk."""
+"""Cases, cells and records: what is measured, stated so that a record can be found again on disk."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
+from meha._verdicts import Status, Verdict
 from meha.problems import KnownProblem
 from meha.reproduce.contenders import Contender, Setting
 
-__all__ = ["TUNING_SEEDS", "Case", "Cell"]
+__all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
-PROTOCOL = 1
-"""Raise it when the meaning of a stored result changes; older results are then measured anew."""
+Kind = Literal["race", "memory", "rates", "training", "solve"]
+
+Record = dict[str, Any]
+"""What a measurement gave: plain values, as JSON has them."""
+
+PROTOCOL = 2
+"""Raise it when the meaning of a record changes; older records are then ignored."""
 
 TUNING_SEEDS = (1000, 1001)
-"""Settings are chosen on these; what is reported has other seeds."""
+"""Seeds on which settings are chosen; the reported runs have others."""
 
 SPREAD = 0.1
 """Starts are moved by this share of their distance to the solution."""
@@ -30,19 +35,20 @@ class Case:
     """A problem with a target and limits, the same for all methods.
 
     Attributes:
-        name: for tables.
+        name: its name in tables.
         build: makes the problem; called as ``build(**arguments)``, with the seed as well if ``data`` is true. For training it
             makes a task (:mod:`meha.tasks`), with seed and device.
-        target: the larger of the relative errors of x and y must fall to this and stay there; None where nothing is known. In
-            training, the accuracy to reach.
-        work: a run may take so many gradients of F and f and Hessian-vector products.
-        seconds: and so much time.
-        steps: and so many steps; None for any number.
-        stay: the target holds when it does so for as much work again as it took, and for at least this much.
-        looks: the weights of so many of the steps of a run are judged by solving the lower level; without a target only. In
-            training, how often the task is evaluated, evenly over the steps, or over the work where no steps are given.
+        target: upper bound on the larger of the relative errors of x and y, to be reached for good; None where the solution
+            is not known. In training, the accuracy to reach.
+        work: upper bound on gradients of F and f and Hessian-vector products together.
+        seconds: upper bound on the time.
+        steps: upper bound on the number of steps; None for no bound.
+        stay: the target is reached for good when the errors stay below it for as much work again, and for at least this much.
+        looks: number of steps whose x is judged by solving the lower level; without a target only. In training, number of
+            evaluations, spread evenly over the steps, or over the work where no steps are given.
         data: whether a seed draws the data of the problem; otherwise it moves the start.
-        tuned_at: the case on which settings are chosen, by name; this one when empty.
+        tuned_at: name of the case on which settings are chosen; this one when empty.
+        tuning_seeds: seeds on which settings are chosen.
     """
 
     name: str
@@ -56,10 +62,11 @@ class Case:
     looks: int = 10
     data: bool = False
     tuned_at: str = ""
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
 
     def problem(self, seed: int) -> KnownProblem:
-        """The problem of a seed: its data, or the start. The first seed is the paper's own start; for others, each coordinate
-        is moved by normal noise of a tenth of the root mean square distance to the solution.
+        """The problem with the data, or the start, of a seed. Seed 0 is the paper's start; for others, normal noise moves each
+        coordinate by a tenth of the root mean square distance to the solution.
 
         >>> from meha.problems import strong_convex
         >>> case = Case("strong convex", strong_convex, (("n", 2),))
@@ -88,11 +95,12 @@ class Cell:
     """One measurement: a method with a setting on a case, for a seed.
 
     Attributes:
-        kind: "race" to the target, "memory" of some steps, "rates" of the theorems, or "training" on a task.
-        label: what tables and figures call the method.
+        kind: "race" to the target, "memory" of some steps, "rates" of the theorems, "training" on a task, or "solve", one call
+            of :func:`meha.solve`.
+        label: the name in tables and figures; that of the contender when empty.
     """
 
-    kind: Literal["race", "memory", "rates", "training"]
+    kind: Kind
     case: Case
     contender: Contender
     setting: Setting = field(hash=False)
@@ -101,24 +109,30 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What the page and the display call the method."""
+        """The name of the method on the page and the display."""
         return self.label or self.contender.name
 
     @property
     def key(self) -> str:
-        """Where the result lies on disk. It depends on all that the result depends on, but for the code of the methods.
+        """Where the record lies on disk: a digest of everything that the result depends on, except the code of the methods.
 
         >>> from meha.problems import lasso
         >>> from meha.reproduce.contenders import CONTENDERS
         >>> cell = Cell("race", Case("lasso, n = 2", lasso, (("n", 2),)), CONTENDERS["MEHA"], {"c": 3}, seed=0)
-        >>> cell.key.rpartition("-")[0]
-        'lasso-n-2/meha-seed-0-race'
+        >>> len(cell.key), cell.key == replace(cell, seed=1).key
+        (12, False)
         """
-        case = replace(self.case, build=None, name="", tuned_at="")  # type: ignore[arg-type]
-        told = (PROTOCOL, self.kind, self.case.build.__name__, case, self.contender.kind.__name__, sorted(self.setting.items()))
-        digest = hashlib.sha256(repr((*told, self.seed)).encode()).hexdigest()[:10]
-        return f"{_slug(self.case.name)}/{_slug(self.name)}-seed-{self.seed}-{self.kind}-{digest}"
+        case, numbers = self.case, sorted(self.setting.items())
+        limits = (case.target, case.work, case.seconds, case.steps, case.stay, case.looks, case.data)
+        problem = (case.name, case.build.__name__, case.arguments, limits)
+        content = (PROTOCOL, self.kind, problem, self.contender.name, self.name, numbers, self.seed)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def ended(verdict: Verdict) -> str:
+    """The outcome of a run that is over: its status, with the reason of a breakdown.
+
+    >>> ended(Verdict(Status.CONVERGED, "small steps")), ended(Verdict(Status.BROKE_DOWN, "singular matrix"))
+    ('converged', 'broke down: singular matrix')
+    """
+    return f"{verdict.status}: {verdict.message}" if verdict.status is Status.BROKE_DOWN else str(verdict.status)

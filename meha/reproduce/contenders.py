@@ -1,6 +1,6 @@
-"""Methods with their declared settings: eight for each, the same budget for all, and none for those that choose by themselves.
+"""Methods with their declared settings: eight for each method that has any, so that all have the same budget of trials.
 
-Steps are multiples of what a method chooses by itself for the problem, so that one grid serves problems of every scale.
+Step sizes are multiples of those that a method chooses for the problem, so that one grid serves problems of every scale.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ __all__ = ["AUTOMATIC", "CONTENDERS", "SETTINGS", "Contender", "Setting"]
 SETTINGS = 8
 
 Setting = Mapping[str, Any]
-"""Hyper-parameters by name. Numbers for alpha, beta, eta and c are multiples of what the method chooses for the problem,
-``steps`` is one for alpha and beta together, ``preset`` alone names one of the problem's own, and ``numbers`` alone
-has them as they are."""
+"""Hyper-parameters by name. Numbers for alpha, beta, eta and c are multiples of those that the method chooses for the problem;
+``steps`` is a multiple for alpha and beta together. ``preset`` alone names a preset of the problem, and ``numbers`` alone
+has the numbers themselves."""
 
 MULTIPLES = ("alpha", "beta", "eta")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, and the settings among which it may choose; without a grid it has nothing to be set.
+    """A method and its declared settings; without a grid there is nothing to set.
+
+    ``kind`` None is the method that :func:`meha.solve` takes by default.
 
     >>> CONTENDERS["MEHA"].settings()[:2]
     [{'c': 0.3, 'p': 0.1}, {'c': 0.3, 'p': 0.49}]
     >>> len(CONTENDERS["CG"].settings())
     8
-    >>> CONTENDERS["MEHA()"].settings()
+    >>> CONTENDERS["AdaptiveMEHA"].settings()
     [{}]
     """
 
     name: str
-    kind: type[methods.Method]
+    kind: type[methods.Method] | None
     grid: Mapping[str, tuple[Any, ...]]
 
     @property
     def automatic(self) -> bool:
-        """Whether it runs as it is, and ends by itself."""
+        """Whether it has no settings, and decides when it has converged."""
         return not self.grid
 
     def settings(self) -> list[Setting]:
@@ -57,7 +59,9 @@ class Contender:
         return [dict(zip(self.grid, chosen, strict=True)) for chosen in itertools.product(*self.grid.values())]
 
     def build(self, problem: KnownProblem, setting: Setting) -> methods.Method:
-        """The method of a setting for a problem, complete."""
+        """The method of a setting for a problem, with all its numbers."""
+        if self.kind is None:
+            return methods.default_method(problem, problem.x0, problem.y0)
         if "preset" in setting:
             return problem.preset(setting["preset"])
         if "numbers" in setting:
@@ -84,7 +88,7 @@ def _complete(method: methods.Method, problem: KnownProblem) -> methods.Method:
 
 
 def _search(kind: type[Search], problem: KnownProblem, setting: dict[str, Any]) -> methods.Method:
-    """All coordinates of x in the same interval, each by itself or with one value for all."""
+    """A search over all coordinates of x in the same interval, separately or with one value for all."""
     like = problem.x0
     interval = setting.pop("space", None)
     if interval is None:
@@ -101,8 +105,8 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("MEHA", methods.MEHA, {"c": (0.3, 3, 30, 300), "p": (0.1, 0.49)}),
-        Contender("MEHA()", methods.MEHA, {}),
-        Contender("automatic", methods.Continuation, {}),
+        Contender("AdaptiveMEHA", methods.AdaptiveMEHA, {}),
+        Contender("automatic", None, {}),
         Contender("RHG", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (10, 50), "warm_start": (True, False)}),
         Contender("RHG, truncated", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (20, 100), "terms": (5, 10)}),
         Contender("BDA", methods.BDA, {"alpha": (0.2, 1), "inner_steps": (16, 64), "mu": (0.1, InversePower(0.5, power=1.0))}),
@@ -153,4 +157,4 @@ CONTENDERS = {
 }
 
 AUTOMATIC = tuple(name for name, contender in CONTENDERS.items() if contender.automatic)
-"""``MEHA()``, and what :func:`meha.solve` takes when no method is named: rows of their own, outside of the comparison."""
+"""Methods without settings: AdaptiveMEHA, and the default of :func:`meha.solve`. They have rows of their own."""

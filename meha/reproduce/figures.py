@@ -96,7 +96,7 @@ FAMILIES = (  # a dash for each family, a hue for each method in it
 STYLES = {
     "MEHA": Style(VERMILION, width=2.8, order=5),
     "MEHA, paper's values": Style(VERMILION, (0, (3, 1.2)), width=2, order=4),
-    "MEHA()": Style("#8c1c13", width=2.2, order=4.5),
+    "AdaptiveMEHA": Style("#8c1c13", width=2.2, order=4.5),
     "automatic": Style("#5e2ca5", width=2.2, order=4.5),
     **{name: Style(HUES[i], dash) for names, dash in zip(FAMILIES, DASHES, strict=True) for i, name in enumerate(names)},
 }

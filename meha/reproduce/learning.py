@@ -1,65 +1,87 @@
-"""Learning tasks as cells: a method trains on data, and what it has learned is looked at outside of its clock."""
+"""Learning tasks as cells: a method trains on data, and is evaluated while the clock stands still; settings that were tried."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from meha.loaders import Endless
-from meha.methods import Method
-from meha.reproduce.cells import Cell
+from meha.methods import Method, default_method
+from meha.reproduce.cells import Cell, Record, ended
 from meha.reproduce.contenders import Setting
 from meha.schedules import InversePower, Power, Ramp
 
-__all__ = ["Trial", "build", "chosen", "device", "train", "trials"]
-
-Record = dict[str, Any]
+__all__ = ["Attempt", "Attempts", "attempted", "best", "build", "chosen", "device", "lines", "loss", "shipped", "train"]
 
 WARM_STEPS = 2
+
+Attempt = list[Any]
+"""A setting that was tried, with accuracy and F1 for "hyper-cleaning", or batches and seconds to the target for "few-shot".
+
+Both numbers are None where the run failed."""
+
+Attempts = dict[str, dict[str, list[Attempt]]]
+"""By task and method."""
 
 SCHEDULES: Mapping[str, Callable[..., Any]] = {"Power": Power, "Ramp": Ramp, "InversePower": InversePower}
 
 
-class Trial(NamedTuple):
-    """A setting that was tried on the seed for choosing, and how good it was (low is good); infinite where it failed."""
-
-    setting: Setting
-    loss: float
-
-
 @cache
-def trials(task: str) -> Mapping[str, list[Trial]]:
-    """What was tried for each method: ``learning.json`` holds accuracy and F1 for "hyper-cleaning", and for "few-shot" the
-    batches and seconds to the target."""
-    found = json.loads((files("meha.reproduce") / "learning.json").read_text())[task]
+def shipped() -> Attempts:
+    """The attempts that come with the package."""
+    return json.loads((files("meha.reproduce") / "learning.json").read_text())
 
-    def loss(first: float | None, second: float | None) -> float:
-        if first is None or second is None:
-            return math.inf
-        return -(first + second) if task == "hyper-cleaning" else second
 
-    return {method: [Trial(setting, loss(*told)) for setting, *told in rows] for method, rows in found.items()}
+def loss(task: str, attempt: Attempt) -> float:
+    """How good an attempt was (low is good); infinite where it failed."""
+    _, first, second = attempt
+    if first is None or second is None:
+        return math.inf
+    return -(first + second) if task == "hyper-cleaning" else second
+
+
+def best(task: str, attempts: Sequence[Attempt]) -> Setting:
+    """The setting of the best attempt."""
+    return min(attempts, key=lambda attempt: loss(task, attempt))[0]
 
 
 def chosen(task: str, method: str) -> Setting:
-    """The best of the settings that were tried.
+    """The best of the shipped attempts.
 
     >>> chosen("few-shot", "RHG")["inner_steps"]
     2
     """
-    return min(trials(task)[method], key=lambda trial: trial.loss).setting
+    return best(task, shipped()[task][method])
+
+
+def attempted(task: str, setting: Setting, record: Record) -> Attempt:
+    """A record of a trial as a row of ``learning.json``."""
+    if task == "hyper-cleaning":
+        last = record["last"]
+        return [setting, *(None if last[name] is None else round(last[name], 4) for name in ("accuracy", "f1"))]
+    reached = record["reached"]
+    return [setting, None, None] if reached is None else [setting, reached["step"], round(reached["seconds"], 2)]
+
+
+def lines(attempts: Attempts) -> dict[str, dict[str, str]]:
+    """The rows of all attempts as JSON, one in a line."""
+    return {
+        task: {name: "[\n   " + ",\n   ".join(map(json.dumps, rows)) + "\n  ]" for name, rows in methods.items()}
+        for task, methods in attempts.items()
+    }
 
 
 def build(kind: type[Method], setting: Setting, examples: int = 1) -> Method:
     """The method of a setting. Schedules are written as their name and numbers, ``lr`` is that of Adam for x, and alpha is
-    given for one example: x_i of hyper-cleaning moves along a mean over so many.
+    multiplied by the number of examples: in hyper-cleaning x_i moves along a mean over all of them.
 
     >>> from meha.methods import F2SA
     >>> build(F2SA, {"alpha": 0.1, "c": {"Power": [0.15, 0.5]}}, examples=50).alpha
@@ -80,7 +102,7 @@ def _read(value: Any, scale: float) -> Any:
 
 
 def device() -> torch.device:
-    """Where tasks run."""
+    """The device on which tasks run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -89,8 +111,7 @@ def train(cell: Cell) -> Record:
     case, where = cell.case, device()
     pool = {"pool": cell.setting["pool"]} if "pool" in cell.setting else {}
     task = case.build(**dict(case.arguments), **pool, seed=cell.seed, device=where)
-    x0, _ = task.start()
-    method = build(cell.contender.kind, cell.setting, x0.numel() if isinstance(x0, torch.Tensor) else 1)
+    method = _method(cell, task)
     _throw_away(method, task)
     run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
     seconds, rows, next_look, outcome = 0.0, list[dict[str, float]](), 0.0, ""
@@ -99,7 +120,10 @@ def train(cell: Cell) -> Record:
         now = {"step": run.k, "seconds": seconds, "gradients": counts.upper + counts.lower}
         now["work"] = now["gradients"] + counts.hvp
         spent = now["work"] / case.work if case.steps is None else run.k / case.steps
-        outcome = "work" if spent >= 1 else "time" if seconds >= case.seconds else ""
+        if run.verdict is not None:
+            outcome = ended(run.verdict)
+        elif spent >= 1 or seconds >= case.seconds:
+            outcome = "work" if spent >= 1 else "time"
         if spent >= next_look or outcome:
             next_look = (math.floor(spent * case.looks + 1e-9) + 1) / case.looks
             rows.append({**now, **task.evaluate(run.x, run.y)})
@@ -107,25 +131,28 @@ def train(cell: Cell) -> Record:
                 outcome = "diverged"
             elif case.target is not None and rows[-1]["accuracy"] >= case.target:
                 outcome = "target"
-        if outcome:
-            break
-        begin = time.perf_counter()
-        run.step(next(batches))
-        _wait(where)
-        if run.ended is not None:
-            outcome = str(run.ended.status)
-        seconds += time.perf_counter() - begin
+        if not outcome:
+            begin = time.perf_counter()
+            run.step(next(batches))
+            _wait(where)
+            seconds += time.perf_counter() - begin
     curve = {name: [row[name] for row in rows] for name in rows[0]}
     reached = rows[-1] if outcome == "target" else None
     return {"outcome": outcome, "description": run.method.describe(), "reached": reached, "last": rows[-1], "curve": curve}
 
 
+def _method(cell: Cell, task: Any) -> Method:
+    """The method of a cell for a task; alpha is given for one example."""
+    x0, y0 = task.start()
+    if cell.contender.kind is None:
+        return replace(default_method(task.problem, x0, y0, task.batches()), **cell.setting)
+    return build(cell.contender.kind, cell.setting, x0.numel() if isinstance(x0, torch.Tensor) else 1)
+
+
 def _throw_away(method: Method, task: Any) -> None:
     """Let libraries load and caches fill."""
     run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
-    for _ in range(WARM_STEPS):
-        if run.ended is not None:
-            return
+    while run.verdict is None and run.k < WARM_STEPS:
         run.step(next(batches))
     task.evaluate(run.x, run.y)
 

@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page, its tables as CSV and its figures as PNG and SVG."""
+"""A report as one self-contained HTML page, its tables as CSV and Markdown, and its figures as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from meha.reproduce.figures import DASH, MINUS, render, three_digits
 
 @dataclass(frozen=True)
 class Mark:
-    """A cell with a meaning: a number with more to say, the best of its column, a failure told in words, a published value, or
-    the head of some rows.
+    """A table entry with a meaning: a number with text of its own, the best of its column, a failure in words, a published
+    value, or the heading of the rows below.
 
-    ``value`` is the raw number for the CSV file; an empty ``text`` shows it.
+    ``value`` is the number for the CSV file; an empty ``text`` shows it.
     """
 
     text: str
@@ -32,7 +32,7 @@ class Mark:
     value: float | None = None
 
 
-Cell = str | int | float | None | Mark
+Entry = str | int | float | None | Mark
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Table:
     name: str
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Entry]]
     note: str = ""
 
 
@@ -96,7 +96,7 @@ class Page:
 
 
 def write(page: Page, folder: Path) -> Path:
-    """Write index.html, tables/*.csv and figures/*.png, *.svg into a folder; returns the path of index.html."""
+    """Write index.html, tables/*.csv, *.md and figures/*.png, *.svg into a folder; returns the path of index.html."""
     blocks = list(flat([page.summary, *(block for section in page.sections for block in section.blocks)]))
     tables = [block for block in blocks if isinstance(block, Table)]
     pictures = [block for block in blocks if isinstance(block, Picture)]
@@ -105,6 +105,7 @@ def write(page: Page, folder: Path) -> Path:
     _check_names([picture.name for picture in pictures], "name of a picture")
     _check_names([section.anchor for section in page.sections], "anchor of a section", taken=["facts", *ids])
     files = {f"tables/{table.name}.csv": comma_separated(table).encode() for table in tables}
+    files |= {f"tables/{table.name}.md": markdown(table).encode() for table in tables}
     drawings = {}
     for picture in pictures:
         svg = render(picture.figure, "svg")
@@ -127,52 +128,79 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
             yield from flat(block.blocks)
 
 
-def show(cell: Cell) -> str:
-    """A cell as it is read: floats to three significant digits, None as a dash.
+def show(entry: Entry) -> str:
+    """A table entry as text: floats to three significant digits, None as a dash.
 
     >>> show(0.012345), show(2), show(None), show(Mark("diverged", "failed"))
     ('0.0123', '2', '–', 'diverged')
     """
-    match cell:
+    match entry:
         case Mark(text, _, value):
             return text or show(value)
         case None:
             return DASH
         case bool():
-            return "yes" if cell else "no"
+            return "yes" if entry else "no"
         case int():
-            return str(cell).replace("-", MINUS)
+            return str(entry).replace("-", MINUS)
         case float():
-            return three_digits(cell)
-    return cell
+            return three_digits(entry)
+    return entry
 
 
-def raw(cell: Cell) -> str | int | float | None:
-    """A cell as it is computed with."""
-    if isinstance(cell, Mark):
-        return cell.text if cell.value is None else cell.value
-    return cell
+def raw(entry: Entry) -> str | int | float | None:
+    """A table entry as a value for the CSV file."""
+    if isinstance(entry, Mark):
+        return entry.text if entry.value is None else entry.value
+    return entry
 
 
 def numeric(table: Table) -> list[bool]:
     """Which columns of a table hold numbers."""
-    rows = [[isinstance(raw(cell), int | float) for cell in row] for row in table.rows if not spans(row)]
+    rows = [[isinstance(raw(entry), int | float) for entry in row] for row in table.rows if not spans(row)]
     return [any(column) for column in zip(*rows, strict=True)] or [False] * len(table.columns)
 
 
 def comma_separated(table: Table) -> str:
-    """A table as CSV, with all digits; a row that spans the table is one cell there."""
+    """A table as CSV, with all digits; a heading is one entry."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
         if len(row) != len(table.columns) and not spans(row):
             raise ValueError(f"a row of table {table.name!r} has {len(row)} cells, expected {len(table.columns)}")
-        writer.writerow([raw(cell) for cell in row])
+        writer.writerow([raw(entry) for entry in row])
     return file.getvalue()
 
 
-def spans(row: Sequence[Cell]) -> bool:
+def markdown(table: Table) -> str:
+    """A table as Markdown, with the best entries in bold.
+
+    >>> print(markdown(Table("t", "Two rows.", ["", "work"], [["CG", Mark("12", "best", 12)], ["a|b", None]], "A note.")))
+    Two rows.
+    <BLANKLINE>
+    | | work |
+    |---|---|
+    | CG | **12** |
+    | a\\|b | – |
+    <BLANKLINE>
+    A note.
+    <BLANKLINE>
+    """
+
+    def line(entries: Iterable[str]) -> str:
+        return "|" + "|".join(f" {text} " if text else " " for text in entries) + "|"
+
+    def text(entry: Entry) -> str:
+        bold = isinstance(entry, Mark) and entry.kind in ("best", "head")
+        return f"**{show(entry)}**" if bold else show(entry).replace("|", "\\|")
+
+    rows = [[text(entry) for entry in row] + [""] * (len(table.columns) - len(row)) for row in table.rows]
+    lines = [table.caption, "", line(table.columns), "|---" * len(table.columns) + "|", *map(line, rows)]
+    return "\n".join([*lines, *(["", table.note] if table.note else [])]) + "\n"
+
+
+def spans(row: Sequence[Entry]) -> bool:
     """Whether a row is the head of those below it."""
     return len(row) == 1 and isinstance(row[0], Mark) and row[0].kind == "head"
 

@@ -1,4 +1,4 @@
-"""A cell run: a method against the clock, its memory, or its rates; what comes out is plain numbers for a JSON file."""
+"""Measure a cell: time and work to a target, memory, rates, training, or one call of solve; the record has plain numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,17 @@ import torch
 
 from meha._lower import solve_lower
 from meha._oracle import Oracle
-from meha._torch import LinAlgError
 from meha._variables import Variable
+from meha._verdicts import Status
 from meha.methods import Run
 from meha.problems import KnownProblem
 from meha.reproduce import learning, rates
-from meha.reproduce.cells import Case, Cell
+from meha.reproduce.cells import Case, Cell, Record, ended
 from meha.reproduce.memory import peak
+from meha.reproduce.solving import solve_cell
 from meha.schedules import evaluate
 
-__all__ = ["Record", "measure", "processor"]
-
-Record = dict[str, Any]
+__all__ = ["measure", "processor"]
 
 WARM_STEPS, WARM_SECONDS = 3, 0.5
 """A throwaway run goes before the clock: so many steps, or as many as fit into this time (a step is finished)."""
@@ -45,7 +43,9 @@ def measure(cell: Cell) -> Record:
     begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the theorem's range, for example: it is reported, not feared
-        found = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train}[cell.kind](cell)
+        found = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train, "solve": solve_cell}[cell.kind](
+            cell
+        )
     about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
     took = time.perf_counter() - begin
     machine = processor()
@@ -55,7 +55,7 @@ def measure(cell: Cell) -> Record:
 
 
 def processor() -> str:
-    """The model of the processor, as far as the system tells."""
+    """The model of the processor, if the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def processor() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Five digits for every number; None for what is not a number, which JSON has no word for."""
+    """The same values with five digits; None for numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -75,50 +75,45 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def clock(run: Run) -> float:
+    """The time that a run has taken."""
+    return run.seconds
+
+
 def _race(cell: Cell) -> Record:
     case = cell.case
     problem = case.problem(cell.seed)
     try:
         method = cell.contender.build(problem, cell.setting)
         _warm_up(cell, problem)
-        run, seconds = _timed(lambda: method.start(problem, problem.x0, problem.y0))
+        run = method.start(problem, problem.x0, problem.y0)
     except ValueError as refusal:
         return {"outcome": f"refused: {refusal}", "reached": None, "last": {}, "curve": {}, "at weights": []}
     course = _Course(case, problem, run, to_the_end=cell.contender.automatic)
-    outcome = course.note(seconds)
+    outcome = course.note()
     while not outcome:
         try:
-            _, spent = _timed(run.step)
+            run.step()
         except ValueError as refusal:
             outcome = f"refused: {refusal}"
-            break
-        seconds += spent
-        outcome = course.note(seconds)
+        else:
+            outcome = course.note()
     if outcome not in ("target", "converged", "finished"):
         course.reached = None  # it was not there long enough to say that it stays
     return {"outcome": outcome, "description": run.method.describe(), **course.result()}
 
 
-def _timed(action: Callable[[], Any]) -> tuple[Any, float]:
-    begin = time.perf_counter()
-    result = action()
-    return result, time.perf_counter() - begin
-
-
 def _warm_up(cell: Cell, problem: KnownProblem) -> None:
-    """Let libraries load and caches fill on a run that is thrown away; on small data where steps are long."""
+    """Let libraries load and caches fill in a run that is thrown away, on small data where steps are long."""
     if cell.case.data:
         problem = cell.case.build(m=30, groups=3)
-    begin, method = time.perf_counter(), cell.contender.build(problem, cell.setting)
-    run = method.start(problem, problem.x0, problem.y0)
-    for _ in range(WARM_STEPS):
-        if run.verdict is not None or time.perf_counter() - begin > WARM_SECONDS:
-            return
+    run = cell.contender.build(problem, cell.setting).start(problem, problem.x0, problem.y0)
+    while run.verdict is None and run.k < WARM_STEPS and clock(run) <= WARM_SECONDS:
         run.step()
 
 
 class _Course:
-    """What is seen of a run, outside of its clock; it may be left to end by itself after it has reached the target."""
+    """The course of a run, observed while the clock stands still; ``to_the_end``: the target does not end it."""
 
     def __init__(self, case: Case, problem: KnownProblem, run: Run, to_the_end: bool) -> None:
         self.case, self.problem, self.run, self.to_the_end = case, problem, run, to_the_end
@@ -129,9 +124,9 @@ class _Course:
         self.previous = run.x.clone()
         self.next = 0
 
-    def note(self, seconds: float) -> str:
-        """Look at the run after a step; why it is over, if it is."""
-        run, case = self.run, self.case
+    def note(self) -> str:
+        """Look at the run after a step; the outcome if it is over, else nothing."""
+        run, case, seconds = self.run, self.case, clock(self.run)
         work = run.counts.upper + run.counts.lower + run.counts.hvp
         now = {"step": run.k, "seconds": seconds, "work": work, "gradients": run.counts.upper + run.counts.lower}
         error = math.inf
@@ -151,13 +146,13 @@ class _Course:
 
     def _over(self, k: int, seconds: float, work: int, error: float) -> str:
         run, case = self.run, self.case
+        if run.verdict is not None:
+            return ended(run.verdict)
         if case.target is not None and k and error > 1e6:
             return "diverged"
         held = self.reached is not None and work >= self.reached["work"] + max(self.reached["work"], case.stay)
         if held and not self.to_the_end:
             return "target"
-        if run.verdict is not None:
-            return str(run.verdict.status)
         if case.steps is not None and k >= case.steps:
             return "steps"
         if held or not self.reached:
@@ -193,8 +188,7 @@ class _Course:
         return {"reached": self.reached, "last": self.rows[-1], "curve": curve, "at weights": self._at_weights()}
 
     def _at_weights(self) -> list[dict[str, float]]:
-        """Validation and test error of the lower solution at the weights of some steps: what the weights are worth, whatever
-        the method's own y is."""
+        """Validation and test error of the lower solution at the weights of some steps, whatever the method's y is."""
         chosen = self.looks[:: max(1, math.ceil(len(self.looks) / self.case.looks))]
         if self.looks and chosen[-1] is not self.looks[-1]:
             chosen.append(self.looks[-1])
@@ -215,29 +209,27 @@ def _memory(cell: Cell) -> Record:
     """Peak of tracked allocations above the start, over the start of a run and some steps; automatic methods remember more as
     they run, and are followed to their end."""
     problem, steps = cell.case.problem(cell.seed), LONGEST if cell.contender.automatic else MEMORY_STEPS
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (problem.x0, problem.y0))
+
+    def work() -> None:
+        run = method.start(problem, problem.x0, problem.y0)
+        while run.verdict is None and run.k < steps:
+            run.step()
+        if run.verdict is not None and run.verdict.status is Status.BROKE_DOWN:
+            raise ValueError(run.verdict.message)
+
     try:
         method = cell.contender.build(problem, cell.setting)
         _warm_up(cell, problem)
-
-        def work() -> None:
-            run = method.start(problem, problem.x0, problem.y0)
-            while run.k < steps and run.verdict is None:
-                run.step()
-
-        found = peak(work)
-    except (ValueError, ArithmeticError, LinAlgError) as failure:
-        return {"outcome": f"failed: {failure}", "peak": None}
-    return {"outcome": "measured", "peak": found, "size": _bytes(problem.x0) + _bytes(problem.y0)}
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+        return {"outcome": "measured", "peak": peak(work), "size": size}
+    except ValueError as failure:
+        return {"outcome": f"failed: {failure}", "peak": None, "size": size}
 
 
 def _rates(cell: Cell) -> Record:
-    """The curves of a theorem on a problem; the setting names the trial and p. Of an automatic run, where it ends."""
+    """The curves of a theorem on a problem; the setting names the trial and p. For an automatic run, where it ends."""
     trial = rates.TRIALS[cell.setting["trial"]]
     if cell.contender.automatic:
-        return {"outcome": "measured", **trial.end(cell.contender.kind())}
+        return trial.end(cell.contender.build(trial.problem(), {}))
     p = cell.setting["p"]
     return {"outcome": "measured", "description": trial.method(p).describe(), "curve": trial.measure(p, cell.case.steps)}

@@ -26,7 +26,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -36,12 +36,13 @@ from meha.methods import Method
 from meha.methods._parameters import parameters
 from meha.methods.meha import MEHA, MEHAState
 from meha.problems import KnownProblem, lasso, merely_convex, sine, strong_convex
+from meha.reproduce.cells import Record, ended
 from meha.schedules import evaluate
 
 __all__ = ["FLOOR", "TOLERANCE", "TRIALS", "Rate", "Trial", "measure", "predicted", "slope"]
 
 FLOOR = 1e-11
-"""What is below is rounding, at the sizes of these problems: theta* is found to 5e-14, and R_k has c_k times its error."""
+"""Values below are rounding, at the sizes of these problems: theta* is accurate to 5e-14, and R_k has c_k times its error."""
 
 TOLERANCE = 0.05
 """A slope may be shallower by this. The bounds count powers of c_k, where a curve has those of b + c_k, and bends slowly."""
@@ -53,7 +54,7 @@ INNER = 1e-14
 def measure(problem: KnownProblem, method: MEHA, steps: int, *, hypergradient: bool = False) -> dict[str, list[float]]:
     """The curves of one run from the problem's start, by name: ``K`` and the columns above, at log-spaced K up to ``steps``.
 
-    The run ends early when theta and residual have both reached the floor.
+    The curves end early when the run is over, or when theta and residual have both reached the floor.
 
     Args:
         hypergradient: measure that column too; f must be smooth and strongly convex in y.
@@ -69,8 +70,10 @@ def measure(problem: KnownProblem, method: MEHA, steps: int, *, hypergradient: b
     assert complete.gamma is not None
     rows: list[dict[str, float]] = []
     for k in _grid(steps):
-        while run.k < k:
+        while run.verdict is None and run.k < k:
             run.step()
+        if run.verdict is not None:
+            break
         here = envelope(problem, run.x, run.y, complete.gamma, tol=INNER)
         row = {"K": float(k), "theta": float((state.theta.detached() - here.theta).norm()), "gap": here.phi - here.value}
         run.step()
@@ -80,8 +83,9 @@ def measure(problem: KnownProblem, method: MEHA, steps: int, *, hypergradient: b
         rows.append(row)
         if max(row["theta"], row["residual"]) < FLOOR:
             break
-    found = {name: [row[name] for row in rows] for name in rows[0]}
-    return {name: found[name] if name in ("K", "gap") else _minima(found["K"], found[name]) for name in found}
+    names = ["K", "theta", "gap", "residual", *(["hypergradient"] if hypergradient else [])]
+    found = {name: [row[name] for row in rows] for name in names}
+    return {name: found[name] if name in ("K", "gap") else _minima(found["K"], found[name]) for name in names}
 
 
 def predicted(p: float) -> dict[str, float]:
@@ -144,10 +148,10 @@ class Trial:
     steps: int
 
     def method(self, p: float) -> MEHA:
-        """The numbers that MEHA chooses from the problem's constants, but half as large steps alpha and beta.
+        """The numbers that MEHA chooses from the problem's constants, but with half the steps alpha and beta.
 
-        The theorem asks that these be small enough, so that a merit function decreases in every step by what its proof needs.
-        It does so here, in the steps looked at; with the rule's own alpha and beta it rises at first on all but the lasso.
+        The theorem asks for steps so small that a merit function decreases in every step by as much as its proof needs. It does
+        in the steps that the tests check; with the alpha and beta of the rule it rises at first on all but the lasso.
         """
         constants = self.problem().constants
         assert constants is not None
@@ -159,27 +163,30 @@ class Trial:
         """The curves for this p (:func:`measure`)."""
         return measure(self.problem(), self.method(p), steps or self.steps, hypergradient=self.theorem == 2)
 
-    def end(self, method: Method) -> dict[str, Any]:
-        """Where a method ends by itself: steps and gradients, and what the theorem bounds, as far as no p has a part in it."""
+    def end(self, method: Method) -> Record:
+        """The end of a run: its outcome, steps and gradients, and those quantities of the theorem that do not depend on p."""
         problem, gamma = self.problem(), self.method(0.25).gamma
         assert gamma is not None
         run = method.start(problem, problem.x0, problem.y0)
-        while run.k < self.steps and run.verdict is None:
+        while run.verdict is None and run.k < self.steps:
             run.step()
-        here = envelope(problem, run.x, run.y, gamma, tol=INNER)
-        curve = {"K": [float(run.k)], "gap": [here.phi - here.value]}
-        if self.theorem == 2:
-            curve["hypergradient"] = [float(gradient_of_phi(problem, run.x, run.y, tol=INNER).norm())]
-        return {"gradients": run.counts.upper + run.counts.lower, "curve": curve}
+        curve = {"K": [float(run.k)], "gap": [math.nan], "hypergradient": [math.nan]}
+        if run.x.isfinite().all() and run.y.isfinite().all():
+            here = envelope(problem, run.x, run.y, gamma, tol=INNER)
+            curve["gap"] = [here.phi - here.value]
+            if self.theorem == 2:
+                curve["hypergradient"] = [float(gradient_of_phi(problem, run.x, run.y, tol=INNER).norm())]
+        outcome = "steps" if run.verdict is None else ended(run.verdict)
+        return {"outcome": outcome, "gradients": run.counts.upper + run.counts.lower, "curve": curve}
 
     def columns(self, p: float) -> list[str]:
-        """What the theorem bounds for this p."""
+        """The columns that the theorem bounds for this p."""
         if self.theorem == 2:
             return ["hypergradient"]
         return ["theta", "residual", "gap"] if p > 0 else ["theta", "residual"]
 
     def rates(self, p: float, curves: Mapping[str, Sequence[float]]) -> list[Rate]:
-        """The bounds for this p, and the curves' own exponents."""
+        """The bounds for this p, and the measured exponents."""
         return [Rate(name, predicted(p)[name], slope(curves["K"], curves[name])) for name in self.columns(p)]
 
 

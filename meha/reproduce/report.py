@@ -1,4 +1,4 @@
-"""The report: stored results as a page, and its summary for the terminal."""
+"""The report: stored records as a page, and its summary for the terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Literal
 from markupsafe import Markup
 
 from meha._files import write_atomically
-from meha.reproduce.contenders import CONTENDERS
-from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Results
-from meha.reproduce.experiments.base import Verdict, prose
-from meha.reproduce.page import Cell as Entry
-from meha.reproduce.page import Details, Mark, Page, Prose, Section, Table, write
-from meha.reproduce.race import Record
+from meha.reproduce.cells import Record
+from meha.reproduce.contenders import CONTENDERS, SETTINGS
+from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Records
+from meha.reproduce.experiments.base import Answer, prose
+from meha.reproduce.page import Details, Entry, Mark, Page, Prose, Section, Table, write
 from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 
@@ -27,37 +26,39 @@ __all__ = ["draw"]
 
 PACKAGES = ("numpy", "optuna", "cvxpy", "matplotlib")
 
-STYLES: dict[Verdict, Literal["best", "failed"]] = {"holds": "best", "does not hold": "failed"}
+STYLES: dict[Answer, Literal["best", "failed"]] = {"holds": "best", "does not hold": "failed"}
 
 
 def draw(
     store: Store, options: Options, tuning: Tuning, folder: Path, command: str, asked: Sequence[str]
 ) -> tuple[Path, list[Claim]]:
     """Write the page of the experiments that were asked for, and of others that are complete; its path, and its summary."""
-    found = {name: Results(store, experiment.cells(options, tuning)) for name, experiment in EXPERIMENTS.items()}
-    shown = {name: results for name, results in found.items() if results.count and (name in asked or not results.missing)}
-    records = list({id(record): record for results in shown.values() for record in results.records()}.values())  # each once
-    machines = list(dict.fromkeys(record["machine"] for record in records))
+    found = {name: Records(store, experiment.cells(options, tuning)) for name, experiment in EXPERIMENTS.items()}
+    shown = {name: records for name, records in found.items() if records.count and (name in asked or not records.missing)}
+    records = list({id(record): record for some in shown.values() for record in some.all()}.values())  # each once
     sections, claims = [], list[Claim]()
-    for name, results in shown.items():
-        section = EXPERIMENTS[name].section(results)
-        if len(machines) > 1:
-            section = replace(section, blocks=[*section.blocks, Prose(f"Measured on: {_machines(results.records())}.")])
+    for name, own in shown.items():
+        section = EXPERIMENTS[name].section(own)
+        if len(_machines(records)) > 1:
+            section = replace(section, blocks=[*section.blocks, Prose(f"Measured on: {'; '.join(_machines(own.all()))}.")])
         sections.append(section)
-        claims += EXPERIMENTS[name].claims(results)
+        claims += EXPERIMENTS[name].claims(own)
     rows: list[list[Entry]] = []
     for claim in claims:
-        style = STYLES.get(claim.verdict)
-        rows.append([claim.claim, claim.measured, Mark(claim.verdict, style) if style else claim.verdict])
-    summary = Table("summary", "What the paper says, and what was measured.", ["claim", "measured", "verdict"], rows)
+        style = STYLES.get(claim.answer)
+        rows.append([claim.claim, claim.measured, Mark(claim.answer, style) if style else claim.answer])
+    summary = Table("summary", "Claims of the paper, and what was measured.", ["claim", "measured", "answer"], rows)
     lead = [prose("lead", part).text for part in ("about", "meha", "automatic", "care")]
     if options.quick:
         lead.append(prose("lead", "quick").text)
     if options.limit is not None:
         lead.append(f"Here a race had at most {options.limit:g} seconds, whatever its section says.")
-    left = sum(results.missing for results in shown.values())
+    left = sum(some.missing for some in shown.values())
     if left:
-        lead.append(f"{left} runs are still to be measured; the same command goes on with them.")
+        lead.append(f"{left} runs have not been measured yet; meha reproduce continues with them.")
+    bare = sum("curve" in record and not record["curve"] and bool(record["last"]) for record in records)
+    if bare:
+        lead.append(f"The curves of {bare} runs were not kept; figures leave these runs out.")
     title = "The experiments of the MEHA paper, measured again"
     _write_runs(records, folder / "runs.csv")
     page = Page(title, lead, summary, [*sections, _protocol(options, tuning)], _facts(records, command))
@@ -67,21 +68,24 @@ def draw(
 def _protocol(options: Options, tuning: Tuning) -> Section:
     """How it was measured, and which settings were chosen."""
     rows: list[list[Entry]] = []
-    for case, methods in tuning.results.items():
+    for case, methods in tuning.scores.items():
+        kept = {method: [seeds for seeds in scores if seeds is not None] for method, scores in methods.items()}
+        if any(len(scores) < SETTINGS for scores in kept.values()):
+            continue  # only the best is known
         rows.append([Mark(case, "head")])
-        for method, results in methods.items():
+        for method, scores in kept.items():
             best = tuning.best(case, method)
-            good = sum(all(work is not None for work, _ in seeds) for seeds in results)
+            good = sum(all(work is not None for work, _ in seeds) for seeds in scores)
             setting = ", ".join(f"{name} {value}" for name, value in CONTENDERS[method].settings()[best].items())
-            work = [f"{work:,.0f}" for work, _ in results[best] if work is not None]
-            rows.append([method, setting, ", ".join(work) or Mark("not reached", "failed"), f"{good} of {len(results)}"])
+            work = [f"{work:,.0f}" for work, _ in scores[best] if work is not None]
+            rows.append([method, setting, ", ".join(work) or Mark("not reached", "failed"), f"{good} of {len(scores)}"])
     chosen = Table(
         "settings",
         "The chosen settings: work to the target on the two seeds where they were chosen, and how many reach it on both.",
         ["method", "setting", "work", "settings that reach it"],
         rows,
-        "Numbers for alpha, beta, eta and c, and steps (alpha and beta together), are multiples of what the method chooses by"
-        " itself from the problem's constants.",
+        "Numbers for alpha, beta, eta and c, and steps (alpha and beta together), are multiples of those that the method takes"
+        " from the problem's constants.",
     )
     points = [
         prose("protocol", part) for part in ("target", "clock", "settings", "automatic", "seeds", "work", "memory", "note")
@@ -93,7 +97,7 @@ def _protocol(options: Options, tuning: Tuning) -> Section:
 
 
 def _write_runs(records: Sequence[Record], path: Path) -> None:
-    """Every run in a line."""
+    """Write a line for each run."""
     columns = ["case", "method", "seed", "setting", "outcome"]
     moments = [
         (moment, name) for moment in ("reached", "last") for name in ("seconds", "work", "gradients", "error x", "error y")
@@ -101,13 +105,12 @@ def _write_runs(records: Sequence[Record], path: Path) -> None:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     others = ("F", "test error", "accuracy", "f1", "validation loss")
-    writer.writerow([*columns, *(f"{name} ({moment})" for moment, name in moments), *others, "peak bytes"])
+    writer.writerow([*columns, *(f"{name} ({moment})" for moment, name in moments), *others, "peak bytes", "error"])
     for record in records:
         last = record.get("last") or {}
         numbers = [(record.get(moment) or {}).get(name) for moment, name in moments]
-        writer.writerow(
-            [*(record[name] for name in columns), *numbers, *(last.get(name) for name in others), record.get("peak")]
-        )
+        rest = [*(last.get(name) for name in others), record.get("peak"), record.get("error")]
+        writer.writerow([*(record[name] for name in columns), *numbers, *rest])
     write_atomically(path, file.getvalue())
 
 
@@ -115,21 +118,21 @@ def _facts(records: Sequence[Record], command: str) -> dict[str, str]:
     took = sum(record["took"] for record in records)
     return {
         "Command": command,
-        "Measured on": _machines(records),
+        "Measured on": "; ".join(_machines(records)),
         "Drawn with": ", ".join(f"{name} {_version(name)}" for name in ("meha", *PACKAGES))
         + f", Python {platform.python_version()} on {platform.system()} {platform.machine()}",
         "Runs": f"{len(records)}, {took / 60:.0f} minutes in all",
     }
 
 
-def _machines(records: Sequence[Record]) -> str:
-    """Where the records come from, and how many runs shared the machine."""
-    found = {f"{record['machine']}, torch {record['torch']}, {_side_by_side(record['jobs'])}" for record in records}
-    return "; ".join(sorted(found))
-
-
-def _side_by_side(jobs: int) -> str:
-    return "one run at a time" if jobs == 1 else f"{jobs} runs side by side"
+def _machines(records: Sequence[Record]) -> list[str]:
+    """The machines of the records, and how many runs shared each."""
+    found = set()
+    for record in records:
+        jobs = "one run at a time" if record["jobs"] == 1 else f"{record['jobs']} runs side by side"
+        machine = "a machine that was not recorded" if record["machine"] is None else record["machine"]
+        found.add(machine if record["torch"] is None else f"{machine}, torch {record['torch']}, {jobs}")
+    return sorted(found)
 
 
 def _version(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Cells at work: worker processes, results kept as they come, and what is left to do."""
+"""Run cells in worker processes, keep each record at once, and estimate the time left."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
-from meha.reproduce.cells import Cell
-from meha.reproduce.race import Record, measure
+from meha.reproduce.cells import Cell, Record
+from meha.reproduce.race import measure
 from meha.reproduce.store import Store
 
 __all__ = ["Watcher", "WorkerDiedError", "run", "time_left"]
@@ -24,24 +24,24 @@ Watcher = Callable[[Cell, Record | None], None]
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process is gone, and what it worked on."""
+    """A worker process died; the message names the runs in progress."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         at_work = "; ".join(f"{cell.case.name}, {cell.name}, seed {cell.seed}" for cell in cells)
         super().__init__(
-            f"A worker process died, out of memory or killed. At work: {at_work}. Finished results are kept, and the same"
-            " command goes on from there; leave out a method that needs too much with --methods."
+            f"A worker process died: it ran out of memory, or was killed. In progress: {at_work}. Finished runs are kept;"
+            " repeat the command to continue. Use --methods to leave out a method that needs too much memory."
         )
 
 
 def run(cells: Iterable[Cell], store: Store, jobs: int = 1, watch: Watcher = lambda cell, record: None) -> int:
-    """Measure the cells that have no result yet, in their order, and keep each result at once; how many there were.
+    """Measure the cells that have no record yet, in their order, and keep each record at once; returns their number.
 
     Args:
-        jobs: worker processes, each with one thread; 0 to work in this process.
-        watch: is told what happens.
+        jobs: number of worker processes, each with one thread; 0 to work in this process.
+        watch: called when a cell begins and when it ends.
 
-    An interrupt loses the cells at work and nothing else; the same call goes on where it was.
+    An interrupt loses only the runs in progress; the same call continues with the rest.
     """
     todo = store.missing(cells)
     for cell, record in _inline(todo, watch) if jobs == 0 else _pool(todo, jobs, watch):
@@ -57,7 +57,7 @@ def _inline(cells: Sequence[Cell], watch: Watcher) -> Iterator[tuple[Cell, Recor
 
 
 def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Cell, Record]]:
-    """Cells are handed out one by one, so that the display knows what runs, and an interrupt finds nothing queued."""
+    """Hand out cells one by one, so that the display knows which run, and none is queued at an interrupt."""
     if not cells:
         return
     waiting, running = list(reversed(cells)), dict[Future[Record], Cell]()
@@ -87,7 +87,7 @@ def _pool(cells: Sequence[Cell], jobs: int, watch: Watcher) -> Iterator[tuple[Ce
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C waits until the end; worker processes that begin meanwhile never see one, and leave it to this process."""
+    """Hold back Ctrl-C; worker processes that start meanwhile never see one, and leave it to this process."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -99,7 +99,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def time_left(cells: Sequence[Cell], store: Store, jobs: int) -> float | None:
-    """Seconds until the missing cells are done, judged by finished ones of the same method and case, else method, else any."""
+    """Estimate the seconds for the missing cells from finished ones of the same method and case, else method, else any."""
     took: dict[object, list[float]] = defaultdict(list)
     for cell in cells:
         record = store.get(cell)

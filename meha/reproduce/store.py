@@ -1,14 +1,13 @@
-"""Results on disk: one JSON file a cell, written whole or not at all."""
+"""Records on disk: one line of JSON for each cell, in one file for each kind of cell."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from meha._files import write_atomically
-from meha.reproduce.cells import Cell
-from meha.reproduce.race import Record
+from meha.reproduce.cells import Cell, Record
 
 __all__ = ["Store"]
 
@@ -17,8 +16,9 @@ FIELDS = {
     "memory": {"peak", "size"},
     "rates": {"curve"},
     "training": {"reached", "last", "curve"},
+    "solve": {"error", "gradients", "steps", "seconds"},
 }
-"""What a result must have, besides what all have."""
+"""The fields that a record of each kind must have, besides the common ones."""
 
 COMMON = {"case", "method", "setting", "seed", "outcome", "took", "machine", "torch", "jobs"}
 
@@ -26,7 +26,9 @@ REACHED = {"step", "seconds", "work", "gradients"}
 
 
 class Store:
-    """Results by cell, under a folder.
+    """Records by cell, in the files ``<kind>.jsonl`` of a folder; the last line of a cell counts.
+
+    Every record is one appended line. A line that a crash cut short is ignored, and its cell is measured again.
 
     >>> import tempfile
     >>> from meha.problems import lasso
@@ -38,43 +40,60 @@ class Store:
     ...     store = Store(Path(folder))
     ...     before = store.get(cell)
     ...     store.put(cell, {**measure(cell), "jobs": 1})
-    ...     before, store.get(cell)["outcome"]
-    (None, 'target')
+    ...     before, store.get(cell)["outcome"], Store(Path(folder)).get(cell)["outcome"]
+    (None, 'target', 'target')
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: dict[str, Record] = {}
+        self._kinds: dict[str, dict[str, Record]] = {}
 
     def get(self, cell: Cell) -> Record | None:
-        """The result, or None where there is none that can be read: the cell is then measured again."""
-        key = cell.key
-        if key not in self._read:
-            try:
-                found = json.loads(self._path(key).read_text())
-            except (OSError, ValueError):
-                return None
-            if not _whole(found, cell):
-                return None
-            self._read[key] = found
-        return self._read[key]
+        """The record of a cell; None if there is none, or if it is damaged."""
+        record = self._records(cell.kind).get(cell.key)
+        return record if record is not None and _whole(record, cell) else None
 
     def put(self, cell: Cell, record: Record) -> None:
-        """Keep a result."""
-        write_atomically(self._path(cell.key), json.dumps(record, allow_nan=False) + "\n")
-        self._read.pop(cell.key, None)
+        """Keep a record."""
+        records, path = self._records(cell.kind), self._path(cell.kind)
+        line = json.dumps({"key": cell.key, **record}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, 2)
+                line = line if file.read() == b"\n" else f"\n{line}"  # after a line that was cut short
+            file.write(f"{line}\n".encode())
+        records[cell.key] = json.loads(line)
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """The cells without a result, each once."""
+        """The cells without a record, each once."""
         return list({cell.key: cell for cell in cells if self.get(cell) is None}.values())
 
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
+    def _path(self, kind: str) -> Path:
+        return self.folder / f"{kind}.jsonl"
+
+    def _records(self, kind: str) -> dict[str, Record]:
+        if kind not in self._kinds:
+            try:
+                lines = self._path(kind).read_bytes().splitlines()
+            except FileNotFoundError:
+                lines = []
+            records = [record for line in lines if isinstance(record := _parsed(line), dict) and "key" in record]
+            self._kinds[kind] = {record["key"]: record for record in records}
+        return self._kinds[kind]
 
 
-def _whole(found: object, cell: Cell) -> bool:
-    """Whether a file holds a result of this cell."""
-    if not isinstance(found, dict) or not COMMON | FIELDS[cell.kind] <= set(found) or found["seed"] != cell.seed:
+def _parsed(line: bytes) -> Any:
+    """The JSON value of a line; None if it is damaged."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _whole(record: Record, cell: Cell) -> bool:
+    """Whether a record has the fields of this cell."""
+    if not COMMON | FIELDS[cell.kind] <= set(record) or record["seed"] != cell.seed:
         return False
-    reached = found.get("reached")
+    reached = record.get("reached")
     return reached is None or (isinstance(reached, dict) and set(reached) >= REACHED)

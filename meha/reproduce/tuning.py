@@ -1,27 +1,31 @@
 """Settings chosen among the declared ones, on seeds that are not reported.
 
-The choice comes with the package (``tuning.json``), so that a report need not repeat it; ``meha reproduce --tune`` does.
+The package contains the results of all trials, and so the choice: ``tuning.json`` for races, ``learning.json`` for learning
+tasks. ``meha reproduce --tune`` measures them again.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meha._files import write_atomically
-from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
+from meha.reproduce import learning
+from meha.reproduce.cells import Case, Cell, Record
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
-from meha.reproduce.race import Record
 from meha.reproduce.store import Store
 
 __all__ = ["Tuning", "cells"]
 
-Result = list[float | None]
+Score = list[float | None]
 """Work until the target (None if it was not reached), and the error at the end (None if it is not finite)."""
+
+Scores = dict[str, dict[str, list[list[Score] | None]]]
+"""By case and method: for each setting, its scores on the seeds for choosing; None where they were not kept."""
 
 
 def cells(races: Iterable[tuple[Case, Sequence[str]]]) -> list[Cell]:
@@ -32,92 +36,113 @@ def cells(races: Iterable[tuple[Case, Sequence[str]]]) -> list[Cell]:
         if not case.tuned_at
         for name in names
         for setting in CONTENDERS[name].settings()
-        for seed in TUNING_SEEDS
+        for seed in case.tuning_seeds
     ]
 
 
 class Tuning:
-    """What each setting did: ``results[case][method]`` has a list of seeds for each setting.
+    """The results of all trials: ``scores`` of races, and ``attempts`` at learning tasks (:mod:`meha.reproduce.learning`).
 
-    >>> tuning = Tuning({"toy": {"CG": [[[12, 1e-3], [None, 0.2]], [[20, 1e-3], [30, 1e-3]]] + 6 * [[[None, None]] * 2]}})
+    >>> tuning = Tuning({"toy": {"CG": [[[12, 1e-3], [None, 0.2]], [[20, 1e-3], [30, 1e-3]], None]}})
     >>> tuning.best("toy", "CG")
     1
     """
 
-    def __init__(self, results: dict[str, dict[str, list[list[Result]]]]) -> None:
-        self.results = results
+    def __init__(self, scores: Scores, attempts: learning.Attempts | None = None) -> None:
+        self.scores, self.attempts = scores, attempts or {}
 
     @classmethod
     def shipped(cls) -> Tuning:
-        """The one that comes with the package."""
-        return cls(json.loads((files("meha.reproduce") / "tuning.json").read_text()))
+        """The trials that come with the package."""
+        return cls(json.loads((files("meha.reproduce") / "tuning.json").read_text()), learning.shipped())
 
     @classmethod
-    def load(cls, path: Path) -> Tuning:
-        """What :meth:`save` wrote.
+    def load(cls, folder: Path) -> Tuning:
+        """Read the files that :meth:`save` wrote.
 
         Raises:
-            ValueError: the file cannot be read.
+            ValueError: a file cannot be read.
         """
+        path = folder / "tuning.json"
         try:
-            results = json.loads(path.read_text())
-            found = cls(results)
-            for case, methods in results.items():
+            tuning = cls(json.loads(path.read_text()), json.loads((folder / "learning.json").read_text()))
+            for case, methods in tuning.scores.items():
                 for name in methods:
-                    CONTENDERS[name].settings()[found.best(case, name)]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+                    CONTENDERS[name].settings()[tuning.best(case, name)]
+            for task, tried in tuning.attempts.items():
+                for name in tried:
+                    tuning.trained(task, name)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise ValueError(
-                f"{path} is not a choice of settings ({error!r}); remove it, or choose again with --tune."
+                f"{path} and learning.json beside it are not a choice of settings ({error!r}); remove them, or choose again"
+                " with --tune."
             ) from error
-        return found
+        return tuning
 
     @classmethod
     def of(cls, store: Store, races: Iterable[tuple[Case, Sequence[str]]]) -> Tuning:
-        """From stored results; cases and methods that lack some are left out."""
-        found: dict[str, dict[str, list[list[Result]]]] = {}
+        """The trials of these races; methods with missing records are left out."""
+        scores: Scores = {}
         for case, names in races:
             for name in names:
                 records = [store.get(cell) for cell in cells([(case, [name])])]
                 if records and None not in records:
-                    results = [_result(record) for record in records if record is not None]
-                    seeds = len(TUNING_SEEDS)
-                    found.setdefault(case.name, {})[name] = [results[i : i + seeds] for i in range(0, len(results), seeds)]
-        return cls(found)
+                    single = [_score(record) for record in records if record is not None]
+                    seeds = len(case.tuning_seeds)
+                    scores.setdefault(case.name, {})[name] = [single[i : i + seeds] for i in range(0, len(single), seeds)]
+        return cls(scores)
 
     def updated(self, other: Tuning) -> Tuning:
-        """These results, or those of the other where it has them."""
-        cases = dict.fromkeys([*self.results, *other.results])
-        return Tuning({case: {**self.results.get(case, {}), **other.results.get(case, {})} for case in cases})
+        """These trials, or those of the other where it has them."""
+        return Tuning(_merged(self.scores, other.scores), _merged(self.attempts, other.attempts))
 
-    def save(self, path: Path) -> None:
-        """Write the results, a line for each method."""
-        blocks = []
-        for case, methods in self.results.items():
-            lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(settings)}" for name, settings in methods.items())
-            blocks.append(f" {json.dumps(case)}: {{\n{lines}\n }}")
-        write_atomically(path, "{\n" + ",\n".join(blocks) + "\n}\n")
+    def save(self, folder: Path) -> None:
+        """Write ``tuning.json`` and ``learning.json``, with a line for each method, or for each attempt."""
+        rows = {case: {name: json.dumps(of) for name, of in methods.items()} for case, methods in self.scores.items()}
+        write_atomically(folder / "tuning.json", _blocks(rows))
+        write_atomically(folder / "learning.json", _blocks(learning.lines(self.attempts)))
 
     def best(self, case: str, name: str) -> int:
         """The setting that reached the target on the most seeds, with the least work; else the one that came closest."""
-        return min(range(len(self.results[case][name])), key=lambda i: _rank(self.results[case][name][i]))
+        scores = self.scores[case][name]
+        return min(range(len(scores)), key=lambda i: _rank(scores[i]))
 
     def setting(self, case: Case, contender: Contender) -> Setting:
-        """The chosen setting; an automatic method has none to choose."""
+        """The chosen setting for a race; an automatic method has none to choose."""
         if contender.automatic:
             return {}
         where = case.tuned_at or case.name
-        if contender.name not in self.results.get(where, {}):
+        if contender.name not in self.scores.get(where, {}):
             raise KeyError(f"No settings were chosen for {contender.name} on {where}; run meha reproduce with --tune.")
         return contender.settings()[self.best(where, contender.name)]
 
+    def trained(self, task: str, name: str) -> Setting:
+        """The chosen setting for a learning task."""
+        return learning.best(task, self.attempts[task][name])
 
-def _result(record: Record) -> Result:
+
+def _merged(one: Mapping[str, dict[str, Any]], other: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {key: {**one.get(key, {}), **other.get(key, {})} for key in dict.fromkeys([*one, *other])}
+
+
+def _blocks(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """A JSON object of objects whose values are texts of JSON."""
+    blocks = []
+    for key, texts in rows.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {text}" for name, text in texts.items())
+        blocks.append(f" {json.dumps(key)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+def _score(record: Record) -> Score:
     reached, last = record["reached"], record.get("last", {})
     errors = [last.get("error x"), last.get("error y")]
     return [reached and reached["work"], None if None in errors else max(errors)]
 
 
-def _rank(seeds: list[Result]) -> tuple[Any, ...]:
+def _rank(seeds: list[Score] | None) -> tuple[float, float]:
+    if seeds is None:
+        return math.inf, math.inf
     missed = sum(work is None for work, _ in seeds)
     work = sum(work for work, _ in seeds if work is not None)
     error = max(math.inf if error is None else error for _, error in seeds)

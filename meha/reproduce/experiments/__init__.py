@@ -1,12 +1,14 @@
 """The experiments: what is measured for each table and figure, and what the page says about it."""
 
-from meha.reproduce.experiments.base import Claim, Experiment, Options, Results
+from meha.reproduce.experiments.automatic import Automatic
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Records
+from meha.reproduce.experiments.comparison import Comparison
 from meha.reproduce.experiments.learning import FewShotLearning, HyperCleaning
 from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
 from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
 from meha.reproduce.experiments.theorems import Rates
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Options", "Results"]
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Options", "Records"]
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
@@ -22,5 +24,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Rates(),
         HyperCleaning(),
         FewShotLearning(),
+        Comparison(),
+        Automatic(),
     )
 }

@@ -1,4 +1,4 @@
-"""What all experiments share: options, cells from cases, and numbers over seeds."""
+"""Base of all experiments: options, cells from cases, and numbers over seeds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import ClassVar, Literal
 import numpy as np
 from markupsafe import Markup
 
-from meha.reproduce.cells import Case, Cell
+from meha.reproduce.cells import Case, Cell, Record
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS, Setting
 from meha.reproduce.page import Mark, Prose, Section
-from meha.reproduce.race import Record
 from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
+from meha.reproduce.tuning import cells as trials
 
 __all__ = [
     "PAPER",
+    "Answer",
     "Claim",
     "Experiment",
     "Options",
     "Race",
-    "Results",
+    "Records",
     "Spread",
-    "Verdict",
     "holds",
     "mean_of",
     "number",
@@ -45,12 +45,12 @@ QUICK_SECONDS, QUICK_LOOKS = 2.0, 2
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for.
+    """The options of a report.
 
     Attributes:
         quick: the smallest cases, two seeds, and a few seconds for each run.
-        seeds: how many seeds are reported; by default two when quick, otherwise five, and fewer for learning tasks.
-        methods: only these; all when empty.
+        seeds: number of seeds that are reported; by default two when quick, otherwise five, and fewer for learning tasks.
+        methods: the methods to run; all when empty.
         limit: seconds for a run, instead of those that its case allows.
     """
 
@@ -82,20 +82,20 @@ Race = tuple[Case, Sequence[str]]
 """A case and the methods that run on it."""
 
 
-Verdict = Literal["holds", "in part", "does not hold", "open"]
+Answer = Literal["holds", "in part", "does not hold", "open"]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A line of the summary: what the paper says, what was measured, and whether that agrees (open where it cannot be said)."""
+    """A line of the summary: a claim of the paper, what was measured, and whether the claim holds ("open": not decided)."""
 
     claim: str
     measured: str
-    verdict: Verdict
+    answer: Answer
 
 
-def holds(condition: bool) -> Verdict:
-    """A verdict in a word."""
+def holds(condition: bool) -> Answer:
+    """Say in a word whether a claim holds."""
     return "holds" if condition else "does not hold"
 
 
@@ -106,30 +106,30 @@ def prose(name: str, part: str) -> Prose:
     return Prose(Markup(dict(zip(parts[1::2], parts[2::2], strict=True))[part].strip()))
 
 
-class Results:
-    """Records by case and method, for the seeds that are reported."""
+class Records:
+    """The records of some cells, by case, method and kind."""
 
     def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
-        self._found: dict[tuple[str, str, str], list[Record]] = {}
+        self._records: dict[tuple[str, str, str], list[Record]] = {}
         self.count = self.missing = 0
         for cell in cells:
             record = store.get(cell)
             self.count += record is not None
             self.missing += record is None
             if record is not None:
-                self._found.setdefault((cell.case.name, cell.name, cell.kind), []).append(record)
+                self._records.setdefault((cell.case.name, cell.name, cell.kind), []).append(record)
 
     def get(self, case: str, method: str, kind: str = "race") -> list[Record]:
         """The records of all seeds; an empty list where nothing was measured."""
-        return self._found.get((case, method, kind), [])
+        return self._records.get((case, method, kind), [])
 
-    def records(self) -> list[Record]:
+    def all(self) -> list[Record]:
         """All records."""
-        return [record for records in self._found.values() for record in records]
+        return [record for records in self._records.values() for record in records]
 
     def methods(self, case: str, kind: str = "race") -> list[str]:
         """The methods that were measured on a case, in their order."""
-        return [method for found, method, what in self._found if found == case and what == kind]
+        return [method for name, method, what in self._records if name == case and what == kind]
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,16 @@ def number(value: float) -> str:
 
 
 class Experiment(ABC):
-    """An experiment of the paper (or beyond it): its cells, and what the page says about them."""
+    """An experiment of the paper, or beyond it: its cells, and its part of the page.
+
+    Attributes:
+        in_quick: whether ``meha reproduce --quick`` includes it when it is not named.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
     about: ClassVar[str]
+    in_quick: ClassVar[bool] = True
 
     def races(self, quick: bool = False) -> list[Race]:
         """The cases and the methods that run on them with settings that are chosen."""
@@ -218,20 +223,28 @@ class Experiment(ABC):
         races = [(case, [name for name in names if options.wants(name)]) for case, names in self.races(options.quick)]
         return [(case, names) for case, names in races if names and not case.tuned_at]
 
+    def trials(self, options: Options, tuning: Tuning) -> list[Cell]:
+        """The runs from which settings are chosen."""
+        return trials(self.tuned(options))
+
+    def chosen(self, options: Options, tuning: Tuning, store: Store) -> Tuning:
+        """The results of the trials."""
+        return Tuning.of(store, self.tuned(options))
+
     def lacks(self, options: Options) -> str:
         """Why it cannot be measured on this machine, and what to do; empty when it can."""
         return ""
 
     @abstractmethod
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        """Everything that is to be measured."""
+        """The cells to measure."""
 
     @abstractmethod
-    def section(self, results: Results) -> Section:
-        """What the page shows."""
+    def section(self, results: Records) -> Section:
+        """Its section of the page."""
 
     @abstractmethod
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         """Its lines in the summary."""
 
     def raced(self, options: Options, tuning: Tuning) -> list[Cell]:

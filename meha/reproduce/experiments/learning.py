@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from meha.datasets.fetch import find
 from meha.datasets.sources import SOURCES
-from meha.methods import StochasticMEHA
 from meha.reproduce import learning
-from meha.reproduce.cells import Case, Cell
+from meha.reproduce.cells import TUNING_SEEDS, Case, Cell, Record
 from meha.reproduce.contenders import CONTENDERS, Contender, Setting
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import (
     PAPER,
+    Answer,
     Claim,
     Experiment,
     Options,
-    Results,
-    Verdict,
+    Records,
     holds,
     mean_of,
     number,
@@ -29,18 +29,14 @@ from meha.reproduce.experiments.base import (
 )
 from meha.reproduce.experiments.racing import OWN, compared, first, picture, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Details, Mark, Section, Table
-from meha.reproduce.page import Cell as Entry
-from meha.reproduce.race import Record
+from meha.reproduce.page import Block, Details, Entry, Mark, Section, Table
+from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 from meha.tasks import few_shot, hyper_cleaning
 
 __all__ = ["FewShotLearning", "HyperCleaning"]
 
 METHODS = ("MEHA", "RHG", "BDA", "IAPTT", "CG", "BAMM", "BOME", "F2SA", "VPBGD")
-
-AUTOMATIC = Contender("MEHA()", StochasticMEHA, {})
-"""What MEHA() is for networks and batches."""
 
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "digits": "digits"}
 
@@ -94,7 +90,38 @@ def _lacks(names: Sequence[str], options: Options) -> str:
     return ""
 
 
-class HyperCleaning(Experiment):
+class LearningTask(Experiment):
+    """An experiment whose settings are chosen among those of ``learning.json``, on one case and one seed."""
+
+    @abstractmethod
+    def tried_on(self, options: Options) -> Case:
+        """The case on which settings are chosen."""
+
+    def trials(self, options: Options, tuning: Tuning) -> list[Cell]:
+        return [cell for cells in self._trials(options, tuning).values() for cell in cells]
+
+    def chosen(self, options: Options, tuning: Tuning, store: Store) -> Tuning:
+        attempts: dict[str, list[learning.Attempt]] = {}
+        for method, cells in self._trials(options, tuning).items():
+            records = [store.get(cell) for cell in cells]
+            attempts[method] = [
+                learning.attempted(self.name, cell.setting, record)
+                for cell, record in zip(cells, records, strict=True)
+                if record is not None
+            ]
+        return Tuning({}, {self.name: {method: rows for method, rows in attempts.items() if rows}})
+
+    def _trials(self, options: Options, tuning: Tuning) -> dict[str, list[Cell]]:
+        """The cells of every method's attempts."""
+        case = self.tried_on(options)
+        return {
+            method: [Cell("training", case, CONTENDERS[method], setting, TUNING_SEEDS[0]) for setting, _, _ in attempts]
+            for method, attempts in tuning.attempts[self.name].items()
+            if options.wants(method)
+        }
+
+
+class HyperCleaning(LearningTask):
     """Accuracy, F1 and validation loss of nine methods with the same work."""
 
     name = "hyper-cleaning"
@@ -103,6 +130,9 @@ class HyperCleaning(Experiment):
 
     def lacks(self, options: Options) -> str:
         return _lacks(("mnist", "fashion-mnist"), options)
+
+    def tried_on(self, options: Options) -> Case:
+        return replace(CLEANING["digits"], work=600, looks=8) if options.quick else CLEANING["mnist"]
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         found: list[Cell] = []
@@ -113,17 +143,17 @@ class HyperCleaning(Experiment):
                 found.extend(Cell("training", limited, contender, setting, s, label) for s in options.trained)
 
         for data in ("digits",) if options.quick else ("mnist", "fashion-mnist"):
-            case = replace(CLEANING[data], work=600, looks=8) if options.quick else CLEANING[data]
+            case = self.tried_on(options) if options.quick else CLEANING[data]
             for method in METHODS:
-                add(case, CONTENDERS[method], learning.chosen(self.name, method))
-            add(case, AUTOMATIC, {})
+                add(case, CONTENDERS[method], tuning.trained(self.name, method))
+            add(case, CONTENDERS["automatic"], {})
             if not options.quick:
                 add(case, CONTENDERS["MEHA"], PRINTED, PAPER)
             for label, variant in ({} if options.quick else _variants(data)).items():
                 add(variant, CONTENDERS["MEHA"], VARIANTS[label][3], label)
         return found
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         shown_data = [data for data in NAMES if results.methods(CLEANING[data].name, "training")]
         blocks: list[Block] = [prose(self.name, "about")]
         for data in shown_data:
@@ -142,7 +172,7 @@ class HyperCleaning(Experiment):
         blocks += [Details("Which settings were tried", [_settings(self.name)])]
         return Section(self.name, self.title, blocks)
 
-    def _table(self, results: Results, data: str) -> Table:
+    def _table(self, results: Records, data: str) -> Table:
         case, theirs = CLEANING[data].name, paper.HYPER_CLEANING.get(data, {})
         methods = results.methods(case, "training")
         scores = {m: [mean_of(_last(results.get(case, m, "training"), n))[0] for n in ("accuracy", "f1")] for m in methods}
@@ -165,7 +195,7 @@ class HyperCleaning(Experiment):
             rows,
         )
 
-    def _picture(self, results: Results, data: str) -> Any:
+    def _picture(self, results: Records, data: str) -> Any:
         case = CLEANING[data].name
         methods = list(results.methods(case, "training"))
 
@@ -186,7 +216,7 @@ class HyperCleaning(Experiment):
         caption = f"{NAMES[data]}: median and 20–80 % band over seeds."
         return picture(f"hyper-cleaning-{data}", caption, "Four panels of learning curves, one line for each method.", panels)
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         found = []
         for data, name in NAMES.items():
             case = CLEANING[data].name
@@ -198,9 +228,9 @@ class HyperCleaning(Experiment):
             if data in paper.HYPER_CLEANING:
                 theirs = paper.HYPER_CLEANING[data]["MEHA"]
                 told = f"{mine[0]:.2f} % and {mine[1]:.2f} % over {len(own)} seed{'s' if len(own) > 1 else ''}"
-                verdict = holds(mine[0] >= theirs[0] and mine[1] >= theirs[1])
+                answer = holds(mine[0] >= theirs[0] and mine[1] >= theirs[1])
                 claim = f"{name}: MEHA has an accuracy of {theirs[0]} % and an F1 of {theirs[1]} %"
-                found.append(Claim(claim, told, verdict))
+                found.append(Claim(claim, told, answer))
             others = {m: s for m, s in scores.items() if m not in OWN}
             claim = f"{name}: MEHA has the best accuracy and F1 for the same work"
             short = [m for m in ("MEHA", *others) if any(r["outcome"] == "time" for r in results.get(case, m, "training"))]
@@ -218,8 +248,8 @@ def _best_claim(claim: str, mine: Sequence[float], others: Mapping[str, Sequence
         best = max(others, key=lambda m: others[m][i])
         ahead.append(mine[i] - others[best][i])
         told.append(f"{what} {mine[i]:.2f} % against {others[best][i]:.2f} % of {shown(best)}")
-    verdict: Verdict = "holds" if min(ahead) >= -0.1 else "in part" if max(ahead) >= -0.1 else "does not hold"
-    return Claim(claim, "; ".join(told) + ("; level with the best" if verdict == "holds" and min(ahead) < 0.1 else ""), verdict)
+    answer: Answer = "holds" if min(ahead) >= -0.1 else "in part" if max(ahead) >= -0.1 else "does not hold"
+    return Claim(claim, "; ".join(told) + ("; level with the best" if answer == "holds" and min(ahead) < 0.1 else ""), answer)
 
 
 def _ended(records: Sequence[Record]) -> str:
@@ -250,7 +280,7 @@ def _scores(records: Sequence[Record], best: Sequence[bool] = (False, False)) ->
 def _settings(task: str) -> Table:
     """The chosen settings."""
     rows: list[list[Entry]] = []
-    for method, tried in learning.trials(task).items():
+    for method, tried in learning.shipped()[task].items():
         setting = ", ".join(f"{name} {_told(value)}" for name, value in learning.chosen(task, method).items())
         rows.append([shown(method), len(tried), setting])
     note = "Choice on seed 1000, which is not reported; learning.json in the package lists every trial and its result."
@@ -267,7 +297,7 @@ def _told(value: Any) -> str:
 TARGET = 0.9
 
 FRESH: Setting = {"warm_start": False}
-"""Heads belong to the tasks of a batch; that is part of the problem, and the one thing that the automatic method is told."""
+"""Heads belong to the tasks of a batch; that is part of the problem, and the only setting of the automatic method."""
 
 FEW_SHOT = {
     ways: Case(
@@ -295,7 +325,7 @@ QUICK_FEW_SHOT = Case(
 )
 
 
-class FewShotLearning(Experiment):
+class FewShotLearning(LearningTask):
     """Time to 90 % test accuracy."""
 
     name = "few-shot"
@@ -306,17 +336,20 @@ class FewShotLearning(Experiment):
     def lacks(self, options: Options) -> str:
         return _lacks(("omniglot",), options)
 
+    def tried_on(self, options: Options) -> Case:
+        return QUICK_FEW_SHOT if options.quick else FEW_SHOT[10]
+
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         found = []
         for case in [QUICK_FEW_SHOT] if options.quick else list(FEW_SHOT.values()):
             limited = replace(case, seconds=options.limit or case.seconds)
-            entries = [(CONTENDERS[method], learning.chosen(self.name, method)) for method in METHODS]
-            for contender, setting in [*entries, (AUTOMATIC, FRESH)]:
+            entries = [(CONTENDERS[method], tuning.trained(self.name, method)) for method in METHODS]
+            for contender, setting in [*entries, (CONTENDERS["automatic"], FRESH)]:
                 if options.wants(contender.name):
                     found += [Cell("training", limited, contender, setting, s) for s in options.trained]
         return found
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         shown_cases = [case for case in self.cases if results.methods(case.name, "training")]
         blocks: list[Block] = [prose(self.name, "about"), prose(self.name, "heads")]
         blocks += [self._table(results, case) for case in shown_cases]
@@ -344,7 +377,7 @@ class FewShotLearning(Experiment):
         blocks += [Details("Which settings were tried", [_settings(self.name)])]
         return Section(self.name, self.title, blocks)
 
-    def _table(self, results: Results, case: Case) -> Table:
+    def _table(self, results: Records, case: Case) -> Table:
         ways = dict(case.arguments)["ways"]
         theirs = paper.FEW_SHOT.get(ways, {}) if case is not QUICK_FEW_SHOT else {}
         methods = results.methods(case.name, "training")
@@ -378,7 +411,7 @@ class FewShotLearning(Experiment):
             rows,
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         found = []
         for case in self.cases:
             own, name = results.get(case.name, "MEHA", "training"), case.name.capitalize()

@@ -10,17 +10,17 @@ import numpy as np
 
 from meha.methods import Uniform
 from meha.problems import lasso
-from meha.reproduce.cells import Cell
+from meha.reproduce.cells import Cell, Record
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS, Setting
 from meha.reproduce.experiments import paper
 from meha.reproduce.experiments.base import (
+    Answer,
     Claim,
     Experiment,
     Options,
     Race,
-    Results,
+    Records,
     Spread,
-    Verdict,
     holds,
     mean_of,
     plus_minus,
@@ -42,9 +42,7 @@ from meha.reproduce.experiments.racing import (
     times,
 )
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Mark, Section, Table
-from meha.reproduce.page import Cell as Entry
-from meha.reproduce.race import Record
+from meha.reproduce.page import Block, Entry, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["GroupLasso", "LassoToy", "Sensitivity"]
@@ -80,7 +78,7 @@ class LassoToy(Experiment):
                     found += [Cell("race", case, contender, _search(name, seed), seed) for seed in options.reported]
         return found
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         drawn = {f"n = {n}": results.get(LASSO[n].name, "MEHA") for n in (100, 500, 1000, 2000)}
         largest = next((n for n in reversed(LASSO) if any(results.get(LASSO[n].name, method) for method in AUTOMATIC)), 0)
         drawn |= {method: results.get(LASSO[largest].name, method) for method in AUTOMATIC if largest}
@@ -124,7 +122,7 @@ class LassoToy(Experiment):
         blocks.append(prose(self.name, "why"))
         return Section(self.name, self.title, blocks)
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         return [
             first(results, LASSO[n].name, f"Lasso toy, n = {n}: MEHA is fastest")
             for n in (2, 100, 1000)
@@ -157,7 +155,7 @@ class Sensitivity(Experiment):
                 found[cell.key] = cell
         return [*found.values(), *(Cell("race", case, CONTENDERS[name], {}, 0) for name in AUTOMATIC if options.wants(name))]
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         titles = {"main": "Sensitivity", "additional": "Sensitivity, additional rows"}
         tables = [
             Table(
@@ -182,7 +180,7 @@ class Sensitivity(Experiment):
             ],
         )
 
-    def _without(self, results: Results) -> list[Table]:
+    def _without(self, results: Records) -> list[Table]:
         """The automatic forms, which have no numbers."""
         rows: list[list[Entry]] = []
         for case, method in itertools.product(LASSO.values(), AUTOMATIC):
@@ -193,7 +191,7 @@ class Sensitivity(Experiment):
         caption = "Without numbers: steps and work until x and y are within 5 % of the solution set, and at the run's own end."
         return [Table("sensitivity-without", caption, columns, rows)] if rows else []
 
-    def _line(self, results: Results, change: Mapping[str, float], steps: int, seconds: float) -> list[Entry]:
+    def _line(self, results: Records, change: Mapping[str, float], steps: int, seconds: float) -> list[Entry]:
         cells: dict[str, list[Record]] = {}
         for base in BASES:
             cells[base] = next(
@@ -212,7 +210,7 @@ class Sensitivity(Experiment):
         row.append(took.cell(band=False) if took.middle is not None else None)
         return [*row, Mark(f"{steps}", "paper", steps), Mark(f"{seconds}", "paper", seconds)]
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         changes = [change for rows in paper.SENSITIVITY.values() for change, _, _ in rows]
         good, total = dict.fromkeys(BASES, 0), 0
         for base in BASES:
@@ -223,8 +221,8 @@ class Sensitivity(Experiment):
             return []
         told = f"{good['recipe']} of {total} rows converge around the recipe, {good['printed']} with the printed numbers"
         most = {base: hits > total / 2 for base, hits in good.items()}
-        verdict: Verdict = "holds" if most["printed"] else "in part" if most["recipe"] else "does not hold"
-        return [Claim("MEHA converges for many choices of its numbers", told, verdict)]
+        answer: Answer = "holds" if most["printed"] else "in part" if most["recipe"] else "does not hold"
+        return [Claim("MEHA converges for many choices of its numbers", told, answer)]
 
 
 def _label(base: str, change: Mapping[str, float]) -> str:
@@ -247,7 +245,7 @@ PUBLISHED: Mapping[str, Setting] = {
     "IGJO": {"tol": 1e-6},
     "VFiDCA": {},
     "MEHA": {"preset": "recipe"},
-    "MEHA()": {},
+    "AdaptiveMEHA": {},
     "automatic": {},
 }
 
@@ -269,7 +267,7 @@ class GroupLasso(Experiment):
                         found.append(Cell("race", options.adapt(case), CONTENDERS[name], drawn, seed))
         return found
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         cases = [(m, case.name) for m, case in GROUP_LASSO.items() if results.methods(case.name)]
         panels = [
             Panel(
@@ -300,7 +298,7 @@ class GroupLasso(Experiment):
             ],
         )
 
-    def _table(self, results: Results, case: str, m: int) -> Table:
+    def _table(self, results: Records, case: str, m: int) -> Table:
         methods = results.methods(case)
         errors = {method: mean_of([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
         best = min(errors, key=lambda method: errors[method][0])
@@ -332,7 +330,7 @@ class GroupLasso(Experiment):
             " weights, over those until MEHA's were as good by validation.",
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         found = []
         for m, case in GROUP_LASSO.items():
             records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n not in OWN]
@@ -340,7 +338,7 @@ class GroupLasso(Experiment):
                 continue
             mean, deviation = mean_of([r["last"]["test error"] for r in records])
             theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
-            inside: Verdict = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
+            inside: Answer = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
             told = f"{plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
             found.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", told, inside))
             if not others:
@@ -385,7 +383,7 @@ def _factor(speed: Spread) -> Mark:
     )
 
 
-def _speed(results: Results, case: str, method: str) -> Spread | None:
+def _speed(results: Records, case: str, method: str) -> Spread | None:
     """Seconds until a method's best weights, over those until MEHA's were as good by validation, by data set."""
     ratios: list[float | None] = []
     own = {record["seed"]: record for record in results.get(case, "MEHA")}

@@ -6,17 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from meha.reproduce.cells import Record
 from meha.reproduce.contenders import AUTOMATIC
-from meha.reproduce.experiments.base import PAPER, Claim, Results, Spread, number, spread
+from meha.reproduce.experiments.base import PAPER, Claim, Records, Spread, number, spread
 from meha.reproduce.figures import Curve, Panel, curves
-from meha.reproduce.page import Cell, Mark, Picture, Table
-from meha.reproduce.race import Record
+from meha.reproduce.page import Entry, Mark, Picture, Table
 
 __all__ = [
     "OWN",
     "TWICE",
     "compared",
     "ends_table",
+    "error_at",
     "first",
     "last_error",
     "own_end",
@@ -34,8 +35,8 @@ NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA":
 OWN = ("MEHA", PAPER, *AUTOMATIC)
 """MEHA in all its forms: what the others are compared with is the first, with the settings that were chosen."""
 
-TWICE = "MEHA() and automatic have no settings; the latter runs from two starts, so that its error jumps back once."
-"""A word for captions of curves."""
+TWICE = "AdaptiveMEHA and automatic have no settings; automatic runs from two starts, so its error jumps back once."
+"""A sentence for captions of curves."""
 
 
 def shown(method: str) -> str:
@@ -68,18 +69,18 @@ def failure(records: Sequence[Record]) -> str:
 
 def last_error(records: Sequence[Record]) -> str:
     """The larger of the errors of x and y at the end, in the median."""
-    error = spread([_error(record["last"]) for record in records]).middle
+    error = spread([error_at(record["last"]) for record in records]).middle
     return f"error {number(float(f'{error:.2g}'))}" if error is not None and error < 1e4 else "error grows"
 
 
-def _error(now: Mapping[str, float | None]) -> float | None:
+def error_at(now: Mapping[str, float | None]) -> float | None:
     """The larger of the errors of x and y; None where one is not known."""
     x, y = now.get("error x"), now.get("error y")
     return None if x is None or y is None else max(x, y)
 
 
 def race_table(
-    results: Results,
+    results: Records,
     cases: Sequence[tuple[str, str]],
     *,
     name: str,
@@ -96,7 +97,7 @@ def race_table(
     columns = ["method", "seconds to target", "relative to MEHA", "gradients", "Hessian products"]
     if any(paper.values()):
         columns += ["paper: seconds", "paper: relative to MEHA"]
-    rows: list[list[Cell]] = []
+    rows: list[list[Entry]] = []
     for case, heading in cases:
         if heading and results.methods(case):
             rows.append([Mark(heading, "head")])
@@ -104,7 +105,7 @@ def race_table(
         for method in results.methods(case):
             records = results.get(case, method)
             seconds, gradients = reached(records, "seconds"), reached(records, "gradients")
-            row: list[Cell] = [shown(method)]
+            row: list[Entry] = [shown(method)]
             if seconds.middle is None:
                 partly = f"{seconds.hits} of {seconds.seeds} reach it; else " if seconds.hits else "not reached: "
                 row += [Mark(partly + failure(records), "failed"), None, None, None]
@@ -118,24 +119,24 @@ def race_table(
     return Table(name, caption, columns, rows, note)
 
 
-def ends_table(results: Results, cases: Sequence[tuple[str, str]], name: str) -> list[Table]:
+def ends_table(results: Records, cases: Sequence[tuple[str, str]], name: str) -> list[Table]:
     """Where the runs without settings end by themselves, for the same cases; no table where there are none."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Entry]] = []
     for case, heading in cases:
-        found: list[list[Cell]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
+        found: list[list[Entry]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
         rows += [[Mark(heading, "head")], *found] if heading and found else found
     caption = "Without settings: time and work until a run ends by itself, and the larger of the errors of x and y there."
     return [Table(f"{name}-ends", caption, ["method", "seconds", "gradients", "error"], rows)] if rows else []
 
 
-def own_end(records: Sequence[Record]) -> list[Cell]:
+def own_end(records: Sequence[Record]) -> list[Entry]:
     """Time, gradients and error where runs ended by themselves; runs that were cut off have none."""
     ended = [record["last"] if record["outcome"] in ("converged", "finished") else {} for record in records]
     columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
-    return [spread(column).cell(band=False) for column in (*columns, [_error(last) for last in ended])]
+    return [spread(column).cell(band=False) for column in (*columns, [error_at(last) for last in ended])]
 
 
-def compared(published: Mapping[str, float], method: str) -> list[Cell]:
+def compared(published: Mapping[str, float], method: str) -> list[Entry]:
     """The paper's number for a method as printed there, and its ratio to MEHA's."""
     value, own = published.get(method), published.get("MEHA")
     if value is None:
@@ -156,7 +157,7 @@ def times(ratio: float) -> str:
     return f"×\N{NO-BREAK SPACE}{number(float(f'{ratio:.2g}'))}"
 
 
-def _fastest(results: Results, case: str) -> str:
+def _fastest(results: Records, case: str) -> str:
     times = {
         method: reached(results.get(case, method), "seconds").middle for method in results.methods(case) if method != PAPER
     }
@@ -164,7 +165,7 @@ def _fastest(results: Results, case: str) -> str:
     return min(known, key=lambda method: known[method]) if known else ""
 
 
-def first(results: Results, case: str, claim: str, kind: str = "race") -> Claim:
+def first(results: Records, case: str, claim: str, kind: str = "race") -> Claim:
     """Whether MEHA was first to the target on a case, and by what factor."""
     others = [method for method in results.methods(case, kind) if method not in OWN]
     if not results.get(case, "MEHA", kind) or not others:
@@ -204,7 +205,7 @@ def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def panel(results: Results, case: str, title: str, x: str, y: str, *, xlabel: str, ylabel: str, target: float | None) -> Panel:
+def panel(results: Records, case: str, title: str, x: str, y: str, *, xlabel: str, ylabel: str, target: float | None) -> Panel:
     """The curves of all methods on a case."""
     drawn = []
     for method in results.methods(case):

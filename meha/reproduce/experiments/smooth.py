@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import paper
-from meha.reproduce.experiments.base import PAPER, Claim, Experiment, Options, Race, Results, holds, prose
+from meha.reproduce.experiments.base import PAPER, Claim, Experiment, Options, Race, Records, holds, prose
 from meha.reproduce.experiments.cases import HIGH_DIMENSION, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.racing import OWN, TWICE, compared, ends_table, first, panel, picture, race_table
 from meha.reproduce.figures import Panel
-from meha.reproduce.page import Cell as Entry
-from meha.reproduce.page import Mark, Section, Table
+from meha.reproduce.page import Entry, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["HighDimension", "LargeScale", "MerelyConvex", "NonConvex", "StrongConvex"]
@@ -22,7 +21,7 @@ ALL = ("RHG", "BDA", "IAPTT", "CG", "NS", "BRC", "BOME", "F2SA", "BAMM", "MEHA")
 WORK = "gradients + Hessian products"
 
 
-def _four(results: Results, case: str, target: float) -> list[Panel]:
+def _four(results: Records, case: str, target: float) -> list[Panel]:
     """Errors of x and of y, against seconds and against work."""
     return [
         panel(
@@ -41,7 +40,7 @@ def _four(results: Results, case: str, target: float) -> list[Panel]:
 
 
 def _memory_table(
-    results: Results,
+    results: Records,
     cases: Sequence[tuple[str, str]],
     *,
     name: str,
@@ -85,7 +84,7 @@ class StrongConvex(Experiment):
         ]
         return races + memory
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         case = STRONG_CONVEX.name
         table = race_table(
             results,
@@ -119,7 +118,7 @@ class StrongConvex(Experiment):
             ],
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         found = [first(results, STRONG_CONVEX.name, "Strongly convex, n = 100: MEHA is fastest")]
         case = STRONG_CONVEX.name
         peaks = {method: results.get(case, method, "memory")[0]["peak"] for method in results.methods(case, "memory")}
@@ -158,7 +157,7 @@ class HighDimension(Experiment):
         ]
         return [cell for cell in races if cell.case.name != HIGH_DIMENSION[-1].name or cell.label != PAPER] + memory
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         cases = [(case.name, f"n = {dict(case.arguments)['n']:,}") for case in HIGH_DIMENSION]
         table = race_table(
             results,
@@ -180,7 +179,7 @@ class HighDimension(Experiment):
             ],
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         return [
             first(results, case.name, f"Strongly convex, n = {dict(case.arguments)['n']:,}: MEHA is fastest")
             for case in HIGH_DIMENSION
@@ -201,7 +200,7 @@ class MerelyConvex(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         return self.raced(options, tuning)
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         case = MERELY_CONVEX.name
         return Section(
             self.name,
@@ -227,14 +226,14 @@ class MerelyConvex(Experiment):
             ],
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         return [first(results, MERELY_CONVEX.name, "Merely convex, n = 10: MEHA is fastest, some others fail")]
 
 
 RIVALS = ("BVFIM", "BOME", "IAPTT", "MEHA")
 
 
-def _sine_tables(results: Results, dimensions: Sequence[int], name: str, caption: str) -> list[Table]:
+def _sine_tables(results: Records, dimensions: Sequence[int], name: str, caption: str) -> list[Table]:
     cases = [(SINE[n].name, f"n = {n}") for n in dimensions]
     published = {SINE[n].name: paper.SINE[n] for n in dimensions}
     return [race_table(results, cases, name=name, caption=caption, paper=published), *ends_table(results, cases, name)]
@@ -253,7 +252,7 @@ class NonConvex(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         return self.raced(options, tuning)
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         one = SINE[1].name
         measures = (("direction", "‖d_x‖", None), ("F", "F(x, y)", None), ("error x", "error of x", 5e-2))
         single = [
@@ -295,7 +294,7 @@ class NonConvex(Experiment):
             ],
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         return _sine_claims(results, (1, 10, 50, 100))
 
 
@@ -312,7 +311,7 @@ class LargeScale(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         return self.raced(options, tuning)
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         tables = _sine_tables(
             results,
             (200, 300, 500, 1000),
@@ -325,11 +324,11 @@ class LargeScale(Experiment):
             [prose(self.name, "about"), *tables, prose(self.name, "why")],
         )
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         return _sine_claims(results, (200, 300, 500, 1000))
 
 
-def _sine_claims(results: Results, dimensions: Sequence[int]) -> list[Claim]:
+def _sine_claims(results: Records, dimensions: Sequence[int]) -> list[Claim]:
     return [
         first(results, SINE[n].name, f"Non-convex, n = {n}: MEHA is fastest")
         for n in dimensions

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from meha.reproduce.cells import Case, Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
-from meha.reproduce.experiments.base import Claim, Experiment, Options, Results, holds, prose
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Records, holds, prose
 from meha.reproduce.experiments.racing import picture
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Mark, Section, Table
-from meha.reproduce.page import Cell as Entry
+from meha.reproduce.page import Block, Entry, Mark, Section, Table
 from meha.reproduce.rates import TRIALS, Rate, predicted
 from meha.reproduce.tuning import Tuning
 
@@ -54,7 +53,7 @@ class Rates(Experiment):
             ]
         return found
 
-    def _rates(self, results: Results) -> list[tuple[str, float, Rate]]:
+    def _rates(self, results: Records) -> list[tuple[str, float, Rate]]:
         found = []
         for name, trial in TRIALS.items():
             for p in trial.powers:
@@ -62,16 +61,16 @@ class Rates(Experiment):
                     found += [(name, p, rate) for rate in trial.rates(p, record["curve"])]
         return found
 
-    def section(self, results: Results) -> Section:
+    def section(self, results: Records) -> Section:
         rows: list[list[Entry]] = []
         for name, trial in TRIALS.items():
             lines = [(p, rate) for found, p, rate in self._rates(results) if found == name]
             if lines:
                 rows.append([Mark(f"Theorem {trial.theorem}, {name}", "head")])
             for p, rate in lines:
-                verdict: Entry = "yes" if rate.agrees else Mark("shallower", "failed")
+                agrees: Entry = "yes" if rate.agrees else Mark("shallower", "failed")
                 bound, slope = (Mark(f"{value:.2f}", "number", value) for value in (rate.predicted, rate.measured))
-                rows.append([COLUMNS[rate.column], Mark(f"{p:g}", "number", p), bound, slope, verdict])
+                rows.append([COLUMNS[rate.column], Mark(f"{p:g}", "number", p), bound, slope, agrees])
         panels = []
         for name, trial in TRIALS.items():
             for column in ("residual", "gap") if trial.theorem == 1 else ("hypergradient",):
@@ -103,7 +102,7 @@ class Rates(Experiment):
             ]
         return Section(self.name, self.title, [*blocks, *self._without(results), prose(self.name, "why")])
 
-    def _without(self, results: Results) -> list[Table]:
+    def _without(self, results: Records) -> list[Table]:
         """Where the automatic forms end, beside a run of given numbers."""
         rows: list[list[Entry]] = []
         for name, trial in TRIALS.items():
@@ -115,15 +114,15 @@ class Rates(Experiment):
                     lines.append([label, int(steps), record.get("gradients"), value])
             if any(line[0] in AUTOMATIC for line in lines):
                 rows += [[Mark(f"{name}: {COLUMNS[column]}", "head")], *lines]
-        caption = f"What the theorems bound, where the automatic forms end by themselves; below, the run of {_label(GUIDE)}."
+        caption = f"What the theorems bound, where the automatic forms stop; below, the run of {_label(GUIDE)}."
         note = "A step with given numbers takes six gradients, five on the lasso, where F does not have x."
         return [Table("rates-without", caption, ["", "steps", "gradients", "quantity"], rows, note)] if rows else []
 
-    def claims(self, results: Results) -> list[Claim]:
+    def claims(self, results: Records) -> list[Claim]:
         rates = self._rates(results)
         if not rates:
             return []
-        given = [record for record in results.records() if record["method"] not in AUTOMATIC]
+        given = [record for record in results.all() if record["method"] not in AUTOMATIC]
         short = max(record["curve"]["K"][-1] for record in given) <= QUICK_STEPS
         found = []
         for theorem in (1, 2):

@@ -1,6 +1,6 @@
 """How well meha.tasks.clean finds wrong labels, beside the same network trained on the trusted examples alone, and on all.
 
-    python benchmarks/clean.py [--digits]
+    python tools/clean.py [--digits]
 
 A line for each setting: data, share or number of trusted examples, noise; then for each way the area under the ROC curve of its
 ranking, and precision and recall of the labels with a weight below one half. Labels are changed to any other, or ("next") to

@@ -1,7 +1,7 @@
 """Algorithm 1 with many choices of its six numbers at once, one in each row of x, y and theta, for random searches.
 
-A row does what meha.MEHA does with its numbers (tests/test_automatic_table.py compares them), but 200 rows take little longer
-than one.
+A row takes the steps of meha.MEHA with its numbers (tests/test_automatic_table.py compares them), but 200 rows take little
+longer than one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-import meha
 from meha.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
+from meha.problem import Problem
 from meha.sets import ConvexSet
 
+__all__ = ["run_rows"]
+
 FAR = 1e8
+"""A row whose (x, y) is longer has diverged."""
 
 
-def run_rows(problem: meha.Problem, x0: Tensor, y0: Tensor, numbers: Mapping[str, Tensor], steps: int) -> tuple[Tensor, Tensor]:
-    """x and y of every row after so many steps from one start; NaN where (x, y) was not finite, or longer than FAR.
+def run_rows(problem: Problem, x0: Tensor, y0: Tensor, numbers: Mapping[str, Tensor], steps: int) -> tuple[Tensor, Tensor]:
+    """x and y of every row after ``steps`` steps from one start; NaN where (x, y) was not finite, or longer than FAR.
 
     Args:
         problem: without batches; x and y are tensors, and g, if there is one, is L1, ElasticNet or GroupL2.
@@ -47,7 +50,7 @@ def run_rows(problem: meha.Problem, x0: Tensor, y0: Tensor, numbers: Mapping[str
 class Algorithm:
     """The step of :class:`meha.MEHA` on rows."""
 
-    def __init__(self, problem: meha.Problem) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.F, self.f, self.g = vmap(problem.upper), vmap(problem.lower), Term(problem.nonsmooth)
         self.project_x, self.project_y = _projection(problem.x_set), _projection(problem.y_set)
 

@@ -1,6 +1,6 @@
 """The answers of the collection's problems that have no closed form, computed without any method of the library.
 
-    python benchmarks/references.py [--only NAME ...] [--starts 12]
+    python tools/references.py [--only NAME ...] [--starts 12]
 
 The hyper-objective F(x, y*(x)) is minimised over x in X from several starts. y*(x) is solved for to the last digits
 (meha/problems/exact.py), its derivative is that of the optimality conditions, and scipy does the rest: a grid and Brent's
