@@ -1,43 +1,41 @@
-"""A method of one's own: alternating gradient steps, with a penalty on the gap of the lower level.
-
-python examples/own_method.py
-"""
+"""A method of one's own, in a file of one's own: python examples/own_method.py"""
 
 from dataclasses import dataclass
 
-import torch
-
 import meha
-from meha._variables import add_
+from meha.methods import Method, State, Variable
+from meha.schedules import Power, Schedule
 
 
 @dataclass
-class FollowState(meha.methods.State):
-    """x, y, and z, which follows the lower level."""
+class ChaseState(State):
+    """x, y, and z, which chases the solution of the lower level."""
 
-    z: meha.methods.Variable
+    z: Variable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Follow(meha.Method):
-    """Move z along -grad f(x, z), and (x, y) along -grad [F(x, y) + c (f(x, y) - f(x, z))]."""
+class Chase(Method):
+    """Gradient steps: z on f(x, z), and (x, y) on F(x, y) / c_k + f(x, y) - f(x, z)."""
 
-    alpha: meha.schedules.Schedule = 0.02
-    c: meha.schedules.Schedule = 10.0
+    alpha: Schedule = 0.1
+    beta: Schedule = 0.5
+    c: Schedule = Power(1.0, p=0.4)
 
     def init(self, oracle, x, y):
-        return FollowState(x, y, z=y.copy())
+        return ChaseState(x, y, z=y.copy())
 
     def step(self, oracle, state, at):
-        x, y, z = state.x, state.y, state.z
-        _, f_z = oracle.gradient(z, [(1.0, oracle.lower, x, z)], at.batch)
-        terms = [(1.0, oracle.upper, x, y), (at.c, oracle.lower, x, y), (-at.c, oracle.lower, x, z)]
+        x, y, z, f = state.x, state.y, state.z, oracle.lower
+        _, d_z = oracle.gradient(z, [(1.0, f, x, z)], at.batch)
+        terms = [(1 / at.c, oracle.upper, x, y), (1.0, f, x, y), (-1.0, f, x, z)]
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), terms, at.batch)
-        for variable, direction in ((x, d_x), (y, d_y), (z, f_z)):
-            add_(variable.leaves, direction, -at.alpha)
+        for variable, direction, size in ((x, d_x, at.alpha), (y, d_y, at.beta), (z, d_z, at.beta)):
+            for leaf, part in zip(variable.leaves, direction, strict=True):
+                leaf.sub_(size * part)
         return {"upper": upper, "gap": lower - best, "c": at.c}
 
 
 if __name__ == "__main__":
     problem = meha.problems.strong_convex(n=2)
-    print(meha.solve(problem, problem.x0, problem.y0, Follow(), compile=True))
+    print(meha.solve(problem, problem.x0, problem.y0, Chase(), max_steps=20_000, tol=1e-6, compile=True))

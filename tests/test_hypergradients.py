@@ -8,9 +8,8 @@ import torch
 from smooth import M, Smooth, joined
 
 import meha
-from meha.methods import At
 from meha._variables import Variable
-from meha.methods import BDA, BRC, CG, DARTS, GALET, IAPTT, NS, RHG
+from meha.methods import BDA, BRC, CG, DARTS, GALET, IAPTT, NS, RHG, At
 from meha.schedules import InversePower
 from meha.sets import Box, L2Ball, NonNegative, Product, Simplex
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from meha._verdicts import Status
 from meha.problems import KnownProblem, collection, group_lasso
 from meha.problems.variants import TOYS, VARIANTS
 from meha.reproduce.cells import Case, Cell, Record
@@ -19,7 +20,6 @@ from meha.reproduce.experiments.base import Claim, Experiment, Options, Records,
 from meha.reproduce.page import Entry, Mark, Prose, Section, Table
 from meha.reproduce.solving import GOOD
 from meha.reproduce.tuning import Tuning
-from meha.solution import Status
 
 __all__ = ["Automatic", "Row", "problem_of", "reaches", "rows"]
 
