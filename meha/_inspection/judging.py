@@ -138,8 +138,8 @@ class Inspection:
         self.find("repeatable", f"repeated calls return {values}{consequence}.{buffers}")
         if not repeatable and not self.stochastic:
             self.warn(
-                "upper and lower: return different values when called again at the same point. Draw random numbers once, outside"
-                " the objectives, or pass what is drawn as a batch, solve(..., batches=...), for meha.StochasticMEHA."
+                "upper and lower: return different values when called again at the same point. Draw random numbers once,"
+                " outside the objectives, or pass what is drawn as a batch, solve(..., batches=...), for meha.StochasticMEHA."
             )
         return measurable
 
