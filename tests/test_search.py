@@ -416,7 +416,10 @@ def test_bad_arguments_are_refused(make, message):
             GridSearch(space=Uniform(0.0, 1.0)),
             "points: a grid of 10 values for each of 5 parameters has more than 100000 points",
         ),
-        (GridSearch(space={"l2": Uniform(0, 1)}), "space: no leaf is named 'l2'.* pass to_x, a function that builds x from them"),
+        (
+            GridSearch(space={"l2": Uniform(0, 1)}),
+            "space: no leaf is named 'l2'.* pass to_x, a function that builds x from them",
+        ),
         (
             GridSearch(space={"group": Uniform(0, 1), "group.0": Uniform(0, 2)}),
             "space: no leaf is named 'group.0'",
