@@ -506,8 +506,8 @@ def shots(quick: bool, device: str) -> tuple[FewShot, str]:
 
 
 RIVALS: Mapping[str, tuple[str, Mapping[str, Any], float]] = {
-    "TPE, a weight for each group": ("TPE", {"shared": False, "trials": 100, "tol": 1e-6, "seed": 0}, 20),
-    "TPE, one weight for all": ("TPE", {"shared": True, "trials": 100, "tol": 1e-6, "seed": 0}, 20),
+    "TPE, a weight for each group": ("TPE", {"shared": False, "trials": 100, "lower_tol": 1e-6, "seed": 0}, 20),
+    "TPE, one weight for all": ("TPE", {"shared": True, "trials": 100, "lower_tol": 1e-6, "seed": 0}, 20),
     "VF-iDCA, its defaults": ("VFiDCA", {}, 5),
     "VF-iDCA, better numbers": ("VFiDCA", {"radii": 0.05, "rho": 0.1, "beta": 10, "tol": 1e-4, "iterations": 300}, 5),
 }

@@ -28,9 +28,9 @@ from meha import (
     theory,
 )
 from meha._checkpoints import Checkpoint
+from meha._inspection import check
 from meha._solving import solve
 from meha._verdicts import Status, Verdict
-from meha.inspection import check
 from meha.loaders import MicroBatches
 from meha.methods import (
     BAMM,

@@ -1,4 +1,4 @@
-"""Linear systems H v = b with a symmetric operator H, known by its products only."""
+"""Linear systems H v = b with a symmetric operator H that is given by its products."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class CurvatureError(ArithmeticError):
 
 
 def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float = 0.0) -> tuple[Leaves, float]:
-    """v with H v = rhs after at most ``steps`` products from v = 0, and its relative residual.
+    """Solve H v = rhs with at most ``steps`` products from v = 0; returns v and its relative residual.
 
     Args:
         apply: v -> H v for a positive definite H.
-        tol: stop at this relative residual; it never falls much under the rounding of the numbers.
+        tol: relative residual at which to stop; at least a few units of rounding.
 
     Raises:
-        CurvatureError: H has a direction without positive curvature, so that the system has no or many solutions.
+        CurvatureError: H has a direction without positive curvature, so the system may have no solution or many.
 
     >>> v, residual = conjugate_gradients(lambda v: [2 * v[0]], [torch.tensor([1.0, 3.0])], steps=5)
     >>> v, residual
@@ -56,8 +56,9 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
 
 
 def least_squares(apply: Operator, rhs: Leaves, *, steps: int, tol: float) -> tuple[Leaves, float]:
-    """The shortest v that minimises ||H v - rhs|| for a symmetric H, by conjugate gradients on H^2 v = H rhs, and its relative
-    residual; two products an iteration.
+    """Minimise ||H v - rhs|| for a symmetric H; returns the shortest v and its relative residual.
+
+    Conjugate gradients on H^2 v = H rhs, with two products per iteration.
 
     >>> least_squares(lambda v: [v[0] * torch.tensor([2.0, 0.0])], [torch.tensor([3.0, 4.0])], steps=5, tol=0.0)
     ([tensor([1.5000, 0.0000])], 0.8)
@@ -82,7 +83,7 @@ def least_squares(apply: Operator, rhs: Leaves, *, steps: int, tol: float) -> tu
 
 
 def neumann_series(apply: Operator, rhs: Leaves, *, step: float, terms: int) -> Leaves:
-    """step * sum_{j <= terms} (I - step H)^j rhs, which tends to H^-1 rhs if 0 < step < 2 / ||H||: ``terms`` products.
+    """Approximate H^-1 rhs by step * sum_{j <= terms} (I - step H)^j rhs with ``terms`` products; needs step < 2 / ||H||.
 
     >>> neumann_series(lambda v: [2 * v[0]], [torch.tensor([1.0])], step=0.25, terms=2)
     [tensor([0.4375])]

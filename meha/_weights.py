@@ -1,4 +1,4 @@
-"""Weights and groups of non-smooth terms, in all the forms that users may give them: read, checked, on the right device."""
+"""Weights and groups of non-smooth terms: all accepted forms are checked and moved to the right device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
 def declared(term: str, name: str, weight: Weight) -> Weight:
-    """The weight, refused at once if it is of no known form or a negative number."""
+    """Return the weight; raise if its form is not known or it is negative."""
     if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
         raise TypeError(
             f"{term}: {name} must be a number, a tensor, a list or dict of them, or a function of x, got {weight!r}."
@@ -32,41 +32,43 @@ def declared(term: str, name: str, weight: Weight) -> Weight:
 def per_leaf(
     term: str, names: list[str], weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of weight and leaf.
+    """Pair each leaf with its weight.
 
     Args:
-        term: what errors call the term.
-        names: of the leaves, for weights given by name.
-        scalar: whether a leaf takes a single number only.
+        term: name of the term in errors.
+        names: names of the leaves, for weights given by name.
+        scalar: whether the weight of a leaf must be a single number.
     """
-    found = weight(x) if callable(weight) else weight
-    if isinstance(found, Mapping):
-        if set(found) != set(names):
-            raise ValueError(f"{term}: the weights are named {sorted(found)}, the leaves {sorted(names)}; name each once.")
-        found = [found[leaf] for leaf in names]
-    if isinstance(found, Tensor) and found.ndim == 1 and len(leaves) > 1 and found.numel() == len(leaves):
-        found = list(found)
-    many = found if isinstance(found, list | tuple) else [found] * len(leaves)
+    weights = weight(x) if callable(weight) else weight
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ValueError(
+                f"{term}: the weights are named {sorted(weights)}, the leaves {sorted(names)}; use the same names."
+            )
+        weights = [weights[leaf] for leaf in names]
+    if isinstance(weights, Tensor) and weights.ndim == 1 and len(leaves) > 1 and weights.numel() == len(leaves):
+        weights = list(weights)
+    many = weights if isinstance(weights, list | tuple) else [weights] * len(leaves)
     if len(many) != len(leaves):
-        raise ValueError(f"{term}: got {len(many)} weights for {len(leaves)} leaves; give one each, or a single one.")
+        raise ValueError(f"{term}: got {len(many)} weights for {len(leaves)} leaves; give one for each, or a single one.")
     return [(_fitted(w, leaf, term, scalar), leaf) for w, leaf in zip(many, leaves, strict=True)]
 
 
 def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Tensor:
-    """One weight for all of ``count`` groups, or one each."""
-    found = weight(x) if callable(weight) else weight
-    if isinstance(found, Mapping):
-        raise TypeError(f"{term}: a weight per group is a number or a vector, got {type(found).__name__}.")
-    if isinstance(found, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
-        found = torch.stack([_on(w, like) for w in found])
-    found = _on(cast(Tensor | float, found), like)
-    if found.numel() == 1:
-        found = found.reshape(())
-    if found.ndim > 0 and tuple(found.shape) != (count,):
+    """Convert the weights of ``count`` groups: one for all, or one for each."""
+    weights = weight(x) if callable(weight) else weight
+    if isinstance(weights, Mapping):
+        raise TypeError(f"{term}: a weight per group is a number or a vector, got {type(weights).__name__}.")
+    if isinstance(weights, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
+        weights = torch.stack([_on(w, like) for w in weights])
+    weights = _on(cast(Tensor | float, weights), like)
+    if weights.numel() == 1:
+        weights = weights.reshape(())
+    if weights.ndim > 0 and tuple(weights.shape) != (count,):
         raise ValueError(
-            f"{term}: weight has shape {tuple(found.shape)} for {count} groups; give a number or a vector of {count}."
+            f"{term}: weight has shape {tuple(weights.shape)} for {count} groups; give a number or a vector of {count}."
         )
-    return _not_negative(found, term)
+    return _not_negative(weights, term)
 
 
 def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool) -> Tensor:
@@ -74,29 +76,32 @@ def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool) -> Tensor:
         raise TypeError(
             f"{term}: a weight must be a number or a tensor, got {type(weight).__name__}; wrap arrays with torch.as_tensor."
         )
-    found = _on(cast(Tensor | float, weight), leaf)
-    if found.numel() == 1:
-        found = found.reshape(())
-    fits = found.ndim == 0
+    fitted = _on(cast(Tensor | float, weight), leaf)
+    if fitted.numel() == 1:
+        fitted = fitted.reshape(())
+    fits = fitted.ndim == 0
     if not fits and not scalar:
         try:
-            fits = torch.broadcast_shapes(found.shape, leaf.shape) == leaf.shape
+            fits = torch.broadcast_shapes(fitted.shape, leaf.shape) == leaf.shape
         except RuntimeError:
             fits = False
     if not fits:
         kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
-        raise ValueError(f"{term}: weight has shape {tuple(found.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
-    return _not_negative(found, term)
+        raise ValueError(f"{term}: weight has shape {tuple(fitted.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
+    return _not_negative(fitted, term)
 
 
 def _on(value: Tensor | float, like: Tensor) -> Tensor:
-    """``value`` as a tensor of the dtype and on the device of ``like``; a number does not cross from the host."""
+    """Convert ``value`` to a tensor with the dtype and device of ``like``; a number is not copied from the host."""
     return value.to(like) if isinstance(value, Tensor) else like.new_full((), float(value))
 
 
 def _not_negative(weight: Tensor, term: str) -> Tensor:
-    """The weight, refused if negative; NaN instead of an error on an accelerator, where it would need a synchronisation, and in
-    a step that is traced, where there is no value to look at."""
+    """Return the weight; raise if it is negative.
+
+    It becomes NaN instead on an accelerator, where the check would need a synchronisation, and in a traced step, where there is
+    no value.
+    """
     if weight.device.type != "cpu" or under_trace():
         return torch.where(weight < 0, torch.nan, weight)
     if bool((weight < 0).any()):
@@ -108,12 +113,12 @@ def _not_negative(weight: Tensor, term: str) -> Tensor:
 
 
 def by_size(groups: Any) -> bool:
-    """Whether groups are given by their sizes, rather than by their coordinates."""
+    """Whether groups are given by sizes, not by coordinates."""
     return all(isinstance(group, Integral) or (isinstance(group, Tensor) and group.ndim == 0) for group in groups)
 
 
 def read_groups(term: str, groups: Any) -> tuple[Tensor, int]:
-    """The group of each coordinate up to the last one named (``len(groups)`` for none), and the number of groups."""
+    """Return the group of each coordinate up to the last named one (``len(groups)`` if in none), and the number of groups."""
     if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):
         raise TypeError(f"{term}: groups must be a list of sizes or of index lists, got {type(groups).__name__}.")
     if len(groups) == 0:

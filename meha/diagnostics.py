@@ -1,7 +1,7 @@
 """Diagnostics for any point (x, y), independent of method: Moreau envelope, gap, residual, merit, hypergradient.
 
-Nothing here counts as work of a run, and nothing changes what is passed in: modules are copied first. Every function takes
-the objects of the user (tensors, dicts, modules) and the batch where the objectives need one.
+These functions do not count as work of a run and do not change their arguments: modules are copied first. They take the
+user's objects (tensors, dicts, modules), and a batch if the objectives need one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["DiagnosticWarning", "Envelope", "envelope", "gap", "hypergradient", 
 
 
 class DiagnosticWarning(UserWarning):
-    """An inner solve stopped before its tolerance, so that a diagnostic is only approximate."""
+    """An inner solve missed its tolerance, so a diagnostic is only approximate."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Envelope:
 def envelope(
     problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
 ) -> Envelope:
-    """v_gamma(x, y), its minimiser theta* and its gradient (the paper's Lemma on the gradient of v_gamma).
+    """Compute v_gamma(x, y), its minimiser theta* and its gradient (the paper's Lemma on the gradient of v_gamma).
 
-    For gamma below 1 / (2 rho) the inner problem is strongly convex and theta* unique; beyond, theta* is a stationary
-    point that is no worse than y, and the gradient is that of the branch through it.
+    For gamma below 1 / (2 rho) the inner problem is strongly convex and theta* is unique; otherwise theta* is a
+    stationary point at least as good as y, and the gradient is that of the branch through it.
 
     Args:
         tol: tolerance of the inner solve (:func:`meha._lower.solve_lower`), relative to the size of theta.
@@ -74,7 +74,7 @@ def envelope(
 def gap(
     problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
 ) -> float:
-    """(f + g)(x, y) - v_gamma(x, y): never negative, and zero exactly where y is stationary for the lower level at x.
+    """Gap (f + g)(x, y) - v_gamma(x, y): never negative, and zero exactly where y is stationary for the lower level at x.
 
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
     >>> gap(problem, torch.zeros(1), torch.zeros(1), gamma=1.0)
@@ -96,7 +96,7 @@ def residual(
     max_steps: int = 10_000,
     batch: Any = None,
 ) -> float:
-    """The residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
+    """Residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
 
     The paper's R_k is the distance of 0 to grad F + c (grad f + subdifferential of g - grad v_gamma) + normal cones. A
     subdifferential cannot be searched in general and that distance jumps, so this is the norm of the prox-gradient mapping
@@ -141,20 +141,20 @@ def merit(
     max_steps: int = 10_000,
     batch: Any = None,
 ) -> float:
-    """V = (F - lower_bound) / c + (f + g - v_gamma) + ((L_f + L_g)^2 + 1/gamma^2) ||theta - theta*||^2.
+    """Merit V = (F - lower_bound) / c + (f + g - v_gamma) + ((L_f + L_g)^2 + 1/gamma^2) ||theta - theta*||^2.
 
     The paper proves that it decreases along a run whose steps are small enough.
 
     Args:
         theta: the auxiliary variable of the run.
-        constants: for L_f and L_g.
-        lower_bound: of F; any constant serves, since only differences of V matter while c is constant.
+        constants: give L_f and L_g.
+        lower_bound: a lower bound of F; any constant will do, because only differences of V matter while c is constant.
     """
     check_positive("c", c)
     point = _Point(problem, x, y, batch)
     auxiliary = Variable.of(theta, "theta")
     if [leaf.shape for leaf in auxiliary.leaves] != [leaf.shape for leaf in point.y.leaves]:
-        raise ValueError("theta: its tensors differ in number or shape from those of y; pass run.state.theta.detached().")
+        raise ValueError("theta: the number or shapes of its tensors differ from those of y; pass run.state.theta.detached().")
     best = point.solve(gamma, tol, max_steps).theta
     value, phi = point.values(best, gamma)
     weight = (constants.L_f + constants.L_g) ** 2 + 1 / gamma**2
@@ -165,10 +165,10 @@ def merit(
 
 
 def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None) -> Any:
-    """The gradient of Phi(x) = F(x, y*(x)), where f is smooth and strongly convex in y and Y is the whole space.
+    """Gradient of Phi(x) = F(x, y*(x)), for f smooth and strongly convex in y and without constraints on y.
 
-    F_x - f_xy [f_yy^-1 F_y] at y*(x), which is found from y; the linear system is solved by conjugate gradients. This is a
-    diagnostic with second derivatives; MEHA takes none.
+    It is F_x - f_xy [f_yy^-1 F_y] at y*(x), which is computed from y; the linear system is solved by conjugate gradients. This
+    diagnostic uses second derivatives; MEHA does not.
 
     Raises:
         ValueError: there is a non-smooth term or a constraint on y, or conjugate gradients meet a direction in which the
@@ -197,7 +197,7 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
             ) from None
         if error > max(tol, 1e-6):
             warnings.warn(
-                f"conjugate gradients reached a relative residual of {error:.1e} only; the hypergradient is approximate,"
+                f"conjugate gradients reached a relative residual of only {error:.1e}; the hypergradient is approximate,"
                 " because the Hessian of lower in y is ill-conditioned.",
                 DiagnosticWarning,
                 stacklevel=2,
@@ -207,7 +207,7 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
 
 
 class _Point:
-    """Copies of (x, y) with an oracle of their own."""
+    """Copies of (x, y) with an oracle."""
 
     def __init__(self, problem: Problem, x: Any, y: Any, batch: Any) -> None:
         self.x, self.y = Variable.of(x, "x").copy(), Variable.of(y, "y").copy()
@@ -216,9 +216,9 @@ class _Point:
 
     def solve(self, gamma: float, tol: float, max_steps: int = 10_000) -> LowerSolution:
         check_positive("gamma", gamma)
-        found = solve_lower(self.oracle, self.x, self.y, gamma=gamma, tol=tol, max_steps=max_steps, batch=self.batch)
-        _warn_unless_solved(found, "proximal lower level")
-        return found
+        solution = solve_lower(self.oracle, self.x, self.y, gamma=gamma, tol=tol, max_steps=max_steps, batch=self.batch)
+        _warn_unless_solved(solution, "proximal lower level")
+        return solution
 
     def values(self, theta: Variable, gamma: float) -> tuple[float, float]:
         """v_gamma given its minimiser, and f + g at y. The minimum is at most the value at theta = y."""
@@ -237,11 +237,11 @@ class _Point:
             return d_x, [d / gamma for d in subtract(self.y.leaves, theta.leaves)]
 
 
-def _warn_unless_solved(found: LowerSolution, what: str) -> None:
-    if not found.converged:
+def _warn_unless_solved(solution: LowerSolution, level: str) -> None:
+    if not solution.converged:
         warnings.warn(
-            f"the {what} was solved to a residual of {found.residual:.1e} only, after {found.steps} steps; the diagnostic is"
-            " approximate. Check that gamma is small enough and f bounded below, or raise max_steps.",
+            f"the {level} was solved to a residual of only {solution.residual:.1e} after {solution.steps} steps; the"
+            " diagnostic is approximate. Check that gamma is small enough and f is bounded below, or raise max_steps.",
             DiagnosticWarning,
             stacklevel=4,
         )

@@ -1,10 +1,10 @@
 """Losses of linear models on data, as functions of their coefficients: least squares, logistic and softmax.
 
-They are parts of objectives: ``Problem(upper=lambda x, y: validation(y), lower=lambda x, y: training(y) + ...)``. With l_i the
+Use them in objectives: ``Problem(upper=lambda x, y: validation(y), lower=lambda x, y: training(y) + ...)``. With l_i the
 loss of example i and a_i its row of A, a loss is the mean (or the sum) of l_i(<a_i, y>), or with ``weights``, which may depend
-on x, of w_i l_i(<a_i, y>); the mean divides by the number of examples, whatever the weights. All derivatives exist.
+on x, of w_i l_i(<a_i, y>); the mean always divides by the number of examples. All derivatives exist.
 
-An intercept is a column of ones in A; where it has a part of y to itself, ``loss(torch.cat([y["coef"], y["intercept"]]))``.
+An intercept is a column of ones in A; if it is a separate part of y, call ``loss(torch.cat([y["coef"], y["intercept"]]))``.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ __all__ = ["LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
 Reduction = Literal["mean", "sum"]
 
 LARGE = 1 << 14
-"""From so many numbers on, it matters how the data lie in memory."""
+"""Number of entries from which the memory layout of the data matters for speed."""
 
 
 class LinearModelLoss(ABC):
-    """The mean or the sum of l_i(<a_i, y>) over the rows a_i of A, each times a weight if there are some.
+    """Base class: the mean or sum of l_i(<a_i, y>) over the rows a_i of A, with optional weights.
 
     Attributes:
-        A: the data, one example a row; dense, or sparse in the layout ``torch.sparse_csr``. Large dense data with more rows
-            than columns are held column by column on a CPU (a copy, unless they come so), where products then run at up to
-            twice the speed.
+        A: the data, one example per row; dense, or sparse in the layout ``torch.sparse_csr``. On a CPU, large dense data with
+            more rows than columns are stored by columns (copied if necessary), which makes products up to twice as fast.
         shape: of the coefficients y.
         reduction: "mean" or "sum".
     """
@@ -42,7 +41,7 @@ class LinearModelLoss(ABC):
     shape: tuple[int, ...]
     reduction: Reduction
     _curvature: float
-    """The largest second derivative of l_i, in any direction."""
+    """Largest second derivative of l_i in any direction."""
 
     def __init__(self, A: Tensor, columns: tuple[int, ...], reduction: Reduction) -> None:
         if reduction not in ("mean", "sum"):
@@ -51,7 +50,7 @@ class LinearModelLoss(ABC):
         self._scale = 1 / len(A) if reduction == "mean" else 1.0
 
     def __call__(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The loss at the coefficients y, with one weight for each example if there are some."""
+        """The loss at the coefficients y, with an optional weight for each example."""
         A = self.A
         if y.shape != self.shape or y.dtype != A.dtype:
             raise ValueError(
@@ -61,7 +60,7 @@ class LinearModelLoss(ABC):
         if weights is None:
             return self._total(y)
         if weights.shape != A.shape[:1] or weights.dtype != A.dtype:
-            raise ValueError(f"weights: are {_shown(weights)}, expected {(len(A),)} {A.dtype}; give one for each example.")
+            raise ValueError(f"weights: are {_shown(weights)}, expected {(len(A),)} {A.dtype}; pass one for each example.")
         return torch.dot(weights, self._each(y)) * self._scale
 
     @abstractmethod
@@ -70,15 +69,14 @@ class LinearModelLoss(ABC):
 
     @abstractmethod
     def _each(self, y: Tensor) -> Tensor:
-        """The losses l_i of all examples."""
+        """Losses l_i of all examples."""
 
     @cached_property
     def lipschitz(self) -> float:
-        """The Lipschitz constant of the gradient in y without weights (for the logistic and softmax loss, a bound): with
-        weights it is at most their maximum times this.
+        """Lipschitz constant of the gradient in y without weights; with weights, at most this times the largest weight.
 
-        It is the largest eigenvalue of A'A times that of the second derivatives of l_i, and found once, from a dense matrix of
-        min(rows, columns)^2 numbers.
+        It is the largest eigenvalue of A'A times the largest second derivative of l_i (a bound for the logistic and softmax
+        loss), computed once from a dense matrix of min(rows, columns)^2 numbers.
         """
         A = self.A if len(self.A) >= self.shape[0] else self.A.t()
         return self._curvature * self._scale * float(torch.linalg.eigvalsh(_gram(A))[-1])
@@ -88,20 +86,20 @@ class LinearModelLoss(ABC):
 
 
 class LeastSquares(LinearModelLoss):
-    """l_i(z) = (z - b_i)^2 / 2: the loss is ||A y - b||^2 / (2 n).
+    """Least squares: l_i(z) = (z - b_i)^2 / 2, so the loss is ||A y - b||^2 / (2 n).
 
-    With at least as many examples n as features p it is stated by the Gram matrix A'A, whose p^2 numbers replace the n p of
-    the data: with d = y - y* for a minimiser y*, value and gradient come from the one product A'A d, where the data take two
-    passes. Rounding is that of the residual, down to residuals of zero: the value is exact to rounding of the least value and
-    of L ||d|| (||d|| + ||y*||), the gradient to that of L (||d|| + ||y*||), L being :attr:`lipschitz`. Calls with weights use
-    the data.
+    With at least as many examples n as features p, the p^2 numbers of the Gram matrix A'A replace the n p of the data: with
+    d = y - y* for a minimiser y*, value and gradient come from the single product A'A d, where the data need two passes.
+    Accuracy is that of the residual, even for residuals of zero: the value is exact up to rounding of the minimum and of
+    L ||d|| (||d|| + ||y*||), the gradient up to rounding of L (||d|| + ||y*||), where L is :attr:`lipschitz`. Calls with
+    weights use the data.
 
     Args:
         A: the data, (n, p).
         b: the targets, (n,), or (n, k) for k outputs; then y is (p, k).
         reduction: "mean", or "sum" for ||A y - b||^2 / 2.
-        gram: whether to form the Gram matrix, which costs about n p^2 operations; by default where it is no larger than the
-            data (the numbers stored, if sparse). For a loss that is always called with weights it is of no use: pass False.
+        gram: whether to form the Gram matrix, which costs about n p^2 operations; by default if it is at most as large as the
+            data (their stored numbers, if sparse). Pass False for a loss that is always called with weights: it is not used.
 
     >>> loss = LeastSquares(torch.tensor([[1.0], [1.0], [1.0]]), torch.tensor([1.0, 2.0, 6.0]))
     >>> loss(torch.tensor([3.0]))  # (4 + 1 + 9) / 2 / 3
@@ -118,9 +116,9 @@ class LeastSquares(LinearModelLoss):
         _check_data(A)
         _check_targets("b", b, A, (1, 2))
         if b.dtype != A.dtype:
-            raise ValueError(f"b: is {b.dtype}, and A {A.dtype}; convert one of them.")
+            raise ValueError(f"b: is {b.dtype}, but A is {A.dtype}; convert one of them.")
         if not bool(b.isfinite().all()):
-            raise ValueError("b: holds NaN or infinite numbers; leave out these examples.")
+            raise ValueError("b: contains NaN or infinite numbers; remove these examples.")
         if gram is None:
             gram = A.shape[1] ** 2 <= _stored(A).numel()
         super().__init__(A if gram else _by_columns(A), tuple(b.shape[1:]), reduction)
@@ -139,14 +137,14 @@ class LeastSquares(LinearModelLoss):
         return 0.5 * (squares if squares.ndim == 1 else squares.sum(dim=1))
 
     def _about_minimiser(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """G, y*, gradient and value at y*, in double precision until the end.
+        """Compute G, y*, and the gradient and value at y*, in double precision until the last conversion.
 
-        y* is rounded first, so that the gradient there tells how far it is from a minimiser.
+        y* is rounded first, so that the gradient there accounts for its distance from a minimiser.
         """
         A, b = self.A.double(), self.b.double()
         G = _gram(A)
         size = G.diagonal().sqrt()
-        size = torch.where(size > 0, size, 1.0)  # of the columns, which may be in any units
+        size = torch.where(size > 0, size, 1.0)  # of the columns, whose units may differ
         ridge = 4 * len(G) ** 2 * torch.finfo(G.dtype).eps  # for columns that depend on each other
         factor = torch.linalg.cholesky(G / size / size[:, None] + ridge * torch.eye(len(G), dtype=G.dtype, device=G.device))
         right = (A.t() @ b).reshape(len(G), -1) / size[:, None]
@@ -158,7 +156,7 @@ class LeastSquares(LinearModelLoss):
 
 
 class Logistic(LinearModelLoss):
-    """l_i(z) = log(1 + exp(-s_i z)) with the signs s_i = +-1 of the labels.
+    """Logistic loss: l_i(z) = log(1 + exp(-s_i z)) with the signs s_i = +-1 of the labels.
 
     Args:
         A: the data, (n, p).
@@ -175,9 +173,9 @@ class Logistic(LinearModelLoss):
     def __init__(self, A: Tensor, labels: Tensor, reduction: Reduction = "mean") -> None:
         _check_data(A)
         _check_targets("labels", labels, A, (1,))
-        found = labels.unique().tolist()
-        if not (set(found) <= {-1, 1} or set(found) <= {0, 1}):
-            raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {_some(found)}; for more classes take Softmax.")
+        values = labels.unique().tolist()
+        if not (set(values) <= {-1, 1} or set(values) <= {0, 1}):
+            raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {_some(values)}; for more classes use Softmax.")
         super().__init__(_by_columns(A), (), reduction)
         self.signs = torch.where(labels > 0, 1.0, -1.0).to(A.dtype)
 
@@ -189,12 +187,12 @@ class Logistic(LinearModelLoss):
 
 
 class Softmax(LinearModelLoss):
-    """l_i(z) = log sum_k exp(z_k) - z_{label i}, the cross entropy; y is a matrix (p, classes).
+    """Cross entropy: l_i(z) = log sum_k exp(z_k) - z_{label i}; y is a matrix (p, classes).
 
     Args:
         A: the data, (n, p).
         labels: (n,), whole numbers from 0.
-        classes: how many there are; by default the largest label plus 1.
+        classes: number of classes; by default the largest label plus 1.
         reduction: "mean" or "sum".
 
     >>> loss = Softmax(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 2]))
@@ -227,13 +225,15 @@ class Softmax(LinearModelLoss):
         return self._cross_entropy(y, "none").reshape(-1)
 
     def _cross_entropy(self, y: Tensor, reduction: str) -> Tensor:
-        if self.A.layout == torch.strided and self.A.stride(0) == 1:  # by columns, and so are the scores: a row for each class
+        if (
+            self.A.layout == torch.strided and self.A.stride(0) == 1
+        ):  # stored by columns; then the scores get a row for each class
             return cross_entropy((y.t() @ self.A.t())[None], self.labels[None], reduction=reduction)
         return cross_entropy(self.A @ y, self.labels, reduction=reduction)
 
 
 class _Quadratic(torch.autograd.Function):
-    """value + <gradient, d> + <d, G d> / 2 with d = y - center: the product G d serves the value and the derivative."""
+    """value + <gradient, d> + <d, G d> / 2 with d = y - center; the product G d gives both value and derivative."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ class _Quadratic(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         y, slope, G, center, gradient = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the derivative is to be differentiated itself
+        if torch.is_grad_enabled():  # the derivative will be differentiated again
             slope = _affine(gradient, G, y - center)
         return outputs[0] * slope, None, None, None, None
 
@@ -256,7 +256,7 @@ def _affine(offset: Tensor, matrix: Tensor, y: Tensor) -> Tensor:
 
 
 def _stored(A: Tensor) -> Tensor:
-    """The numbers that A holds in memory."""
+    """The numbers that A stores in memory."""
     return A.values() if A.layout == torch.sparse_csr else A
 
 
@@ -283,20 +283,20 @@ def _check_data(A: Tensor) -> None:
             f"A: must be a matrix of float32 or float64 with an example in each row, got {_shown(A)}; reshape or convert it."
         )
     if A.requires_grad:
-        raise ValueError("A: requires a gradient, but data are constants of a loss; pass A.detach().")
+        raise ValueError("A: requires a gradient, but the data of a loss are constants; pass A.detach().")
     if not bool(_stored(A).isfinite().all()):
-        raise ValueError("A: holds NaN or infinite numbers; leave out these examples, or fill them in.")
+        raise ValueError("A: contains NaN or infinite numbers; remove or impute them.")
 
 
 def _check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, ...]) -> None:
     if not isinstance(targets, Tensor):
         raise TypeError(f"{name}: must be a tensor, got {type(targets).__name__}; wrap arrays with torch.as_tensor.")
     if targets.ndim not in dimensions or len(targets) != len(A):
-        raise ValueError(f"{name}: is {_shown(targets)}, and A has {len(A)} rows; give one entry for each.")
+        raise ValueError(f"{name}: is {_shown(targets)}, but A has {len(A)} rows; pass one entry for each.")
     if targets.device != A.device:
-        raise ValueError(f"{name}: is on {targets.device}, and A on {A.device}; move one of them.")
+        raise ValueError(f"{name}: is on {targets.device}, but A is on {A.device}; move one of them.")
     if targets.requires_grad:
-        raise ValueError(f"{name}: requires a gradient, but data are constants of a loss; pass {name}.detach().")
+        raise ValueError(f"{name}: requires a gradient, but the data of a loss are constants; pass {name}.detach().")
 
 
 def _shown(tensor: Tensor) -> str:

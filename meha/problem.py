@@ -28,7 +28,7 @@ class Prox:
     """A proximal map or projection bound to a variable: ``prox(x_value, leaves, step)`` changes ``leaves`` in place.
 
     Args:
-        actions: maps on groups of leaves, applied in their order.
+        actions: maps on groups of leaves, applied in this order.
     """
 
     def __init__(self, actions: list[tuple[Map, list[int]]]) -> None:
@@ -41,33 +41,32 @@ class Prox:
             copy_(old, action(x, old, step))
 
     def pull_back(self, x: Any, leaves: Leaves, step: float, cotangent: Leaves) -> Leaves:
-        """The transposed Jacobian of the map at ``leaves``, applied to ``cotangent``."""
+        """Apply the transposed Jacobian of the map at ``leaves`` to ``cotangent``."""
         with torch.enable_grad():
             inputs = [leaf.detach().requires_grad_() for leaf in leaves]
             outputs = list(inputs)
             for action, chosen in self._actions:
                 for i, new in zip(chosen, action(x, [outputs[i] for i in chosen], step), strict=True):
                     outputs[i] = new
-            found = torch.autograd.grad(outputs, inputs, cotangent)
-        return list(found)
+            return list(torch.autograd.grad(outputs, inputs, cotangent))
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """min F(x, y) over x in X and y among the solutions of min_{y in Y} f(x, y) + g(x, y).
+    """A bilevel problem: min F(x, y) over x in X and y among the solutions of min_{y in Y} f(x, y) + g(x, y).
 
     Args:
-        upper: F(x, y), a function that returns a scalar tensor. x and y reach it as the objects that the run was started
-            with: tensors, dicts or lists of tensors, or modules. A third argument is the batch, when one is given.
+        upper: F(x, y), a function that returns a scalar tensor. It receives x and y in the form of the start: tensors, dicts
+            or lists of tensors, or modules; and the batch as a third argument, if the run has batches.
         lower: f(x, y), the smooth part of the lower level, called in the same way.
         nonsmooth: g(x, y), a term of :mod:`meha.nonsmooth`.
         x_set: X, a set of :mod:`meha.sets`.
         y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
-            NonNegative, LinfBall) with a g that is separable, NonNegative with a group term; the rest is refused.
-        constants: what is known about smoothness and convexity; a run then warns when it leaves the theorem's range.
-        joint: whether a sum of objectives is differentiated in one backward pass, or in one for each. The first takes less
-            time, above all where objectives share intermediate results, and the memory of all their graphs; by default it is
-            taken for small problems without modules.
+            NonNegative, LinfBall) with a separable g, NonNegative with a group term; other combinations are refused.
+        constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
+        joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
+            time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
+            default for small problems without modules.
 
     >>> problem = Problem(
     ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
@@ -97,7 +96,7 @@ class Problem:
 
     @property
     def g(self) -> NonSmooth:
-        """The non-smooth term; :class:`~meha.nonsmooth.Zero` when there is none."""
+        """The non-smooth term; :class:`~meha.nonsmooth.Zero` if there is none."""
         return self.nonsmooth if self.nonsmooth is not None else Zero()
 
     @property
@@ -129,7 +128,7 @@ class Problem:
                     first += [i for i in held if i in chosen]
                 elif not (term.separable and part.coordinatewise):
                     raise ValueError(_no_closed_form(part, term))
-            # Only NonNegative is ever split, and it acts on each leaf by itself.
+            # Only NonNegative is ever split, and it acts on each leaf separately.
             before += [(_projection(part), first)] if first else []
             last = [i for i in held if i not in first]
             after += [(_projection(part), last)] if last else []

@@ -325,7 +325,7 @@ def test_objectives_with_a_domain():
 def test_lower_levels_without_a_minimum_are_said():
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: y.sum() - (y**4).sum() + x.sum())
     one = torch.ones(1, dtype=torch.float64)
-    with pytest.warns(DiagnosticWarning, match="f bounded below"):
+    with pytest.warns(DiagnosticWarning, match="f is bounded below"):
         assert gap(problem, one, one, 1.0) > 1e10
 
 
@@ -351,5 +351,5 @@ def test_an_unfinished_linear_system_is_said():
 
 def test_merit_needs_a_theta_like_y():
     problem, _, _ = quadratic(0)
-    with pytest.raises(ValueError, match="theta: its tensors differ"):
+    with pytest.raises(ValueError, match="theta: the number or shapes of its tensors differ"):
         merit(problem, normal(3), normal(4), normal(1), 1.0, 1.0, Constants(L_F=1.0, L_f=1.0))

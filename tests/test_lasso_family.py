@@ -40,7 +40,7 @@ def reduced(problem, x, y):
 
 def hypergradient(problem, x, y, **options):
     """The direction of IGJO, from a step so small that it is taken at once."""
-    run = IGJO(alpha=1e-4, tol=1e-12, inner_steps=100_000, **options).start(problem, x, y)
+    run = IGJO(alpha=1e-4, lower_tol=1e-12, inner_steps=100_000, **options).start(problem, x, y)
     info = run.step()
     assert info["s"] == 1e-4
     return (x - run.x) / 1e-4, info

@@ -12,7 +12,7 @@ import torch
 
 import meha
 from meha._variables import Variable
-from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
+from meha.methods import TPE, GridSearch, LogUniform, RandomSearch, Uniform
 from meha.nonsmooth import L1, SparseGroup
 from meha.sets import Box, L2Ball, NonNegative, Simplex
 
@@ -302,7 +302,7 @@ def test_unsolved_lower_levels_are_failures():
     problem = meha.problems.group_lasso(30, groups=6)
     method = GridSearch(space={"w": LogUniform(1e-3, 10.0)}, to_x=lambda p: p["w"] * torch.ones(6), points=4, inner_steps=8)
     solution = meha.solve(problem, problem.x0, problem.y0, method)
-    assert "failed: F was not finite, or the lower level not solved to tol=1e-08 in inner_steps=8" in solution.message
+    assert "failed: F was not finite, or the lower level not solved to lower_tol=1e-08 in inner_steps=8" in solution.message
     assert solution.history["failed"][-1] == 3
     assert solution.x[0] == 10.0  # y = 0 there, which FISTA finds at once
 
@@ -346,7 +346,7 @@ def test_modules_with_buffers_are_taken_over_with_them():
         upper=lambda x, y: (y(inputs) - targets).square().mean(),
         lower=lambda x, y: (y(inputs) - targets).square().mean() + x.exp() * sum(p.square().sum() for p in y.parameters()),
     )
-    solution = meha.solve(problem, ONE, model, GridSearch(space=Uniform(-6.0, 0.0), points=3, tol=1e-3))
+    solution = meha.solve(problem, ONE, model, GridSearch(space=Uniform(-6.0, 0.0), points=3, lower_tol=1e-3))
     assert float(solution.x) == -6.0
     assert solution.y is model
     assert model[0].num_batches_tracked > 0
@@ -394,14 +394,14 @@ def test_tpe_without_optuna_says_what_to_install(monkeypatch):
         (lambda: GridSearch(space=(0.0, 1.0)), r"space: expected an interval such as LogUniform"),
         (lambda: GridSearch(space={}), "space: expected an interval"),
         (lambda: GridSearch(space={"a": 1.0}), "space: expected an interval"),
-        (lambda: GridSearch(space=Uniform(0, 1), to_x=lambda p: p), "to_x: needs a space with a name for each number"),
+        (lambda: GridSearch(space=Uniform(0, 1), to_x=lambda p: p), "to_x: needs a dict of named intervals as space"),
         (lambda: GridSearch(space={"a": Uniform(0, 1)}, to_x=3), "to_x: expected a function .* got int"),
         (lambda: GridSearch(space=Uniform(0, 1), points=0), "points: must be a whole number"),
         (lambda: RandomSearch(space=Uniform(0, 1), trials=0), "trials: must be a whole number"),
-        (lambda: RandomSearch(space=Uniform(0, 1), seed=-1), "seed: must be a whole number of at least 0, got -1"),
-        (lambda: TPE(space=Uniform(0, 1), seed=0.5), "seed: must be a whole number of at least 0, got 0.5"),
+        (lambda: RandomSearch(space=Uniform(0, 1), seed=-1), "seed: must be a whole number >= 0, got -1"),
+        (lambda: TPE(space=Uniform(0, 1), seed=0.5), "seed: must be a whole number >= 0, got 0.5"),
         (lambda: TPE(space=Uniform(0, 1), inner_steps=0), "inner_steps: must be a whole number"),
-        (lambda: TPE(space=Uniform(0, 1), tol=-1), "tol: must be a number of at least 0"),
+        (lambda: TPE(space=Uniform(0, 1), lower_tol=-1), "lower_tol: must be a number of at least 0"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):
@@ -416,7 +416,10 @@ def test_bad_arguments_are_refused(make, message):
             GridSearch(space=Uniform(0.0, 1.0)),
             "points: a grid of 10 values for each of 5 parameters has more than 100000 points",
         ),
-        (GridSearch(space={"l2": Uniform(0, 1)}), "space: no leaf is named 'l2'.* give to_x, which builds x from them"),
+        (
+            GridSearch(space={"l2": Uniform(0, 1)}),
+            "space: no leaf is named 'l2'.* pass to_x, a function that builds x from them",
+        ),
         (
             GridSearch(space={"group": Uniform(0, 1), "group.0": Uniform(0, 2)}),
             "space: no leaf is named 'group.0'",
@@ -438,7 +441,7 @@ def test_spaces_that_do_not_fit_x_are_refused(method, message):
 def test_two_intervals_for_a_leaf_are_refused():
     x0 = {"a": {"b": torch.zeros(2, dtype=torch.float64)}}
     problem = shrinkage(weight=lambda x: x["a"]["b"])
-    with pytest.raises(ValueError, match=r"space: two intervals for x\['a.b'\], one under 'a.b'; give one"):
+    with pytest.raises(ValueError, match=r"space: two intervals for x\['a.b'\], one of them from 'a.b'; give one"):
         GridSearch(space={"a": Uniform(0, 1), "a.b": Uniform(0, 1)}).start(problem, x0, ZERO)
 
 

@@ -61,10 +61,10 @@ def test_exact_constants_of_the_problems_and_the_default_rule(make, n):
     """The estimate approaches the stated constants from below, and the default rule is inside the theorem's range."""
     problem = make(n)
     exact = problem.constants
-    found = estimate(problem, problem.x0, problem.y0, points=6, rounds=40)
+    estimated = estimate(problem, problem.x0, problem.y0, points=6, rounds=40)
     for name in ("L_F", "L_f", "rho_f", "F_xx", "F_yy", "F_xy", "f_yy", "f_xy", "L_g"):
-        assert getattr(found, name) <= getattr(exact, name) * (1 + 1e-4) + 1e-6, name
-        assert getattr(found, name) >= getattr(exact, name) * 0.75 - 1e-6, name
+        assert getattr(estimated, name) <= getattr(exact, name) * (1 + 1e-4) + 1e-6, name
+        assert getattr(estimated, name) >= getattr(exact, name) * 0.75 - 1e-6, name
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         preset = problem.preset("theory")
@@ -84,15 +84,15 @@ def test_estimate_on_a_quadratic():
         nonsmooth=MCP(0.1, a=4.0),
     )
     x, y = torch.zeros(3, dtype=torch.float64), {"u": torch.zeros(5, dtype=torch.float64)}
-    found = estimate(problem, x, y, rounds=200)
+    estimated = estimate(problem, x, y, rounds=200)
     eigenvalues = torch.linalg.eigvalsh(H)
-    assert found.f_yy == pytest.approx(float(eigenvalues.abs().max()), rel=1e-3)
-    assert found.rho_f == pytest.approx(-float(eigenvalues.min()), rel=1e-3)
-    assert found.f_xy == pytest.approx(float(torch.linalg.matrix_norm(B, 2)), rel=1e-3)
-    assert found.F_xx == pytest.approx(3.0, rel=1e-6)
-    assert found.F_yy == 0
-    assert found.F_xy == pytest.approx(math.sqrt(15), rel=1e-6)
-    assert found.rho_g == 0.25
+    assert estimated.f_yy == pytest.approx(float(eigenvalues.abs().max()), rel=1e-3)
+    assert estimated.rho_f == pytest.approx(-float(eigenvalues.min()), rel=1e-3)
+    assert estimated.f_xy == pytest.approx(float(torch.linalg.matrix_norm(B, 2)), rel=1e-3)
+    assert estimated.F_xx == pytest.approx(3.0, rel=1e-6)
+    assert estimated.F_yy == 0
+    assert estimated.F_xy == pytest.approx(math.sqrt(15), rel=1e-6)
+    assert estimated.rho_g == 0.25
 
 
 @pytest.mark.parametrize("scale", [0.01, 100.0])
@@ -182,9 +182,9 @@ def test_isolated_negative_curvature_in_high_dimension_is_found():
     weights = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights[0] = -0.4
     problem = meha.Problem(lambda x, y: (y - x).square().sum(), lambda x, y: 0.5 * (weights * y * y).sum() + x.sum() * y.sum())
-    found = estimate(problem, torch.zeros(1, dtype=torch.float64), torch.zeros(20_000, dtype=torch.float64), points=1)
-    assert found.rho_f == pytest.approx(0.4, rel=0.1)
-    assert found.f_yy == pytest.approx(1.0, rel=0.05)
+    estimated = estimate(problem, torch.zeros(1, dtype=torch.float64), torch.zeros(20_000, dtype=torch.float64), points=1)
+    assert estimated.rho_f == pytest.approx(0.4, rel=0.1)
+    assert estimated.f_yy == pytest.approx(1.0, rel=0.05)
 
 
 def test_curvature_behind_a_large_gradient_in_single_precision():
@@ -193,9 +193,9 @@ def test_curvature_behind_a_large_gradient_in_single_precision():
         lambda x, y: 50 * (y - target).square().sum() + 0.5 * x.square().sum(),
         lambda x, y: 50 * (y - x - target).square().sum(),
     )
-    found = estimate(problem, torch.zeros(3), torch.zeros(3))
-    assert found.f_yy == pytest.approx(100, rel=0.1)
-    assert found.F_yy == pytest.approx(100, rel=0.1)
+    estimated = estimate(problem, torch.zeros(3), torch.zeros(3))
+    assert estimated.f_yy == pytest.approx(100, rel=0.1)
+    assert estimated.F_yy == pytest.approx(100, rel=0.1)
     solution = meha.solve(problem, torch.zeros(3), torch.zeros(3), max_steps=500)
     assert torch.allclose(solution.y - solution.x, target, rtol=0.1)
 

@@ -5,6 +5,7 @@ from meha._running import At, Run, StepInfo
 from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.methods._default import default_method
+from meha.methods._intervals import LogUniform, Uniform
 from meha.methods._optimizers import Optimizer
 from meha.methods.adaptive import AdaptiveMEHA
 from meha.methods.bamm import BAMM
@@ -21,7 +22,7 @@ from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
 from meha.methods.rhg import RHG
-from meha.methods.search import TPE, GridSearch, LogUniform, RandomSearch, Uniform
+from meha.methods.search import TPE, GridSearch, RandomSearch
 from meha.methods.slm import SLM
 from meha.methods.stochastic import StochasticMEHA
 from meha.methods.vfidca import VFiDCA

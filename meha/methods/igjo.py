@@ -60,7 +60,7 @@ class IGJO(Method):
         decrease: the run is finished when a step lowers F by less (an absolute number, as in the source),
         min_alpha: when s falls under this,
         iterations: and after so many steps.
-        inner_steps, tol: of the lower solves, as in :func:`meha._lower.solve_lower`.
+        inner_steps, lower_tol: of the lower solves, as in :func:`meha._lower.solve_lower`.
         linear_steps, linear_tol: at most so many iterations on the linear system, until its relative residual is this small.
 
     Where y = 0 there is no support, and the method does not move: start from small weights. Values of F on different batches do
@@ -84,14 +84,14 @@ class IGJO(Method):
     min_alpha: float = 1e-6
     iterations: int = 50
     inner_steps: int = 20_000
-    tol: float = 1e-10
+    lower_tol: float = 1e-10
     linear_steps: int = 1000
     linear_tol: float = 1e-10
 
     def __post_init__(self) -> None:
         for name in ("alpha", "min_alpha"):
             check_positive(name, getattr(self, name))
-        for name in ("threshold", "decrease", "tol", "linear_tol"):
+        for name in ("threshold", "decrease", "lower_tol", "linear_tol"):
             check_tolerance(name, getattr(self, name))
         for name in ("iterations", "inner_steps", "linear_steps"):
             check_count(name, getattr(self, name))
@@ -115,7 +115,7 @@ class IGJO(Method):
         if not found.converged:
             raise ArithmeticError(
                 f"the lower level was not solved (residual {found.residual:.1e} after {found.steps} steps); allow more"
-                " inner_steps, or a larger tol"
+                " inner_steps, or a larger lower_tol"
             )
         copy_(y.leaves, found.theta.leaves)
         upper, h, numbers = self._implicit_gradient(oracle, x, y, batch)
@@ -154,7 +154,7 @@ class IGJO(Method):
         return Verdict(Status.FINISHED, reason)
 
     def _solve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> LowerSolution:
-        return solve_lower(oracle, x, y, tol=self.tol, max_steps=self.inner_steps, batch=batch)
+        return solve_lower(oracle, x, y, tol=self.lower_tol, max_steps=self.inner_steps, batch=batch)
 
     def _implicit_gradient(
         self, oracle: Oracle, x: Variable, y: Variable, batch: Any

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,64 +21,13 @@ from meha._torch import BREAKDOWNS
 from meha._variables import Variable, copy_, select
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
+from meha.methods._intervals import Interval, LogUniform
 from meha.problem import Problem
 
-__all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
+__all__ = ["TPE", "GridSearch", "RandomSearch", "Search", "SearchState"]
 
 LIMIT = 100_000
-"""The largest grid that is searched: each point costs a lower-level solve."""
-
-
-@dataclass(frozen=True)
-class Interval(ABC):
-    """The values that one parameter may take, from ``low`` to ``high``."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        name = type(self).__name__
-        ends: tuple[Any, Any] = (self.low, self.high)
-        if not all(isinstance(end, Real) and math.isfinite(end) for end in ends):
-            raise ValueError(f"{name}: low and high must be finite numbers, got {self.low!r} and {self.high!r}.")
-        if not self.low < self.high:
-            raise ValueError(f"{name}: low must be less than high, got {self.low!r} and {self.high!r}.")
-
-    def at(self, share: Tensor) -> Tensor:
-        """The values at these shares of the way from low (0) to high (1)."""
-        return self._between(share).clamp(self.low, self.high)
-
-    @abstractmethod
-    def _between(self, share: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Uniform(Interval):
-    """All values of [low, high] alike.
-
-    >>> Uniform(1.0, 3.0).at(torch.tensor([0.0, 0.5, 1.0]))
-    tensor([1., 2., 3.])
-    """
-
-    def _between(self, share: Tensor) -> Tensor:
-        return self.low + share * (self.high - self.low)
-
-
-@dataclass(frozen=True)
-class LogUniform(Interval):
-    """All magnitudes of [low, high] alike: the logarithm is uniform; 0 < low.
-
-    >>> LogUniform(0.01, 1.0).at(torch.tensor([0.0, 0.5, 1.0]))
-    tensor([0.0100, 0.1000, 1.0000])
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.low > 0:
-            raise ValueError(f"LogUniform: low must be positive, got {self.low!r}; use Uniform for an interval with zero.")
-
-    def _between(self, share: Tensor) -> Tensor:
-        return self.low * (self.high / self.low) ** share
+"""Largest number of points of a grid: each costs a lower-level solve."""
 
 
 Space = Interval | Mapping[str, Interval]
@@ -95,7 +44,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True)
 class _Builder:
-    """The user's ``to_x``, which descriptions of the method show by its name."""
+    """The user's ``to_x``, shown by its name in descriptions of the method."""
 
     function: Callable[[dict[str, float]], Any]
 
@@ -108,14 +57,14 @@ class _Builder:
 
 @dataclass
 class SearchState(State):
-    """x, y: the best candidate so far and its lower solution (the start before the first success), and the record.
+    """The best candidate so far with its lower solution (before the first success, the start), and all candidates tried.
 
     Attributes:
         start: where the next lower solve begins.
         best: the smallest F so far; infinite before the first success.
-        failed: how many candidates failed.
+        failed: number of candidates that failed.
         tried: the parameters of each candidate.
-        values: its F; NaN where it failed.
+        values: F of each candidate; NaN where it failed.
     """
 
     start: Variable
@@ -133,26 +82,26 @@ class SearchState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Method):
-    """Each step tries one candidate and keeps the best:
+    """Base class of searches: each step tries one candidate, and the best is kept.
 
         y(x) = argmin_{y in Y} (f + g)(x, y)  by FISTA;    (x, y) <- (x_new, y(x_new))  if F(x_new, y(x_new)) is smaller.
 
-    Any problem is taken: nothing is differentiated in x, and g and Y enter through the proximal map. A step costs the gradients
-    of f that the lower level needs.
+    Searches solve any problem: nothing is differentiated in x, and g and Y enter through the proximal map. A step costs the
+    gradients of f that the lower level needs.
 
     Args:
-        space: an interval for every coordinate of x; or a dict of intervals by name, where the names are those of leaves (or
-            branches) of x, each coordinate of which has that interval, while the other leaves stay as they are.
-        to_x: builds x from a number for each name of ``space``, when these are not the names of leaves: a few parameters then
-            stand for many coordinates.
-        warm_start: whether a lower solve begins at the last solution, or at y0 every time.
-        inner_steps: at most so many steps of FISTA for a candidate.
-        tol: relative accuracy of the lower solve, as in :func:`meha._lower.solve_lower`.
+        space: an interval for all coordinates of x; or a dict from names of leaves (or branches) of x to intervals for their
+            coordinates, where leaves without a name stay fixed.
+        to_x: a function that builds x from a dict with a number for each name of ``space``; the names are then free, and a
+            few parameters stand for many coordinates.
+        warm_start: whether a lower solve begins at the previous solution, or always at y0.
+        inner_steps: upper bound on the FISTA steps per candidate.
+        lower_tol: relative accuracy of the lower solve, as in :func:`meha._lower.solve_lower`.
 
-    A candidate outside of X is projected on X. The start x0 is not a candidate: x is x0 until a candidate succeeds. A candidate
-    fails when F is not finite, when the lower level is not solved to ``tol`` in ``inner_steps`` (then its F says nothing), or
-    when an objective raises an arithmetic error; it is counted and never becomes the best. When all fail, the last step breaks
-    down. Values of F on different batches do not compare: search with objectives that see all data.
+    A candidate outside X is projected on X. The start x0 is not a candidate: x is x0 until a candidate succeeds. A candidate
+    fails if F is not finite, if the lower level is not solved to ``lower_tol`` in ``inner_steps`` (then its F says nothing), or
+    if an objective raises an arithmetic error; it is counted and never becomes the best. If all fail, the last step breaks
+    down. Values of F on different batches are not comparable: use objectives that see all data.
 
     The numbers of a step: ``upper`` the best F so far (left out before the first success), ``trial`` F of this candidate,
     ``residual`` of its lower solve, ``failed`` the number of candidates that failed so far.
@@ -162,7 +111,7 @@ class Search(Method):
     to_x: Callable[[dict[str, float]], Any] | None = None
     warm_start: bool = True
     inner_steps: int = 10_000
-    tol: float = 1e-8
+    lower_tol: float = 1e-8
 
     def __post_init__(self) -> None:
         named = isinstance(self.space, Mapping)
@@ -175,11 +124,11 @@ class Search(Method):
             if not callable(self.to_x):
                 raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
             if not named:
-                raise ValueError(f"to_x: needs a space with a name for each number, got {self.space!r}; give a dict.")
+                raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
             if not isinstance(self.to_x, _Builder):
                 object.__setattr__(self, "to_x", _Builder(self.to_x))
         check_count("inner_steps", self.inner_steps)
-        check_tolerance("tol", self.tol)
+        check_tolerance("lower_tol", self.lower_tol)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
         self._blocks(x)
@@ -190,9 +139,9 @@ class Search(Method):
         x = self._candidate(oracle, state.x, values)
         residual, upper, solved = math.inf, math.nan, False
         try:
-            found = solve_lower(oracle, x, state.start, tol=self.tol, max_steps=self.inner_steps, batch=at.batch)
-            residual, upper = found.residual, float(oracle.upper(x, found.theta, at.batch))
-            solved = found.converged and math.isfinite(upper)
+            lower = solve_lower(oracle, x, state.start, tol=self.lower_tol, max_steps=self.inner_steps, batch=at.batch)
+            residual, upper = lower.residual, float(oracle.upper(x, lower.theta, at.batch))
+            solved = lower.converged and math.isfinite(upper)
         except BREAKDOWNS:
             pass  # a failed candidate, counted below
         if not solved and state.failed + 1 == self.total(state.x):
@@ -200,9 +149,9 @@ class Search(Method):
         if solved and upper < state.best:
             state.best = upper
             _assign(state.x, x)
-            _assign(state.y, found.theta)
+            _assign(state.y, lower.theta)
         if solved and self.warm_start:
-            _assign(state.start, found.theta)
+            _assign(state.start, lower.theta)
         state.failed += not solved
         state.tried = [*state.tried, values]  # new lists, because a state_dict holds the old ones
         state.values = [*state.values, upper if solved else math.nan]
@@ -217,21 +166,23 @@ class Search(Method):
         return Verdict(Status.FINISHED, f"All {total} candidates were tried{failed}.")
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return "Allow more inner_steps or a larger tol, or search elsewhere."
+        return "Allow more inner_steps or a larger lower_tol, or search elsewhere."
 
     @abstractmethod
     def total(self, x: Variable) -> int:
-        """How many candidates there are."""
+        """Number of candidates."""
 
     @abstractmethod
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
-        """The parameters of candidate number ``state.k``."""
+        """Choose the parameters of candidate number ``state.k``."""
 
     def _failure(self) -> str:
-        return f"F was not finite, or the lower level not solved to tol={self.tol:g} in inner_steps={self.inner_steps}"
+        return (
+            f"F was not finite, or the lower level not solved to lower_tol={self.lower_tol:g} in inner_steps={self.inner_steps}"
+        )
 
     def _blocks(self, x: Variable) -> list[_Block]:
-        """The parameters, in the order in which candidates list them."""
+        """List the parameters, in the order of the entries of a candidate."""
         if not isinstance(self.space, Mapping):
             return [_Block(name, self.space, x.leaves[i].numel(), i) for i, name in enumerate(x.names)]
         if self.to_x is not None:
@@ -241,15 +192,15 @@ class Search(Method):
             try:
                 chosen = select(name, x.names, "space")
             except ValueError as error:
-                raise ValueError(f"{error} For other names give to_x, which builds x from them.") from None
+                raise ValueError(f"{error} For other names pass to_x, a function that builds x from them.") from None
             for i in chosen:
                 if i in blocks:
-                    raise ValueError(f"space: two intervals for {x.label(x.names[i])}, one under {name!r}; give one.")
+                    raise ValueError(f"space: two intervals for {x.label(x.names[i])}, one of them from {name!r}; give one.")
                 blocks[i] = _Block(x.names[i], interval, x.leaves[i].numel(), i)
         return list(blocks.values())
 
     def _candidate(self, oracle: Oracle, like: Variable, values: Tensor) -> Variable:
-        """x at these parameters, projected on X."""
+        """Build x from these parameters, projected on X."""
         x, blocks = like.copy(), self._blocks(like)
         if self.to_x is not None:
             numbers = dict(zip((block.name for block in blocks), values.tolist(), strict=True))
@@ -268,14 +219,15 @@ class Search(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class GridSearch(Search):
-    """All combinations of ``points`` values for each parameter, from low to high in equal steps (of the logarithm for
-    :class:`LogUniform`); the last parameter changes fastest.
+    """Search of a grid: all combinations of ``points`` values for each parameter, the last one changing fastest.
+
+    The values go from low to high in equal steps, of the logarithm for :class:`LogUniform`.
 
     Args:
-        points: values for each parameter; the middle of the interval alone for 1.
-        space, to_x, warm_start, inner_steps, tol: see :class:`Search`.
+        points: number of values for each parameter; with 1, the middle of the interval.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
-    A grid of more than 100 000 points is refused.
+    A grid of more than 100,000 points is refused.
 
     >>> import meha
     >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
@@ -314,16 +266,16 @@ class GridSearch(Search):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSearch(Search):
-    """Candidates drawn independently (Bergstra & Bengio 2012), each parameter from its interval.
+    """Random search (Bergstra & Bengio 2012): parameters are drawn independently from their intervals.
 
     Args:
-        trials: how many candidates.
-        seed: of the draws; candidate k depends on (seed, k) alone.
-        space, to_x, warm_start, inner_steps, tol: see :class:`Search`.
+        trials: number of candidates.
+        seed: seed of the draws; candidate k depends on (seed, k) only.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
     >>> import meha
     >>> problem = meha.problems.lasso(n=2)
-    >>> method = RandomSearch(space=Uniform(0.0, 1.0), trials=30)
+    >>> method = RandomSearch(space=meha.Uniform(0.0, 1.0), trials=30)
     >>> solution = meha.solve(problem, problem.x0, problem.y0, method)
     >>> print(f"{solution.upper:.2f}, {problem.upper_star}")
     -0.39, -0.5
@@ -348,18 +300,18 @@ class RandomSearch(Search):
 class TPE(Search):
     """Tree-structured Parzen estimator (Bergstra et al. 2011), by Optuna (``pip install "meha[search]"``).
 
-    The first ten candidates are drawn at random; then each parameter by itself is chosen, among draws from a density l of the
-    good candidates, where l / (density of the others) is largest. Each step passes over all earlier candidates for each
-    parameter: with 100 of them and 30 parameters, this takes about 0.2 seconds besides the lower solve.
+    The first ten candidates are drawn at random. Then each parameter is chosen separately: among draws from a density l of the
+    good candidates, the one with the largest l / (density of the others). Each step passes over all earlier candidates for each
+    parameter: with 100 of them and 30 parameters, this takes about 0.2 seconds in addition to the lower solve.
 
     Args:
-        trials: how many candidates.
-        seed: of the draws; candidate k depends on (seed, k) and the earlier candidates alone.
-        space, to_x, warm_start, inner_steps, tol: see :class:`Search`.
+        trials: number of candidates.
+        seed: seed of the draws; candidate k depends on (seed, k) and the earlier candidates only.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
     >>> import meha
     >>> problem = meha.problems.lasso(n=2)
-    >>> method = TPE(space=Uniform(0.0, 1.0), trials=30)
+    >>> method = TPE(space=meha.Uniform(0.0, 1.0), trials=30)
     >>> solution = meha.solve(problem, problem.x0, problem.y0, method)
     >>> solution.upper < -0.45, problem.upper_star
     (True, -0.5)
@@ -395,7 +347,7 @@ class TPE(Search):
         entropy = np.random.SeedSequence([self.seed, state.k]).generate_state(1)
         sampler = optuna.samplers.TPESampler(seed=int(entropy[0]), multivariate=False)
         level = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))  # a study announces itself when it is created
+        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))  # silences the message of a new study
         try:
             study = optuna.create_study(sampler=sampler)
         finally:
@@ -414,7 +366,7 @@ class TPE(Search):
 def _check_trials(trials: object, seed: object) -> None:
     check_count("trials", trials)
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise ValueError(f"seed: must be a whole number of at least 0, got {seed!r}.")
+        raise ValueError(f"seed: must be a whole number >= 0, got {seed!r}.")
 
 
 def _values(blocks: list[_Block], shares: Tensor) -> Tensor:
@@ -423,7 +375,7 @@ def _values(blocks: list[_Block], shares: Tensor) -> Tensor:
 
 
 def _assign(variable: Variable, source: Variable) -> None:
-    """The numbers of ``source``, a copy of ``variable``, and the buffers of its modules."""
+    """Copy the numbers and buffers of ``source``, which has the structure of ``variable``."""
     copy_(variable.leaves, source.leaves)
     buffers = source.buffers()
     for name, buffer in variable.buffers().items():

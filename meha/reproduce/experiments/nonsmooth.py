@@ -239,10 +239,10 @@ def _row(base: str, change: Mapping[str, float], n: int) -> dict[str, float]:
 
 
 PUBLISHED: Mapping[str, Setting] = {
-    "GridSearch": {"shared": True, "points": CANDIDATES, "tol": 1e-6},
-    "RandomSearch": {"shared": False, "trials": CANDIDATES, "tol": 1e-6},
-    "TPE": {"shared": False, "trials": CANDIDATES, "tol": 1e-6},
-    "IGJO": {"tol": 1e-6},
+    "GridSearch": {"shared": True, "points": CANDIDATES, "lower_tol": 1e-6},
+    "RandomSearch": {"shared": False, "trials": CANDIDATES, "lower_tol": 1e-6},
+    "TPE": {"shared": False, "trials": CANDIDATES, "lower_tol": 1e-6},
+    "IGJO": {"lower_tol": 1e-6},
     "VFiDCA": {},
     "MEHA": {"preset": "recipe"},
     "AdaptiveMEHA": {},

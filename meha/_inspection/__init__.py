@@ -1,0 +1,53 @@
+"""check(): examine a problem before a run, and say what to fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from meha._inspection.judging import Inspection
+from meha._inspection.saying import Report
+from meha._variables import Variable
+from meha.loaders import random_states, set_random_states
+from meha.problem import Problem
+
+__all__ = ["Report", "check"]
+
+
+def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
+    """Examine a problem before a run from (x0, y0): what may go wrong, and what to do about it.
+
+    The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
+    return the same values, kinks, the convexity of f in y, and scales. It visits the start and some points around it; what does
+    not show there is not reported. It takes about 30 gradients of F and 100 of f, fewer with modules and slow objectives.
+    Modules, tensors and random number generators stay unchanged.
+
+    Args:
+        batch: a batch, if the objectives take one, such as ``next(iter(loader))``.
+
+    Returns:
+        A report to print. Everything that is wrong with the problem, even an exception in an objective, is in its ``warnings``.
+
+    Raises:
+        TypeError, ValueError: an argument is not a problem, or holds nothing to optimise.
+
+    >>> problem = Problem(
+    ...     upper=lambda x, y: (x - 1).square().sum() + y.square().sum(),
+    ...     lower=lambda x, y: (y - x.detach()).square().sum() + y.abs().sum(),
+    ... )
+    >>> report = check(problem, torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
+    >>> report.ok, list(report.kinks), report.deviations["F in x"] < 1e-6
+    (False, ['f in y'], True)
+    >>> print(report.warnings[0])
+    lower: its value changes with x, but autograd does not see it; avoid .detach(), .item(), .data and numpy on x.
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+    states = random_states()
+    with torch.inference_mode(False), torch.no_grad():
+        inspection = Inspection(problem, Variable(x0, "x"), Variable(y0, "y"), batch)
+        try:
+            return inspection.report()
+        finally:
+            set_random_states(states)

@@ -1,0 +1,172 @@
+"""Base class of non-smooth terms, the zero term, and sums of terms."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._variables import Leaves, Variable, copy_, select
+from meha._weights import Weight, declared, per_leaf
+
+__all__ = ["NonSmooth", "Sum", "Zero", "soft", "total"]
+
+_HIDDEN = ("names", "rho", "count")
+"""Attributes that a representation leaves out."""
+
+
+class NonSmooth(ABC):
+    """A term g(x, y), possibly non-smooth in y, whose proximal map in y is known in closed form."""
+
+    rho: float = 0.0
+    """g + rho/2 ||y||^2 is convex in y (0 for convex terms)."""
+
+    separable: bool = False
+    """Whether g is a sum of functions of single coordinates of y."""
+
+    orthant: bool = False
+    """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
+
+    def __init__(self, part: str | Sequence[str] | None = None) -> None:
+        if part is not None and not isinstance(part, str | list | tuple):
+            raise TypeError(f"{type(self).__name__}: part must be a name or a list of names, got {part!r}.")
+        self.part = part
+        self.names: list[str] = []
+
+    def declared(self, name: str, weight: Weight) -> Weight:
+        """Return a weight of this term unchanged, after a first check."""
+        return declared(type(self).__name__, name, weight)
+
+    def weighted(self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Pair each leaf with its weight, converted to the dtype and device of the leaf."""
+        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar)
+
+    def value(self, x: Any, y: Any) -> Tensor:
+        """g(x, y), differentiable in x."""
+        point = Variable.of(y, "y")
+        parts = [term.value_leaves(x, [point.leaves[i] for i in chosen]) for term, chosen in self.terms(point)]
+        return total(parts) if parts else point.leaves[0].new_zeros(())
+
+    def prox(self, x: Any, y: Any, step: float) -> Any:
+        """argmin_w step * g(x, w) + 0.5 ||w - y||^2, in the structure of y (a module is copied)."""
+        point = Variable.of(y, "y").copy()
+        with torch.no_grad():
+            for term, chosen in self.terms(point):
+                leaves = [point.leaves[i] for i in chosen]
+                term.check_step(step)
+                copy_(leaves, term.prox_leaves(x, leaves, step))
+        return point.detached()
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        """Split the term into terms on separate groups of leaves of ``y``, checked against their shapes."""
+        chosen = select(self.part, y.names, f"{type(self).__name__}: part")
+        self.check([y.leaves[i] for i in chosen])
+        bound = copy.copy(self)
+        bound.names = [y.names[i] for i in chosen]
+        return [(bound, chosen)]
+
+    def check(self, leaves: Leaves) -> None:
+        """Raise if the term does not fit these leaves."""
+
+    def check_step(self, step: float | Tensor) -> None:
+        """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
+        if isinstance(step, Tensor) and self.rho == 0:  # in a traced step; its sign is checked elsewhere
+            return
+        if not step > 0:
+            raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
+        if step * self.rho >= 1:
+            raise ValueError(
+                f"{type(self).__name__}: the proximal map needs step < {1 / self.rho:g} (the term is {self.rho:g}-weakly"
+                f" convex), got {step:g}; take smaller steps or a larger a."
+            )
+
+    def __add__(self, other: NonSmooth) -> Sum:
+        return Sum(self, other)
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and name not in _HIDDEN)
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    @abstractmethod
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        """g on the chosen leaves."""
+
+    @abstractmethod
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        """Proximal map of the chosen leaves; returns new leaves."""
+
+
+class Zero(NonSmooth):
+    """g = 0: the smooth case.
+
+    >>> Zero().prox(None, torch.tensor([3.0]), 0.1)
+    tensor([3.])
+    """
+
+    separable = True
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        return []
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return leaves[0].new_zeros(())
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return leaves
+
+
+class Sum(NonSmooth):
+    """g = g_1 + g_2 + ..., each on separate leaves (two terms on one leaf have no closed-form prox).
+
+    >>> from meha.nonsmooth import L1, Nuclear
+    >>> g = L1(1.0, part="w") + Nuclear(0.5, part="matrix")
+    >>> g.prox(None, {"w": torch.tensor([3.0]), "matrix": torch.eye(2)}, 1.0)
+    {'w': tensor([2.]), 'matrix': tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])}
+    """
+
+    def __init__(self, *members: NonSmooth) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError("Sum: needs at least one term.")
+        for member in members:
+            if not isinstance(member, NonSmooth):
+                raise TypeError(f"Sum: expected terms of meha.nonsmooth, got {type(member).__name__}.")
+        self.members: list[NonSmooth] = []
+        for member in members:
+            self.members += member.members if isinstance(member, Sum) else [member]
+        self.rho = max(member.rho for member in self.members)
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        pairs = [pair for member in self.members for pair in member.terms(y)]
+        taken: dict[int, NonSmooth] = {}
+        for term, chosen in pairs:
+            for i in chosen:
+                if i in taken:
+                    raise ValueError(
+                        f"Sum: {type(taken[i]).__name__} and {type(term).__name__} both act on {y.label(y.names[i])};"
+                        " give them separate parts, or use SparseGroup or ElasticNet."
+                    )
+                taken[i] = term
+        return pairs
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        raise TypeError("Sum: leaves have no names here; use value(x, y) or terms(y).")
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        raise TypeError("Sum: leaves have no names here; use prox(x, y, step) or terms(y).")
+
+
+def soft(u: Tensor, threshold: Tensor) -> Tensor:
+    """Soft thresholding: the prox of |u|."""
+    return u.sign() * (u.abs() - threshold).clamp(min=0)
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of all entries of all tensors."""
+    result: Tensor = sum(term.sum() for term in terms)  # type: ignore[assignment]
+    return result

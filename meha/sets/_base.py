@@ -1,0 +1,141 @@
+"""Base classes of sets, and the product of sets of leaves."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._variables import Leaves, Variable, copy_, norm, select, subtract
+
+__all__ = ["Bound", "ConvexSet", "FlatSet", "Product", "check_vector", "to_tensors"]
+
+Bound = float | Tensor
+
+
+class ConvexSet(ABC):
+    """A closed convex set C with its Euclidean projection argmin_{w in C} ||w - z||."""
+
+    coordinatewise: bool = False
+    """Whether C is a product of intervals, one per coordinate."""
+
+    def project(self, value: Any) -> Any:
+        """Return the nearest point of the set, in the structure of ``value`` (a module is copied)."""
+        point = Variable.of(value, "value").copy()
+        with torch.no_grad():
+            for part, chosen in self.parts(point):
+                leaves = [point.leaves[i] for i in chosen]
+                copy_(leaves, part.project_leaves(leaves))
+        return point.detached()
+
+    def contains(self, value: Any, tol: float = 1e-6) -> bool:
+        """Whether ``value`` is within ``tol * (1 + ||value||)`` of the set."""
+        return self.holds(Variable.of(value, "value"), tol)
+
+    def holds(self, variable: Variable, tol: float = 1e-6) -> bool:
+        """Whether a variable is in the set, like :meth:`contains`."""
+        with torch.no_grad():
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in variable.leaves):
+                return False
+            for part, chosen in self.parts(variable):
+                leaves = [variable.leaves[i] for i in chosen]
+                distance = float(norm(subtract(leaves, part.project_leaves(leaves))))
+                if not (math.isfinite(distance) and distance <= tol * (1 + float(norm(leaves)))):
+                    return False
+        return True
+
+    def parts(self, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+        """Split the set into sets of separate groups of leaves, checked against the shapes of ``variable``."""
+        self.check(variable, list(range(len(variable.leaves))))
+        return [(self, list(range(len(variable.leaves))))]
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        """Raise if the set does not fit these leaves of ``variable``."""
+
+    @abstractmethod
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        """Project a list of leaves; returns new leaves."""
+
+
+class FlatSet(ConvexSet):
+    """A set of whole vectors: leaves are joined, projected and split again."""
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        if len(leaves) == 1:
+            return [self.project_vector(leaves[0].reshape(-1)).reshape(leaves[0].shape)]
+        vector = self.project_vector(torch.cat([leaf.reshape(-1) for leaf in leaves]))
+        pieces = vector.split([leaf.numel() for leaf in leaves])
+        return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+
+    @abstractmethod
+    def project_vector(self, z: Tensor) -> Tensor:
+        """Project one vector."""
+
+
+class Product(ConvexSet):
+    """A set for each leaf, by name; leaves without a name here are free.
+
+    Args:
+        sets: from the name of a leaf (or of a branch of the dict, list or module) to its set.
+
+    >>> from meha.sets import NonNegative, Simplex
+    >>> X = Product({"weights": Simplex(), "scale": NonNegative()})
+    >>> X.project({"weights": torch.tensor([1.0, 1.0]), "scale": torch.tensor(-3.0)})
+    {'weights': tensor([0.5000, 0.5000]), 'scale': tensor(0.)}
+    """
+
+    def __init__(self, sets: Mapping[str, ConvexSet]) -> None:
+        if not isinstance(sets, Mapping) or not all(isinstance(name, str) for name in sets):
+            raise TypeError(f"Product: expected a dict from names of leaves to sets, got {sets!r}.")
+        for name, member in sets.items():
+            if not isinstance(member, ConvexSet):
+                raise TypeError(f"Product: {name!r} maps to {type(member).__name__}, expected a set of meha.sets.")
+            if isinstance(member, Product):
+                raise TypeError(f"Product: {name!r} maps to another Product; name its leaves here, as in '{name}.leaf'.")
+        self.sets = dict(sets)
+        self.coordinatewise = all(member.coordinatewise for member in self.sets.values())
+
+    def __repr__(self) -> str:
+        return f"Product({self.sets})"
+
+    def parts(self, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+        taken: dict[int, str] = {}
+        parts: list[tuple[ConvexSet, list[int]]] = []
+        for name, member in self.sets.items():
+            chosen = select(name, variable.names, "Product")
+            for i in chosen:
+                if i in taken:
+                    raise ValueError(f"Product: {name!r} and {taken[i]!r} both contain the leaf {variable.names[i]!r}.")
+                taken[i] = name
+            member.check(variable, chosen)
+            parts.append((member, chosen))
+        return parts
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        raise TypeError("Product: leaves have no names here; use project(value) or parts(variable).")
+
+
+def to_tensors(part: ConvexSet, *names: str) -> None:
+    """Convert fields that are lists or arrays to tensors; numbers and tensors stay unchanged."""
+    for name in names:
+        value = getattr(part, name)
+        if isinstance(value, Tensor | float | int):
+            continue
+        try:
+            tensor = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{type(part).__name__}: {name} must be a number or a tensor, got {value!r}.") from None
+        object.__setattr__(part, name, tensor)
+
+
+def check_vector(value: Bound, variable: Variable, chosen: list[int], label: str, *, scalar: bool = True) -> None:
+    """Raise unless ``value`` has one entry per coordinate of the chosen leaves, or is a number where that is allowed."""
+    if not isinstance(value, Tensor) or (scalar and value.ndim == 0):
+        return
+    size = sum(variable.leaves[i].numel() for i in chosen)
+    if value.numel() != size:
+        raise ValueError(f"{label} has {value.numel()} entries, but {variable.argument} has {size} coordinates there.")

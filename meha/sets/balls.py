@@ -1,0 +1,113 @@
+"""Balls of three norms, and the simplex."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meha._checks import check_positive
+from meha._variables import Variable, norm
+from meha.sets._base import Bound, FlatSet, check_vector, to_tensors
+
+__all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ball(FlatSet):
+    radius: float = 1.0
+    center: Bound = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(f"{type(self).__name__}: radius", self.radius)
+        to_tensors(self, "center")
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        check_vector(self.center, variable, chosen, f"{type(self).__name__}: center")
+
+    def project_vector(self, z: Tensor) -> Tensor:
+        center = _vector_like(self.center, z)
+        return center + self._project_centered(z - center)
+
+    @abstractmethod
+    def _project_centered(self, z: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class L2Ball(_Ball):
+    """{z : ||z - center||_2 <= radius}.
+
+    Args:
+        radius: positive.
+        center: a number or a vector with one entry per coordinate of the variable.
+
+    >>> L2Ball(1.0).project(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        inside = norm([z.detach()]) <= self.radius
+        far = torch.where(inside, torch.ones_like(z), z)  # avoids 0 / 0 in a derivative at the centre
+        unit = far / far.abs().max()  # its norm cannot overflow
+        return torch.where(inside, z, unit * (self.radius / norm([unit])))
+
+
+@dataclass(frozen=True, eq=False)
+class L1Ball(_Ball):
+    """{z : ||z - center||_1 <= radius}; projection: soft thresholding at a level found by sorting.
+
+    >>> L1Ball(1.0).project(torch.tensor([2.0, -1.0]))
+    tensor([1., 0.])
+    """
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        size = z.abs()
+        inside = size.sum() <= self.radius
+        return torch.where(inside, z, z.sign() * _project_simplex(size, self.radius))
+
+
+@dataclass(frozen=True, eq=False)
+class LinfBall(_Ball):
+    """{z : max_i |z_i - center_i| <= radius}.
+
+    >>> LinfBall(1.0).project(torch.tensor([2.0, -0.5]))
+    tensor([ 1.0000, -0.5000])
+    """
+
+    coordinatewise = True
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        return z.clamp(-self.radius, self.radius)
+
+
+@dataclass(frozen=True, eq=False)
+class Simplex(FlatSet):
+    """{z : z >= 0, sum z = total}.
+
+    >>> Simplex().project(torch.tensor([1.0, 1.0]))
+    tensor([0.5000, 0.5000])
+    """
+
+    total: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("Simplex: total", self.total)
+
+    def project_vector(self, z: Tensor) -> Tensor:
+        return _project_simplex(z, self.total)
+
+
+def _project_simplex(z: Tensor, total: float) -> Tensor:
+    """max(z - t, 0) with the level t at which the entries sum to ``total``."""
+    z = z - z.max()  # changes only rounding
+    ordered = z.sort(descending=True).values
+    rank = torch.arange(1, z.numel() + 1, dtype=z.dtype, device=z.device)
+    levels = (ordered.cumsum(0) - total) / rank
+    positive = (ordered > levels).sum().clamp(min=1).reshape(1)  # at least one, unless z is NaN
+    return (z - levels.gather(0, positive - 1)).clamp(min=0)
+
+
+def _vector_like(value: Bound, z: Tensor) -> Bound:
+    return value.reshape(-1).to(z) if isinstance(value, Tensor) and value.ndim else value

@@ -1,0 +1,87 @@
+"""A problem keeps its class and all of its fields wherever the library copies it."""
+
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+import meha
+from meha.problems import KnownProblem, sine
+from meha.problems.cases import Case, double, known
+from meha.problems.scaled import scaled
+from meha.problems.variants import VARIANTS
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Noting(meha.Problem):
+    """A problem with one more field, in which it notes every projection that it hands out."""
+
+    notes: list = field(default_factory=list)
+
+    def bind_projection(self, x):
+        self.notes.append(x)
+        return super().bind_projection(x)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Titled(KnownProblem):
+    """A known problem with one more field."""
+
+    title: str
+
+
+def noting(**parts):
+    return Noting(
+        upper=lambda x, y: (x - 1).square().sum() + y.square().sum(), lower=lambda x, y: (y - x).square().sum(), **parts
+    )
+
+
+NUMBERS = dict(alpha=0.1, beta=0.1, eta=0.1, gamma=0.1, c=1.0)
+
+USES = {
+    "check": meha.check,
+    "estimate": meha.theory.estimate,
+    "gap": lambda *call: meha.diagnostics.gap(*call, gamma=1.0),
+    "residual": lambda *call: meha.diagnostics.residual(*call, gamma=1.0, c=1.0),
+    "hypergradient": meha.diagnostics.hypergradient,
+    "solve": meha.solve,
+    "solve, MEHA": lambda *call: meha.solve(*call, meha.MEHA(**NUMBERS), max_steps=3),
+    "solve, compiled": lambda *call: meha.solve(*call, meha.MEHA(**NUMBERS), max_steps=3, compile=True),
+    "a run": lambda *call: meha.RHG().start(*call),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_use_sees_the_subclass(use):
+    problem, start = noting(), torch.ones(2, dtype=torch.float64)
+    USES[use](problem, start, 2 * start)
+    assert problem.notes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_keep_the_subclass(variant):
+    toy = sine(2)
+    titled = Titled(**{part.name: getattr(toy, part.name) for part in fields(toy)}, title="kept")
+    changed = VARIANTS[variant](replace(titled, joint=False))
+    assert type(changed) is Titled
+    assert (changed.title, changed.joint, changed.presets) == ("kept", False, toy.presets)
+
+
+def test_scaled_cases_keep_the_subclass():
+    problem = noting(joint=False)
+    case = Case(state=lambda cast: problem, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2))
+    changed = scaled(lambda: case, x=10.0).state(double)
+    assert type(changed) is Noting
+    assert changed.notes is problem.notes
+    assert changed.joint is False
+
+
+def test_a_case_loses_no_field():
+    """A known problem has all fields of a Problem; those of a subclass have no place in it, which is an error."""
+    constants = meha.theory.Constants(L_F=2.0, L_f=2.0)
+    plain = meha.Problem(noting().upper, noting().lower, joint=True, constants=constants)
+    made = known("plain", lambda: Case(state=lambda cast: plain, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
+    assert all(getattr(made, part.name) is getattr(plain, part.name) for part in fields(meha.Problem))
+    with pytest.raises(TypeError, match="notes"):
+        known("own", lambda: Case(state=lambda cast: noting(), x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
