@@ -1,6 +1,6 @@
 """A method of one's own, in a file of one's own: python examples/own_method.py"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import meha
 from meha.methods import Method, State, Variable
@@ -9,9 +9,7 @@ from meha.schedules import Power, Schedule
 
 @dataclass
 class ChaseState(State):
-    """x, y, and z, which chases the solution of the lower level."""
-
-    z: Variable
+    z: Variable  # chases the solution of the lower level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +18,7 @@ class Chase(Method):
 
     alpha: Schedule = 0.1
     beta: Schedule = 0.5
-    c: Schedule = Power(1.0, p=0.4)
+    c: Schedule = field(default=Power(1.0, p=0.4))
 
     def init(self, oracle, x, y):
         return ChaseState(x, y, z=y.copy())
@@ -29,11 +27,11 @@ class Chase(Method):
         x, y, z, f = state.x, state.y, state.z, oracle.lower
         _, d_z = oracle.gradient(z, [(1.0, f, x, z)], at.batch)
         terms = [(1 / at.c, oracle.upper, x, y), (1.0, f, x, y), (-1.0, f, x, z)]
-        (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), terms, at.batch)
+        (upper, *_), (d_x, d_y) = oracle.gradients((x, y), terms, at.batch)
         for variable, direction, size in ((x, d_x, at.alpha), (y, d_y, at.beta), (z, d_z, at.beta)):
             for leaf, part in zip(variable.leaves, direction, strict=True):
                 leaf.sub_(size * part)
-        return {"upper": upper, "gap": lower - best, "c": at.c}
+        return {"upper": upper, "c": at.c}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import pytest
 import torch
+from meha.problems.cases import Case, double, known
 
 import meha
 from meha.problems import KnownProblem, sine
-from meha.problems.cases import Case, double, known
 from meha.problems.scaled import scaled
 from meha.problems.variants import VARIANTS
 

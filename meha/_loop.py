@@ -1,0 +1,295 @@
+"""The loop around a run: its steps, its observers, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+import torch
+
+from meha._running import Run, StepInfo
+from meha._torch import BREAKDOWNS
+from meha._variables import Variable, copy_, modules_of
+from meha._verdicts import Status, Verdict
+from meha.compiled import Pace, Stepper
+from meha.loaders import Endless, Stateful, random_states, set_random_states
+from meha.observers import DivergenceGuard, Recorder
+from meha.solution import Solution
+from meha.theory import Constants
+
+__all__ = ["Loop", "Source"]
+
+T = TypeVar("T")
+
+RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
+"""Columns of the history besides the numbers of the steps."""
+
+
+class Source(Iterator[Any]):
+    """What the steps get: batches without end; None each time when there are none.
+
+    With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
+    """
+
+    def __init__(self, batches: Iterable[Any] | None, remember: bool) -> None:
+        self._stream = None if batches is None else Endless(batches)
+        self.loader, self._remember = batches, remember
+        self.place: dict[str, Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._stream is None:
+            return None
+        if self._remember:
+            self.place = {"batches": self._stream.state_dict(), "random": random_states(self.loader)}
+        return next(self._stream)
+
+    def find(self, place: Mapping[str, Any] | None) -> Any:
+        """The batch at a place, after which the next ones follow."""
+        if (place is None) != (self._stream is None):
+            before, now = ("none", "some") if place is None else ("some", "none")
+            raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
+        if self._stream is None or place is None:
+            return None
+        self._stream.load_state_dict(place["batches"])
+        set_random_states(place["random"], self.loader)
+        try:
+            return next(self)
+        except StopIteration:
+            raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+class Loop:
+    """A run with its observers, and the verdict when it is over.
+
+    After each step, NaN and the guard end the run at once. Otherwise the method's own verdict counts, and then the first one of
+    the observers, all of which are called. The recorder comes last, so that it sees all numbers.
+    """
+
+    def __init__(self, run: Run, source: Source, observers: list[Any], max_steps: int) -> None:
+        self.run, self.source, self.max_steps = run, source, max_steps
+        self.guard, self.recorder = _take(observers, DivergenceGuard), _take(observers, Recorder)
+        self.observers = observers
+        self.verdict: Verdict | None = None
+        self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
+        self._last: StepInfo | None = None
+        variables = (run.state.x, run.state.y)
+        self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
+
+    def __enter__(self) -> Self:
+        for observer in (self.guard, *self.observers, self.recorder):
+            getattr(observer, "begin", _nothing)(self.run, self.max_steps)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for observer in self.observers:
+            getattr(observer, "end", _nothing)(self.run)
+
+    def due(self, every: int) -> bool:
+        """Whether one of the last steps is a multiple of ``every``."""
+        return self._last is not None and self._last.due(every)
+
+    def advance(self, group: Sequence[tuple[Any, Any]], pace: Pace) -> None:
+        """Take a step for each batch, which comes with its place in the source."""
+        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _ in group], pace.stepper):
+            return
+        for batch, self.source.place in group:
+            info = pace.eager([batch])
+            failure = self._failure(info)
+            if failure is None:
+                self._judge(info)
+            else:
+                pace.eager.rewind()
+                self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
+                if failure.status is Status.NON_FINITE:
+                    self.recorder(self.run, info)
+            if self.verdict is not None:
+                return
+
+    def _advance_together(self, batches: Sequence[Any], stepper: Stepper) -> bool:
+        """Take compiled steps; False if they must be taken one by one: few, of another form, or to see which of them fails."""
+        if not stepper.fits(batches):
+            return False
+        try:
+            info = stepper(batches)
+            failed = self._failure(info) is not None
+        except BREAKDOWNS:
+            failed = True
+        if failed:
+            stepper.rewind()
+            return False
+        self._judge(info)
+        return True
+
+    def _failure(self, info: StepInfo) -> Verdict | None:
+        """Why the last step is of no use."""
+        ended = self.run.ended
+        if ended is not None and ended.status is Status.BROKE_DOWN:
+            return ended
+        if math.isfinite(info.size + info.get("upper", 0.0)):
+            return None
+        return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity.")
+
+    def _judge(self, info: StepInfo) -> None:
+        """Show the numbers of the last step to all that watch the run."""
+        self._last = info
+        verdict = self.guard(self.run, info)
+        if verdict is not None:
+            self._fail(verdict)
+        else:
+            self.verdict = self.run.ended
+            taken = {*info, *RESERVED}
+            for observer in self.observers:
+                info = self._observe(observer, info, taken)
+        self.recorder(self.run, info)
+
+    def _observe(self, observer: Any, info: StepInfo, taken: set[str]) -> StepInfo:
+        """Call an observer, and act on its answer."""
+        answer, name = observer(self.run, info), _name(observer)
+        if isinstance(answer, Mapping):
+            return info.plus(**{key: _number(name, key, value, taken) for key, value in answer.items()})
+        if type(answer).__name__ in ("bool", "bool_"):
+            answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
+        if answer is not None and not isinstance(answer, Verdict):
+            raise TypeError(
+                f"callbacks: {name} returned {type(answer).__name__}; return a Verdict or True to stop, numbers by name to"
+                " record, or None."
+            )
+        if answer is not None and self.verdict is None:
+            self.verdict, self._giver = answer, _signature(observer)
+        return info
+
+    def _fail(self, verdict: Verdict) -> None:
+        """End the run, with what to try."""
+        run = self.run
+        x, y = run.state.x.copy(), run.state.y.copy()
+        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
+        advice = self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch)
+        self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
+
+    def _undefined(self, x: Variable, y: Variable) -> str:
+        """Which objective has no value at the start (x, y)."""
+        oracle, batch = self.run.oracle, self.run.batch
+        with torch.no_grad():
+            for function in (oracle.upper, oracle.lower):
+                try:
+                    value = float(function(x, y, batch))
+                except BREAKDOWNS:
+                    continue
+                if not math.isfinite(value):
+                    return f"{function.level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."
+        return ""
+
+    def solution(self) -> Solution:
+        run = self.run
+        assert self.verdict is not None
+        self.recorder.end(run)
+        return Solution(
+            problem=run.problem,
+            method=run.method,
+            x=run.state.x.snapshot(),
+            y=run.state.y.snapshot(),
+            status=self.verdict.status,
+            message=self.verdict.message,
+            upper=self._upper(),
+            steps=run.k,
+            seconds=run.seconds,
+            counts=run.counts,
+            history=self.recorder.history,
+            constants=run.constants,
+            batch=run.batch,
+            report=dict(run.method.report(run)),
+        )
+
+    def _upper(self) -> float | None:
+        """F(x, y); with modules, which a further pass would change, the last number of a step."""
+        run, history = self.run, self.recorder.history
+        if not (self.modules or (run.problem.needs_batch and run.batch is None)):
+            with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
+                return float(run.oracle.upper(run.state.x, run.state.y, run.batch))
+        return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the future depends on, in plain tensors, numbers and text."""
+        run, verdict = self.run, self.verdict
+        return {
+            "random": random_states(self.source.loader),
+            "problem": self._problem(),
+            "run": run.state_dict(),
+            "seconds": run.seconds,
+            "training": [module.training for module in self.modules],
+            "constants": None if run.constants is None else dataclasses.asdict(run.constants),
+            "place": self.source.place,
+            "verdict": None if verdict is None else [verdict.status.value, verdict.message, self._giver],
+            "guard": self.guard.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "observers": [(_name(observer), observer.state_dict()) for observer in self.observers if _keeps(observer)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loop was; the place in the batches and the random states are not touched."""
+        run = self.run
+        run.load_state_dict(state["run"])
+        for name, value in self._problem().items():
+            if state["problem"][name] != value:
+                raise ValueError(f"{name}: was {state['problem'][name]}, is {value}.")
+        run.seconds = state["seconds"]
+        run.constants = None if state["constants"] is None else Constants(**state["constants"])
+        self.guard.load_state_dict(state["guard"])
+        self.recorder.load_state_dict(state["recorder"])
+        saved = list(state["observers"])
+        for observer in filter(_keeps, self.observers):
+            names = [name for name, _ in saved]
+            if _name(observer) in names:
+                observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])
+        if state["verdict"] is not None:
+            word, message, giver = state["verdict"]
+            status = Status(word)
+            holds = giver is None or giver in [_signature(observer) for observer in self.observers]
+            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds:
+                self.verdict, self._giver = Verdict(status, message), giver
+
+    def _problem(self) -> dict[str, Any]:
+        """What must be the same when a run goes on, besides the method and the variables."""
+        problem = self.run.problem
+        parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
+        kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
+        return {**kinds, "modules": len(self.modules)}
+
+
+def _take(observers: list[Any], kind: type[T]) -> T:
+    """Take the observer of a kind out of the list, or make one."""
+    given = [observer for observer in observers if isinstance(observer, kind)]
+    if len(given) > 1:
+        raise ValueError(f"callbacks: holds {len(given)} of {kind.__name__}; give one at most.")
+    for observer in given:
+        observers.remove(observer)
+    return given[0] if given else kind()
+
+
+def _name(observer: Any) -> str:
+    return str(getattr(observer, "__name__", type(observer).__name__))
+
+
+def _signature(observer: Any) -> list[str]:
+    return [_name(observer), str(getattr(observer, "tol", ""))]
+
+
+def _keeps(observer: Any) -> bool:
+    """Whether an observer has a state that belongs into checkpoints."""
+    return isinstance(observer, Stateful)
+
+
+def _nothing(*arguments: object) -> None:
+    """Stand in for a function that an observer does not have."""
+
+
+def _number(observer: str, key: str, value: Any, taken: set[str]) -> float:
+    if key in taken:
+        raise ValueError(f"callbacks: {observer} returned {key!r}, which the history has already; use another name.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"callbacks: {observer} returned {value!r} for {key!r}; the history takes numbers.") from None
