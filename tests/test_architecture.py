@@ -18,7 +18,7 @@ PROPER = [
 ]
 HOOKS = {"init", "step", "terminate", "report", "check", "resolve", "advice"}
 
-PRIVATE = re.compile(r"\btorch(\.\w+)*\._\w|from torch[\w.]* import [^\n]*\b_[a-z]|torch\.fx\.experimental\.symbolic")
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w|from torch[\w.]* import [^\n]*\b_[a-z]|torch\.fx\.experimental\.symbolic")
 
 
 def methods():

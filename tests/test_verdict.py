@@ -40,7 +40,7 @@ ENDS = {
     "optimum at infinity": lambda: (meha.Continuation(), infinite()),
     "diverged": lambda: (
         meha.Continuation(),
-        Problem(lambda x, y: -(x * y).sum() - x.sum(), lambda x, y: (y - x).square().sum()),
+        Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: -(y - x - 1).square().sum()),
     ),
     "broke down": lambda: (
         meha.MEHA(**MOMENT),
@@ -266,7 +266,7 @@ def test_numbers_of_a_step_are_those_of_the_method():
     assert at.c_k == pytest.approx(8.0)
     with pytest.raises(AttributeError):
         _ = at.nothing
-    with pytest.raises(ValueError, match="alpha: the schedule gave -1.0 at step 0; it must be positive"):
+    with pytest.raises(ValueError, match=r"alpha: the schedule gave -1\.0 at step 0; it must be positive"):
         _ = methods.At(meha.MEHA(alpha=lambda k: -1.0), 0, None).alpha
     assert methods.At(meha.VPBGD(c=lambda k: 0.0), 0, None).c == 0
 
