@@ -112,7 +112,8 @@ class AdaptiveMEHA(Method):
         if not _accept(oracle, state, here, here.size(record)):
             if state.memory.records and state.failures <= TUNING.attempts:
                 return state.numbers
-            state.status, state.reason = Status.NON_FINITE.value, f"No step from the point of step {state.k} is finite."
+            where = "after ever shorter steps" if state.memory.records else "at the start"
+            state.status, state.reason = Status.NON_FINITE.value, f"The gradients explode, or are not finite, {where}."
             return {**state.numbers, "upper": math.nan}
         state.numbers, state.failures, course = numbers, 0, state.course
         course.lowest, course.highest = min(course.lowest, numbers["upper"]), max(course.highest, numbers["upper"])

@@ -10,6 +10,7 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._verdicts import Status
 from meha.methods._curvatures import flatten, write
+from meha.methods.adaptive.infinity import at_infinity
 from meha.methods.adaptive.state import AdaptiveState, Record
 from meha.methods.adaptive.steps import StepMap
 from meha.methods.adaptive.tuning import TUNING
@@ -45,6 +46,8 @@ def set_course(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Reco
         _extrapolate(oracle, state, tol)
     if not course.extrapolated:
         write(point, state.x, state.y)
+    if state.status and (reason := at_infinity(oracle, state, tol)):
+        state.status, state.reason = Status.AT_INFINITY.value, reason
 
 
 def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:

@@ -64,12 +64,15 @@ class Tuning:
     close: float = 10.0  # c stops growing unsolved if F can lose only this multiple of tol times its range
 
     # Limits for c to infinity
-    shrinks: float = (
-        0.8  # largest ratio of successive changes that is extrapolated; 1/2 where the bias is of order 1/c
-    )
+    shrinks: float = 0.8  # largest ratio of successive changes that is extrapolated; 1/2 where the bias is of order 1/c
     near: float = 10.0  # multiple of tol within which the last change, and the limit from its stage, must lie
     way: float = 0.01  # weight of the distance from the start in the size of a point, which may end at zero
     inside: float = 1e-9  # prox step, times the curvature of f, that only brings y into its set
+
+    # Optima at infinity
+    beyond: float = 1e3  # x that can move this many times as far as it did inside X counts as unbounded
+    lower_tol: float = 1e-8  # relative accuracy of the lower solves that compare F, well below what tol can be
+    lower_steps: int = 1000  # largest number of steps of these solves, which happen once in a run
 
 
 TUNING = Tuning()
