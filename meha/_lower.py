@@ -17,10 +17,31 @@ from meha._checks import check_count
 from meha._oracle import Oracle
 from meha._variables import Leaves, Variable, copy_, inner, norm, subtract
 
-__all__ = ["LowerSolution", "solve_lower"]
+__all__ = ["LowerSolution", "nesterov", "solve_lower"]
 
 PATIENCE = 1000
 """Iterations without a smaller residual after which the solver gives up."""
+
+FIRST_MOVE = 1e-4
+"""Length of the step that measures the curvature at the start, relative to y: short enough to stay in its surroundings."""
+
+GROWTH = 1.2
+"""Factor by which the step grows after each success, so that it recovers from a wall of curvature in some ten steps."""
+
+CONCAVE_STEP = 0.5
+"""Largest step times rho of a weakly convex g: below 1, where its prox is a single point."""
+
+SMALLEST_STEP = 1e-30
+"""Below this step there is no descent to be found, and the solver gives up."""
+
+FAR = 1e12
+"""The solver gives up at this distance, relative to 1 + ||y||: the lower level has no minimum."""
+
+SLACK = 1e-9
+"""Relative excess of the curvature in a step that is still accepted, as it may be due to rounding."""
+
+VALUE_ROUNDING, STEP_ROUNDING = 32, 16
+"""Multiples of the rounding error by which values may rise, and within which a step counts as none."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +79,7 @@ def solve_lower(
 
     Args:
         tol: on the prox-gradient mapping, relative to the curvature met in the last step times the size of theta or of its
-            distance from y. A step within rounding of theta also counts as converged: more cannot be had.
+            distance from y. A step within rounding of theta also counts as converged.
     """
     check_count("max_steps", max_steps)
     theta = y.copy()
@@ -87,7 +108,7 @@ def solve_lower(
         return new
 
     with torch.no_grad():
-        limit = 0.5 / oracle.problem.g.rho if oracle.problem.g.rho else math.inf
+        limit = CONCAVE_STEP / oracle.problem.g.rho if oracle.problem.g.rho else math.inf
         here = [leaf.clone() for leaf in y.leaves]
         f, d_here = differentiate(here)
         value = objective(f)
@@ -95,23 +116,24 @@ def solve_lower(
         step = min(limit, 1.0 if gamma is None else gamma)
         slope = float(norm(d_here))
         if slope > 0:  # a first step that fits the curvature at y, so as not to leave its surroundings at once
-            near = prox_step(here, d_here, min(step, 1e-4 * (float(norm(here)) or 1.0) / slope))
+            near = prox_step(here, d_here, min(step, FIRST_MOVE * (float(norm(here)) or 1.0) / slope))
             bend, length = float(norm(subtract(differentiate(near)[1], d_here))), float(norm(subtract(near, here)))
             step = min(step, length / bend) if math.isfinite(bend) and bend > 0 and length > 0 else step
-        bound = 1e12 * (1 + float(norm(here)))
+        bound = FAR * (1 + float(norm(here)))
         momentum, residual, least, since, steps = 1.0, math.inf, math.inf, 0, 0
         converged = was_small = False
-        while steps < max_steps and step > 1e-30:
+        while steps < max_steps and step > SMALLEST_STEP:
             steps += 1
             new = prox_step(ahead, d_ahead, step)
             move = subtract(new, ahead)
             f, d_new = differentiate(new)
             length, turn, slope = _numbers(norm(move), inner(subtract(d_new, d_ahead), move), norm(d_ahead))
-            if turn > length * length / step * (1 + 1e-9) + eps * slope * length:  # up to rounding
+            if turn > length * length / step * (1 + SLACK) + eps * slope * length:  # up to rounding
                 step /= 2
                 continue
             value_new = objective(f)
-            if not (math.isfinite(turn) and value_new <= value + 32 * eps * max(abs(value), abs(value_new))):  # rises, or NaN
+            rounding = VALUE_ROUNDING * eps * max(abs(value), abs(value_new))
+            if not (math.isfinite(turn) and value_new <= value + rounding):  # it rises, or is NaN
                 if ahead is here:
                     step /= 2
                 ahead, d_ahead, momentum = here, d_here, 1.0
@@ -121,23 +143,37 @@ def solve_lower(
             mapping, size, way, uphill = _numbers(norm(left), norm(new), norm(subtract(new, y.leaves)), back)
             residual, size = mapping / step, max(size, way)
             curvature = max(turn, 0.0) / (length * length) if length * length > 0 else 0.0
-            small = residual <= max(tol * curvature * size, 16 * eps * size / step)
+            small = residual <= max(tol * curvature * size, STEP_ROUNDING * eps * size / step)
             converged = small and (was_small or residual == 0)  # twice: one step may have met a wall of curvature
             was_small = small
             least, since = (residual, 0) if residual < least else (least, since + 1)
             old, here, d_here, value = here, new, d_new, value_new
             if converged or since > PATIENCE or size > bound:
                 break
-            following = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
-            factor = 0.0 if uphill > 0 else (momentum - 1) / following
-            momentum = 1.0 if uphill > 0 else following
+            factor, momentum = nesterov(momentum, restart=uphill > 0)
             ahead, d_ahead = here, d_here
             if factor:
                 ahead = [n + factor * (n - o) for n, o in zip(here, old, strict=True)]
                 d_ahead = differentiate(ahead)[1]
-            step = min(1.2 * step, limit)
+            step = min(GROWTH * step, limit)
         copy_(point, here)
     return LowerSolution(theta, residual, steps, converged)
+
+
+def nesterov(momentum: float, *, restart: bool) -> tuple[float, float]:
+    """The factor by which the last move is repeated in an accelerated gradient method, and the momentum for the next step.
+
+    Args:
+        momentum: 1 at first, then what the last call returned.
+        restart: whether the last move pointed uphill; the momentum then begins at 1 again.
+
+    >>> nesterov(1.0, restart=False)
+    (0.0, 1.618033988749895)
+    """
+    if restart:
+        return 0.0, 1.0
+    following = (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
+    return (momentum - 1) / following, following
 
 
 def _numbers(*scalars: Tensor) -> list[float]:

@@ -1,4 +1,4 @@
-"""Curvatures of F and f at a point from differences of gradients, by power steps that go on from where the last ones ended."""
+"""Curvatures of F and f at a point from differences of gradients, by power steps that continue where the last ones ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._variables import Variable
 
-__all__ = ["Curvatures", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
+__all__ = ["Curvatures", "balance", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
+
+STEP_POWER = 1 / 3
+"""Differences are taken over this power of the rounding error, relative to the point, which balances rounding and curvature."""
+
+LENGTHS = (1.0, 10.0, 100.0)
+"""Multiples of that step, tried in turn until a difference exceeds rounding."""
+
+SEEN = 30.0
+"""A difference counts if it exceeds this multiple of the rounding error of the gradients."""
+
+MOVED = 0.3
+"""If a set leaves less than this share of a step, the opposite step is taken."""
+
+HARMLESS = 1e-3
+"""A prox that shall only bring y into its set moves it by this share of a step."""
 
 Curvatures = dict[str, float]
 """Norms of second derivatives by name: F_xx, F_yy, F_xy, f_yy, and f_xy, in which f stands for f + g."""
@@ -21,16 +36,36 @@ Value = tuple[Tensor, Tensor, Tensor]
 
 
 def describe(curvatures: Curvatures) -> str:
-    """How the levels are curved, in words.
+    """Summarise the curvatures for a report.
 
-    >>> describe({"F_xx": 0.0, "F_yy": 2.0, "F_xy": 0.0, "f_yy": 1.0, "f_xy": 3.0})
-    'F is curved in y by 2, f by 1, x acts on y with 3'
+    >>> describe({"F_xx": 0.0, "F_yy": 2.0, "F_xy": 0.0, "f_yy": 0.99, "f_xy": 3.1})
+    'curvature in y: F 2, f 0.99; coupling 3.1'
+    >>> describe({"F_xx": 0.0, "F_yy": 0.0, "F_xy": 0.0, "f_yy": 0.99, "f_xy": 0.0})
+    'curvature in y: f 0.99; F linear in y; no coupling at the start'
     """
-    F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_yy", "f_yy", "f_xy"))
-    shape = [f"F is curved in y by {F_yy:.2g}" if F_yy else "F is linear in y"]
-    shape.append(f"f by {f_yy:.2g}" if f_yy else "f is linear in y")
-    shape.append(f"x acts on y with {f_xy:.2g}" if f_xy else "x does not act on y at the start")
-    return ", ".join(shape)
+    in_y = {"F": curvatures["F_yy"], "f": curvatures["f_yy"]}
+    curved = ", ".join(f"{name} {value:.2g}" for name, value in in_y.items() if value)
+    parts = [f"curvature in y: {curved}"] if curved else []
+    parts += [f"{name} linear in y" for name, value in in_y.items() if not value]
+    parts.append(f"coupling {curvatures['f_xy']:.2g}" if curvatures["f_xy"] else "no coupling at the start")
+    return "; ".join(parts)
+
+
+def balance(F_xx: float, F_yy: float, L: float, L_xy: float) -> float:
+    """The penalty c at which F and c times the lower level are curved alike, in y or in x, whichever is smaller.
+
+    Args:
+        L: the curvature of the lower level in y.
+        L_xy: its coupling of x and y; with y at its minimum, the lower level has the curvature L_xy^2 / L in x.
+
+    Infinite if F or the lower level is linear in both.
+
+    >>> balance(F_xx=1.0, F_yy=2.0, L=4.0, L_xy=2.0), balance(F_xx=0.0, F_yy=0.0, L=4.0, L_xy=2.0)
+    (0.5, inf)
+    """
+    in_y = F_yy / L if L else 0.0
+    in_x = F_xx * L / L_xy**2 if L_xy else 0.0
+    return min(in_y or math.inf, in_x or math.inf)
 
 
 def flatten(*variables: Variable) -> Tensor:
@@ -125,12 +160,12 @@ class _Here:
         start = self.x if along is self.first else self.y
         accuracy, scale = torch.finfo(start.dtype).eps, float(start.norm()) or 1.0
         zero = torch.zeros_like(self.x), torch.zeros_like(self.y)
-        for longer in (1.0, 10.0, 100.0):
-            moved = self._go(along, start, vector / vector.norm(), longer * accuracy ** (1 / 3) * scale)
+        for longer in LENGTHS:
+            moved = self._go(along, start, vector / vector.norm(), longer * accuracy**STEP_POWER * scale)
             new, old = gradients(self.oracle, self.first, self.second), self.gradients[gradients]
             write(start, along)
             pairs = [(a - b, float(a.norm() + b.norm())) for a, b in zip(new[1:], old[1:], strict=True)]
-            seen = [moved > 0 and float(difference.norm()) > 30 * accuracy * size for difference, size in pairs]
+            seen = [moved > 0 and float(difference.norm()) > SEEN * accuracy * size for difference, size in pairs]
             if any(seen):
                 break
         in_x, in_y = (pairs[i][0] / moved if seen[i] else zero[i] for i in range(2))
@@ -143,7 +178,7 @@ class _Here:
             write(start + step * direction, variable)
             self._enter(variable, h)
             moved = float((flatten(variable) - start).norm())
-            if moved > 0.3 * h:
+            if moved > MOVED * h:
                 break
         return moved
 
@@ -153,7 +188,7 @@ class _Here:
             self.oracle.project(self.first.value, variable.leaves, 1.0)
         else:
             slope = float(self.gradients[lower_gradients][2].norm())
-            self.oracle.prox(self.first.value, variable.leaves, 1e-3 * h / (slope or 1.0))
+            self.oracle.prox(self.first.value, variable.leaves, HARMLESS * h / (slope or 1.0))
 
 
 def _joined(leaves: list[Tensor]) -> Tensor:

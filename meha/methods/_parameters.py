@@ -26,6 +26,7 @@ import torch
 
 from meha._oracle import Oracle
 from meha._variables import Variable, norm, subtract
+from meha.methods._curvatures import balance
 from meha.problem import Problem
 from meha.schedules import evaluate
 from meha.theory import Constants, estimate, estimate_at, eta_range
@@ -37,6 +38,9 @@ __all__ = ["advise", "complete", "complete_meha", "hypergradient_steps", "parame
 
 SAFETY = 0.9
 GROWTH = 0.49
+
+FIRST_C = 0.5
+"""c at the start, relative to the balance of both levels: F counts a little more, because it shows the way."""
 
 OPTIMIZERS = {"eta": "theta_optimizer", "alpha": "x_optimizer", "beta": "y_optimizer"}
 """The optimizer that takes the place of a step size."""
@@ -74,7 +78,7 @@ def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch:
         method = dataclasses.replace(method, p=GROWTH)
 
     def choose(constants: Constants) -> dict[str, float]:
-        c = _balance(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
+        c = _first_penalty(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
         return parameters(constants, c, gamma=method.gamma)
 
     return complete(method, ("gamma", "c", *OPTIMIZERS), choose, oracle, x, y, batch)
@@ -137,14 +141,12 @@ def penalty_steps(constants: Constants) -> dict[str, float]:
     return {"alpha": found["alpha"], "beta": SAFETY / (constants.F_yy + L_y), "eta": SAFETY / L_y}
 
 
-def _balance(oracle: Oracle, x: Variable, y: Variable, constants: Constants, batch: Any) -> float:
+def _first_penalty(oracle: Oracle, x: Variable, y: Variable, constants: Constants, batch: Any) -> float:
     """c at the start."""
-    F_xx, F_yy = constants.F_xx, constants.F_yy
     L_y, L_xy = _lower_curvatures(constants)
-    quotients = [F_yy / L_y] if F_yy else []
-    quotients += [F_xx * L_y / L_xy**2] if F_xx and L_xy else []
-    if quotients:
-        return 0.5 * min(quotients)
+    c = balance(constants.F_xx, constants.F_yy, L_y, L_xy)
+    if c < math.inf:
+        return FIRST_C * c
     _, F_y = oracle.gradient(y, [(1.0, oracle.upper, x, y)], batch)
     _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
     with torch.no_grad():

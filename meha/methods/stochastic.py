@@ -1,4 +1,4 @@
-"""StochasticMEHA: MEHA for batches and networks, with steps in the manner of Adam and nothing to tune."""
+"""StochasticMEHA: MEHA for batches and networks, with steps like those of Adam and nothing to tune."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ from meha.sets import ConvexSet
 __all__ = ["StochasticMEHA", "StochasticMEHAState"]
 
 MOMENTUM = 0.9
-"""How much of the running means of directions and curvatures a step keeps."""
+"""Share of the running means of directions and curvatures that a step keeps, as in Adam."""
 
 PATIENCE = 1000
-"""After so many steps, steps begin to shrink."""
+"""Number of steps after which the step sizes begin to shrink: until then they must cover the distance."""
 
 WAY = 16.0
-"""When each number of y may have gone so far, both levels weigh the same."""
+"""Both levels weigh the same when the rates of y add up to this: F leads for 350 steps on tensors, longer on networks."""
 
 TENSOR_RATE = 5.0
-"""Tensors, such as the logits of example weights, are of the order of 1, and have further to go than weights of networks."""
+"""Rate of tensors relative to networks: logits of example weights, of the order of 1, have further to go than their weights."""
 
 FRESH_STEPS, FRESH_STEP = 5, 0.5
-"""How many steps lower variables take that begin anew, and of which part of the reciprocal of the curvature."""
+"""Steps of lower variables that restart with each batch, and their size times the curvature: each halves the error."""
+
+SMALLER = 10
+"""Divisor of the rate that is advised after a failed run."""
 
 
 @dataclass
@@ -126,10 +129,10 @@ class StochasticMEHA(Method):
             check_count("inner_steps", self.inner_steps)
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return f"Take smaller steps, such as StochasticMEHA(lr={self.lr / 10:g}), or look at the batch for NaN."
+        return f"Take smaller steps, such as StochasticMEHA(lr={self.lr / SMALLER:g}), or look at the batch for NaN."
 
     def report(self, run: Run) -> dict[str, str]:
-        """How steep F is in comparison with f, and the numbers of the last step."""
+        """The steepness of F relative to f, and the numbers of the last step."""
         state = run.state
         age, numbers = _age(state.k - 1), {name: float(number) for name, number in state.numbers.value.items()}
         q, c = numbers["steepness"], _penalty(state.k - 1, self.rate(state.y)) * numbers["steepness"]
@@ -141,8 +144,8 @@ class StochasticMEHA(Method):
             steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
             lower = "gradients times {:.2g} and {:.2g} for y and theta".format(*steps)
         return {
-            "problem": f"both levels weigh the same at c = {q:.2g}, by how steep F and f were in y at the start",
-            "course": f"c = {c:.2g}, and grows; steps of {self.rate(state.x) / age:.2g} for each number of x, {lower}",
+            "problem": f"balanced at c = {q:.2g}, judged by the slopes of F and f in y at the start",
+            "course": f"c = {c:.2g} and growing; steps of {self.rate(state.x) / age:.2g} for each number of x, {lower}",
         }
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
@@ -153,7 +156,7 @@ class StochasticMEHA(Method):
             x,
             y,
             start=y.copy() if fresh else None,
-            settled=False,  # the rates fall and the penalty grows as long as the run goes on
+            settled=False,  # the rates fall and the penalty grows throughout the run
             theta=y.copy(),
             mean_x=_zeros(x),
             square_x=_zeros(x),
@@ -214,7 +217,8 @@ class StochasticMEHA(Method):
         """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with slopes L of the gradients in n numbers along a first step.
 
         These are the forces that y meets at the start, and when each number has gone by 1. Either may vanish: gradients where y
-        starts at a minimum, slopes where an objective is linear.
+        starts at a minimum, slopes where an objective is linear. (Not the balance of curvatures of the methods without noise:
+        power steps on a batch would see its noise, and wait for the device.)
         """
         x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, self.rate(state.y)
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meha._lower import STEP_ROUNDING, nesterov
 from meha._variables import Variable, norm
 from meha._weights import per_group, read_groups
 from meha.methods.vfidca.quadratic import Quadratic
 from meha.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup
 
 __all__ = ["Balls", "minimise", "read_weights"]
+
+TINY = 1e-300
+"""Guards a division by zero where q is constant and y is 0."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +103,14 @@ def minimise(
     while steps < max_steps and not residual <= 1:
         steps += 1
         new, multipliers = balls.project(ahead - s * q.gradient(ahead), radii)
-        residual = float(norm([new - ahead])) / s / max(tol * size, 16 * eps * float(norm([new])) / s, 1e-300)
+        residual = float(norm([new - ahead])) / s / max(tol * size, STEP_ROUNDING * eps * float(norm([new])) / s, TINY)
         if residual <= 1 and ahead is not y:  # confirm it without momentum, so that y and its multipliers belong together
             y = ahead = new
             momentum, residual = 1.0, math.inf
             continue
         uphill = float((ahead - new) @ (new - y)) > 0
-        following = 1.0 if uphill else (1 + math.sqrt(1 + 4 * momentum * momentum)) / 2
-        factor = 0.0 if uphill else (momentum - 1) / following
-        ahead = new + factor * (new - y) if factor else new
-        y, momentum = new, following
+        factor, momentum = nesterov(momentum, restart=uphill)
+        ahead, y = new + factor * (new - y) if factor else new, new
     return y, multipliers / s, steps, residual
 
 
