@@ -407,7 +407,7 @@ def test_clean_command_refuses_in_words(tmp_path):
         ((tmp_path / "none.csv",), "does not exist"),
         ((path,), "no labels are marked as trusted"),
         ((path, "--clean-fraction", 0.05), "all are of class x"),
-        ((path, "--clean-fraction", 0.5, "--out", file), "--out: .* is no folder"),
+        ((path, "--clean-fraction", 0.5, "--out", file), "--out: .* is not a folder"),
         ((path, "--clean-fraction", 0.5, "--out", file / "sub"), "Not a directory"),
     ):
         result = invoke("clean", *arguments)
