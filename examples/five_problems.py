@@ -2,8 +2,8 @@
 
     python examples/five_problems.py [--steps 800] [--out out]
 
-Settings: "paper", the values of the paper's table; "recipe", values with which Algorithm 1 works; "theory", what MEHA(p=0.49)
-chooses from the constants of the problem, inside the range of the convergence theorem.
+Settings: "paper", the values in the paper's table; "recipe", values with which Algorithm 1 works; "theory", values derived
+from the constants of the problem, within the range of the convergence theorem.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PRESETS = ("paper", "recipe", "theory")
 
 
 def error(problem, x, y):
-    """The relative error of x and y, whichever is larger; for the group lasso, the test error over that of y = 0."""
+    """Return the larger relative error of x and y; for the group lasso, the test error divided by that of y = 0."""
     if "test error" in problem.metrics:
         return problem.metrics["test error"](x, y) / problem.metrics["null error"](x, y)
     return max(problem.distance(x, y))
@@ -46,7 +46,7 @@ def main():
     options = parser.parse_args()
     warnings.simplefilter("ignore", meha.theory.TheoryWarning)
 
-    cases = [
+    toys = [
         problems.strong_convex(100),
         problems.merely_convex(10),
         problems.sine(10),
@@ -61,19 +61,20 @@ def main():
     table.add_column("status")
 
     figure = Figure(figsize=(15, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(cases))
+    axes = figure.subplots(1, len(toys))
     with console.status("") as status:
-        for problem, axis in zip(cases, axes, strict=True):
+        for problem, axis in zip(toys, axes, strict=True):
             table.add_row(problem.name, style="bold")
             for preset in PRESETS:
                 status.update(f"{problem.name}: {preset}")
                 solution = solve(problem, preset, options.steps)
+                diagnosis = solution.diagnose()
                 style = "red" if solution.status in (meha.Status.DIVERGED, meha.Status.NON_FINITE) else None
                 table.add_row(
                     f"  {preset}",
                     f"{error(problem, solution.x, solution.y):.2g}",
-                    f"{solution.gap:.1e}",
-                    f"{solution.residual:.1e}",
+                    f"{diagnosis.gap:.1e}",
+                    f"{diagnosis.residual:.1e}",
                     str(solution.steps),
                     f"{solution.counts.upper}/{solution.counts.lower}",
                     f"{solution.seconds:.1f} s",
@@ -91,10 +92,10 @@ def main():
 
     console.print(table)
     console.print(
-        "error: relative error of x and y, whichever is larger; for the group lasso,\n"
-        "test error over that of y = 0. gap: lower level above its Moreau envelope;\n"
-        "residual: stationarity of the penalised problem. Presets: the paper's table,\n"
-        "a recipe that works, and numbers from the constants inside the theorem's range."
+        "error: the larger relative error of x and y; for the group lasso, the test\n"
+        "error divided by that of y = 0. gap: f + g minus its Moreau envelope.\n"
+        "residual: stationarity of the penalised problem. Settings: the paper's\n"
+        "table, a recipe that works, and values from the convergence theorem."
     )
     options.out.mkdir(parents=True, exist_ok=True)
     for name in ("five_problems.png", "five_problems.svg"):

@@ -34,7 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Bilevel optimization without Hessians.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Bilevel optimization without Hessians.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="markdown",  # flows the lines of a paragraph together
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -90,29 +96,30 @@ def reproduce(
 
 @app.command()
 def clean(
-    data: Annotated[Path, typer.Argument(help="An NPZ file with features and labels, or a CSV file with a header.")],
+    data: Annotated[Path, typer.Argument(help="NPZ file with features and labels, or CSV file with a header.")],
     clean_fraction: Annotated[
-        float | None, typer.Option(help="The labels of the first examples, this share of all, are known to be right.")
+        float | None, typer.Option(help="Share of the examples, from the first on, whose labels to trust.")
     ] = None,
     trusted: Annotated[
-        str | None, typer.Option(help="Array or column that says which labels are right (1/0, true/false, yes/no).")
+        str | None, typer.Option(help="Array or column that marks trusted labels (1/0, true/false, yes/no).")
     ] = None,
     label: Annotated[str | None, typer.Option(help="Array or column with the labels.")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="A column that is no feature; can be given again.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Column to ignore; repeatable.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for weights.csv and suspicious.png.")] = Path("out/clean"),
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Decides the start and the order of the training.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the initial network and the order of the examples.")] = 0,
     top: Annotated[
-        int | None, typer.Option(min=1, max=500, help="Examples in the picture, at most; by default 50 images or 20 rows.")
+        int | None,
+        typer.Option(min=1, max=500, help="Most examples in the picture; by default 50 images or 20 rows."),
     ] = None,
 ) -> None:
-    """Find wrong labels in your own data, from some that are known to be right.
+    """Find mislabeled examples, given a few labels you trust.
 
-    Which ones these are, the array or column "trusted" says, or --clean-fraction: exactly one of them. Some of each class are
-    needed, ten or more are better.
+    Say which labels to trust with --trusted (by default the array or column "trusted") or --clean-fraction, not both.
+    Each class needs trusted examples, ideally ten or more.
 
-    An NPZ file holds the features as features, images, x, X or data, one row for each example, and integers or strings as
-    labels, label or y. In a CSV file all columns but the label (and trusted, and those ignored) must be numbers. Rows count
-    from 0. All is held in memory.
+    An NPZ file has the features as "features", "images", "x", "X" or "data", one row per example, and the labels (integers or
+    strings) as "labels", "label" or "y". In a CSV file, all columns except the label, "trusted" and those to ignore must be
+    numbers. Rows are counted from 0. All data must fit in memory.
     """
     try:
         _clean(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
@@ -123,7 +130,7 @@ def clean(
         package = (error.name or str(error)).partition(".")[0]
         _fail(f'meha clean needs {package}; install it with: pip install "meha[reproduce]"')
     except MemoryError:
-        _fail(f"{data}: too large for the memory of this machine; clean a part of it.")
+        _fail(f"{data}: does not fit in memory; clean a part of it.")
     except (_RefusalError, OSError) as error:
         _fail(str(error))
 
@@ -138,7 +145,7 @@ def _clean(
     seed: int,
     top: int | None,
 ) -> None:
-    import matplotlib  # noqa: F401  to miss it now, and not after the training
+    import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
 
     from meha._files import write_atomically
     from meha.tasks import CleaningWarning
@@ -155,7 +162,7 @@ def _clean(
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", CleaningWarning)
             task = bar.add_task("", total=1.0)
-            found = clean_examples(
+            cleaning = clean_examples(
                 examples.features,
                 examples.labels,
                 examples.trusted,
@@ -165,16 +172,16 @@ def _clean(
     except (ValueError, TypeError, ArithmeticError) as error:
         raise _RefusalError(str(error)) from error
     except FileExistsError as error:
-        raise _RefusalError(f"--out: {out} is no folder; name another one.") from error
+        raise _RefusalError(f"--out: {out} is not a folder; give another path.") from error
     for warning in caught:
         Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    write_atomically(out / "weights.csv", table(examples.labels, found))
-    write_atomically(out / "suspicious.png", picture(examples, found, top))
+    write_atomically(out / "weights.csv", table(examples.labels, cleaning))
+    write_atomically(out / "suspicious.png", picture(examples, cleaning, top))
 
-    suspicious, doubtful = found.suspicious(), int((~found.trusted).sum())
-    classes = len(set(examples.labels.tolist()))
-    console.print(f"{len(suspicious):,} of {doubtful:,} doubtful labels look wrong (weight below 0.5).", highlight=False)
-    console.print(f"Judged with {int(found.trusted.sum()):,} trusted examples; {classes} classes.", highlight=False)
+    suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
+    unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
+    console.print(f"{len(suspicious):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
+    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
     if len(suspicious):
         worst = Table(box=None, pad_edge=False, header_style="dim")
         worst.add_column("row", justify="right")
@@ -182,18 +189,18 @@ def _clean(
             worst.add_column(head, max_width=30, no_wrap=True)
         worst.add_column("weight", justify="right")
         for row in suspicious[:10]:
-            given, better, weight = str(examples.labels[row]), str(found.suggested[row]), found.weights[row]
+            given, better, weight = str(examples.labels[row]), str(cleaning.suggested[row]), cleaning.weights[row]
             worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
         console.print(worst)
-    console.print(f"All weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"The worst:   {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Picture: {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
 def download(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Data sets; left out, they are listed.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Data sets to download; omit to list them.")] = None,
 ) -> None:
-    """Download data sets into the cache, the folder that MEHA_CACHE names or ~/.cache/meha."""
+    """Download data sets into the cache ($MEHA_CACHE, or ~/.cache/meha)."""
     from meha.datasets.fetch import download as fetch
     from meha.datasets.sources import SOURCES, source_of
 
@@ -206,12 +213,12 @@ def download(
     except (OSError, ValueError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        Console().print("Interrupted. Files that came whole are kept.")
+        Console().print("Interrupted. Complete files are kept.")
         raise typer.Exit(130) from None
 
 
 class _RefusalError(Exception):
-    """Why the command cannot do what it is asked for, in a sentence."""
+    """A sentence that says why the command cannot run."""
 
 
 @dataclass(frozen=True)

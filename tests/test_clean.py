@@ -138,7 +138,7 @@ def test_labels_without_a_trusted_example_are_not_judged(quick):
     features, labels, _ = clouds()
     labels = labels.copy()
     labels[50:55] = 7
-    with pytest.warns(CleaningWarning, match=r"none is of the class 7; 5 examples .* have the weight 0.5"):
+    with pytest.warns(CleaningWarning, match=r"no examples of class 7, so 5 examples .* get weight 0.5"):
         found = clean(features, labels, range(10))
     assert (found.weights[50:55] == 0.5).all()
     assert (found.suggested[50:55] == 7).all()
@@ -148,7 +148,7 @@ def test_labels_without_a_trusted_example_are_not_judged(quick):
 
 def test_few_trusted_examples_are_warned_about(quick):
     features, labels, _ = clouds()
-    with pytest.warns(CleaningWarning, match=r"fewer than 5 are of the class 0, 1; weights .* unsure"):
+    with pytest.warns(CleaningWarning, match=r"fewer than 5 examples of class 0, 1, so weights are uncertain"):
         clean(features, labels, range(6))
 
 
@@ -175,31 +175,31 @@ GOOD = dict(features=np.eye(6, 3), labels=[0, 1, 0, 1, 0, 1], trusted=[0, 1])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(features=np.zeros(6)), r"features: must be \(n, ...\)"),
-        (dict(features=np.zeros((0, 3))), r"features: must be \(n, ...\)"),
-        (dict(features=np.zeros((6, 3))), r"features: all examples are the same"),
+        (dict(features=np.zeros(6)), r"features: must have shape \(n, ...\)"),
+        (dict(features=np.zeros((0, 3))), r"features: must have shape \(n, ...\)"),
+        (dict(features=np.zeros((6, 3))), r"features: all examples are identical"),
         (dict(features=[[1, 2], [3]]), r"features: must be an array"),
-        (dict(features=np.full((6, 2), np.inf)), r"features: row 0, column 0 \(both from 0\) is inf"),
-        (dict(features=np.full((6, 2, 2), np.nan)), r"features: row 0, position \(0, 0\) \(both from 0\) is nan"),
+        (dict(features=np.full((6, 2), np.inf)), r"features: row 0, column 0 \(counted from 0\) is inf"),
+        (dict(features=np.full((6, 2, 2), np.nan)), r"features: row 0, position \(0, 0\) \(counted from 0\) is nan"),
         (dict(features=np.array([["a", "b"]] * 6)), r"features: must be real numbers"),
         (dict(features=np.zeros((6, 2), complex)), r"features: must be real numbers"),
         (dict(features=np.array([[None, {}]] * 6)), r"features: must be real numbers"),
-        (dict(features=np.broadcast_to(np.uint8(0), (6, 10**9))), r"features: .* more than 1,000,000,000 numbers"),
-        (dict(labels=[0, 1]), r"labels: must be one for each of the 6 examples, got the shape \(2,\)"),
-        (dict(labels=np.zeros((6, 2))), r"labels: must be one for each"),
+        (dict(features=np.broadcast_to(np.uint8(0), (6, 10**9))), r"features: .* exceeds 1,000,000,000 numbers"),
+        (dict(labels=[0, 1]), r"labels: must have shape \(6,\), one per example, got shape \(2,\)"),
+        (dict(labels=np.zeros((6, 2))), r"labels: must have shape \(6,\)"),
         (dict(labels=[0.5, 1, 0, 1, 0, 1]), r"labels: must be integers or strings, got 0.5"),
         (dict(labels=[np.nan, 1, 0, 1, 0, 1]), r"labels: must be integers or strings, got nan"),
         (dict(labels=np.array([None, "a", "b", "a", "b", "a"], dtype=object)), r"labels: must be integers or strings"),
-        (dict(labels=[4] * 6), r"labels: all of them are 4"),
-        (dict(trusted=[]), r"trusted: there is none"),
-        (dict(trusted=[False] * 6), r"trusted: there is none"),
+        (dict(labels=[4] * 6), r"labels: all are 4"),
+        (dict(trusted=[]), r"trusted: no example is marked"),
+        (dict(trusted=[False] * 6), r"trusted: no example is marked"),
         (dict(trusted=[True] * 6), r"trusted: all examples are"),
         (dict(trusted=[True] * 5), r"trusted: must be a mask of length 6"),
-        (dict(trusted=[0, 6]), r"trusted: there is no row 6, only 0 to 5"),
-        (dict(trusted=[-1, 2]), r"trusted: there is no row -1"),
-        (dict(trusted=["yes"] * 6), r"trusted: must be a mask, or row numbers"),
-        (dict(trusted=[0, 2]), r"trusted: all of them are of the class 0"),
-        (dict(labels=[0, 1, 2, 2, 2, 2]), r"trusted: no other example has a label of their classes"),
+        (dict(trusted=[0, 6]), r"trusted: row 6 does not exist; rows go from 0 to 5"),
+        (dict(trusted=[-1, 2]), r"trusted: row -1 does not exist"),
+        (dict(trusted=["yes"] * 6), r"trusted: must be a mask or row numbers"),
+        (dict(trusted=[0, 2]), r"trusted: all are of class 0"),
+        (dict(labels=[0, 1, 2, 2, 2, 2]), r"trusted: no other example has one of their labels"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::meha.tasks.CleaningWarning")
@@ -253,26 +253,34 @@ def test_arrays_are_found_by_their_names(tmp_path):
     ("text", "options", "message"),
     [
         ("", {}, "is empty"),
-        ("a,b,label\n", {}, "has a header and no rows"),
-        (rows(), {}, "which labels are right is not said; give --clean-fraction, or 'trusted' in the file"),
-        (rows(), dict(clean_fraction=1.5), "--clean-fraction: must be more than 0 and less than 1, got 1.5"),
-        (rows(), dict(clean_fraction=float("nan")), "--clean-fraction: must be more than 0"),
-        (rows(), dict(clean_fraction=0.01), "trusted: there is none"),
+        ("a,b,label\n", {}, "has a header but no rows"),
+        (rows(), {}, "no labels are marked as trusted; give --clean-fraction, or put 'trusted' into the file"),
+        (rows(), dict(clean_fraction=1.5), "--clean-fraction: must be between 0 and 1, got 1.5"),
+        (rows(), dict(clean_fraction=float("nan")), "--clean-fraction: must be between 0"),
+        (rows(), dict(clean_fraction=0.01), "trusted: no example is marked"),
         (rows(), dict(label="c", clean_fraction=0.5), "--label: .* has no column 'c'; .* 'a', 'b', 'label'"),
         (rows(), dict(trusted="c"), "--trusted: .* has no column 'c'"),
         (rows(), dict(ignore=["c"]), "--ignore: .* has no column 'c'"),
-        (rows(), dict(ignore=["label"], clean_fraction=0.5), "a column can be only one of them"),
+        (rows(), dict(ignore=["label"], clean_fraction=0.5), "must name different columns"),
         (rows(), dict(ignore=["a", "b"], clean_fraction=0.5), "no column is left for the features"),
-        (rows(header="a,trusted,label", line="{i},1,{name}"), dict(clean_fraction=0.5), "'trusted' in the file says .* out"),
-        (rows(header="a,trusted,label", line="{i},2,{name}"), {}, "line 2, column 'trusted' is '2'; must be 1 or 0"),
+        (
+            rows(header="a,trusted,label", line="{i},1,{name}"),
+            dict(clean_fraction=0.5),
+            "both 'trusted' in the file and --clean",
+        ),
+        (rows(header="a,trusted,label", line="{i},2,{name}"), {}, "line 2, column 'trusted' must be 1 or 0, .* got '2'"),
         (rows(header="a,a,label"), dict(clean_fraction=0.5), "2 columns are named 'a'"),
         (rows(header=",a,label"), dict(clean_fraction=0.5), "column 1 has no name; .* --ignore ''"),
-        (rows(line="{i},{name},{name}"), dict(clean_fraction=0.5), "column 'b' is 'x', which is no number; .* --ignore 'b'"),
+        (rows(line="{i},{name},{name}"), dict(clean_fraction=0.5), "column 'b' is 'x', not a number. .* --ignore 'b'"),
         (rows(line="{i},,{name}"), dict(clean_fraction=0.5), "line 2, column 'b' is empty"),
-        (rows(line="{i},nan,{name}"), dict(clean_fraction=0.5), r"row 0 \(from 0\), column 'b' is nan; .* --ignore 'b'"),
+        (
+            rows(line="{i},nan,{name}"),
+            dict(clean_fraction=0.5),
+            r"row 0 \(counted from 0\), column .b. is nan; .* --ignore",
+        ),
         (rows(line="{i},1e999,{name}"), dict(clean_fraction=0.5), "column 'b' is inf"),
-        (rows(line="{i},{name}"), dict(clean_fraction=0.5), "line 2 has 2 cells, the header 3"),
-        (rows(line="{i},1,same"), dict(clean_fraction=0.5), "labels: all of them are same"),
+        (rows(line="{i},{name}"), dict(clean_fraction=0.5), "line 2 has 2 cells, the header has 3"),
+        (rows(line="{i},1,same"), dict(clean_fraction=0.5), "labels: all are same"),
         ("no table at all", dict(clean_fraction=0.5), "--label: .* has no column 'label'"),
     ],
 )
@@ -290,24 +298,24 @@ def test_bad_files_are_refused(tmp_path):
             read(path, **{"clean_fraction": 0.2, **options})
 
     refused("is a folder", tmp_path)
-    refused("there is no such file")
-    refused(r"must be an NPZ file \(.npz\), or a table", write(other, "a"))
+    refused("does not exist")
+    refused(r"must be an NPZ file \(.npz\) or a table", write(other, "a"))
     table_.write_bytes(rows().encode("utf-16"))
     refused("is not UTF-8 text", table_)
     write(npz, "not a zip")
-    refused("is no NPZ file")
+    refused("is not an NPZ file")
     np.savez(npz)
-    refused("no array with the features, 'features' or 'images' .*; the file has none")
+    refused(r"no array of features \('features' or 'images' .*\); its arrays: none")
     np.savez(npz, features=features)
-    refused("no array with the labels, 'labels' or 'label' or 'y'; the file has features")
+    refused(r"no array of labels \('labels' or 'label' or 'y'\); its arrays: features")
     np.savez(npz, features=features, labels=labels)
-    refused("no array with the labels, 'c'", label="c")
-    refused("no array with the trusted examples, 'c'", trusted="c")
-    refused("--ignore: leaves out columns of a CSV file", ignore=["a"])
+    refused(r"no array of labels \('c'\)", label="c")
+    refused(r"no array of trusted examples \('c'\)", trusted="c")
+    refused("--ignore: works only with CSV files", ignore=["a"])
     np.savez(npz, features=features, labels=labels[:-1])
-    refused("labels: must be one for each of the 60 examples")
+    refused(r"labels: must have shape \(60,\), one per example")
     np.savez(npz, features=features, labels=labels, trusted=np.arange(3))
-    refused("'trusted' in the file says .* leave one of them out")
+    refused("both 'trusted' in the file and --clean-fraction .* leave one of them out")
     np.savez(npz, features=features, labels=labels.astype(object))
     refused("'labels' cannot be read .*; save plain numbers or strings")
     np.savez(npz, features=features, labels=labels)
@@ -369,7 +377,7 @@ def test_clean_command_on_images(tmp_path, quick):
     assert [line["weight"] for line in lines] == [f"{weight:.6g}" for weight in found.weights]
     assert [line["suggested"] for line in lines] == [str(name) for name in found.suggested]
     assert [int(lines[row]["rank"]) for row in found.order] == list(range(1, 301))
-    assert f"{len(found.suspicious())} of 210 doubtful labels look wrong" in result.output
+    assert f"{len(found.suspicious())} of 210 unverified labels look wrong" in result.output
     assert re.search(rf"^ *{found.order[0]} ", result.output, re.MULTILINE)
     assert sorted(path.name for path in out.iterdir()) == ["mine.txt", "suspicious.png", "weights.csv"]
 
@@ -383,7 +391,7 @@ def test_clean_command_on_a_table_with_names(tmp_path):
     path = write(tmp_path / "t.csv", "\n".join(["id,a,b,c,kind", *lines]))
     result = invoke("clean", path, "--clean-fraction", 0.045, "--label", "kind", "--ignore", "id", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert "trusted: fewer than 5 are of the class dog" in result.output
+    assert "fewer than 5 examples of class dog" in result.output
     assert "[red]cat" in result.output
     found = list(csv.DictReader((tmp_path / "out" / "weights.csv").read_text().splitlines()))
     weights = np.array([float(line["weight"]) for line in found])
@@ -396,10 +404,10 @@ def test_clean_command_refuses_in_words(tmp_path):
     path = write(tmp_path / "t.csv", rows(20, line="{i},{i}1,{name}"))
     file = write(tmp_path / "file", "")
     for arguments, message in (
-        ((tmp_path / "none.csv",), "there is no such file"),
-        ((path,), "which labels are right is not said"),
-        ((path, "--clean-fraction", 0.05), "all of them are of the class x"),
-        ((path, "--clean-fraction", 0.5, "--out", file), "--out: .* is no folder"),
+        ((tmp_path / "none.csv",), "does not exist"),
+        ((path,), "no labels are marked as trusted"),
+        ((path, "--clean-fraction", 0.05), "all are of class x"),
+        ((path, "--clean-fraction", 0.5, "--out", file), "--out: .* is not a folder"),
         ((path, "--clean-fraction", 0.5, "--out", file / "sub"), "Not a directory"),
     ):
         result = invoke("clean", *arguments)

@@ -341,9 +341,9 @@ def test_bad_arguments(call, message):
 
 PACKED = gzip.compress(idx(pixels(6)))
 BAD_IMAGES = {
-    "empty": (b"", "starts with none"),
+    "empty": (b"", "got none"),
     "text": (b"<html>Not found</html>", "must start with the bytes 00000803"),
-    "labels": (gzip.compress(idx(np.arange(6))), "must start with the bytes 00000803, starts with 00000801"),
+    "labels": (gzip.compress(idx(np.arange(6))), "must start with the bytes 00000803, got 00000801"),
     "cut gzip": (PACKED[: len(PACKED) // 2], "cannot be unpacked"),
     "gzip without its end": (PACKED[:-8], "cannot be unpacked"),
     "gzip with a wrong checksum": (PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot be unpacked"),
@@ -439,7 +439,7 @@ BAD_DRAWINGS = {
     "text": (lambda c: c.update({FIRST: b"hello"}), f"{FIRST} cannot be read"),
     "empty drawing": (lambda c: c.update({FIRST: b""}), f"{FIRST} cannot be read"),
     "cut drawing": (lambda c: c.update({FIRST: c[FIRST][:-200]}), f"{FIRST} cannot be read"),
-    "other size": (lambda c: c.update({FIRST: drawing(0, 28)}), "must be 105x105 pixels, is 28x28"),
+    "other size": (lambda c: c.update({FIRST: drawing(0, 28)}), "must have 105x105 pixels, got 28x28"),
     "huge drawing": (lambda c: c.update({FIRST: huge_png()}), f"{FIRST} cannot be read"),
     "bomb": (lambda c: c.update({FIRST: bytes(10_000_000)}), f"{FIRST} has 10,000,000 bytes"),
 }

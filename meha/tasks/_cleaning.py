@@ -245,7 +245,7 @@ def check_trusted(trusted: ArrayLike | Tensor, count: int) -> NDArray[np.bool_]:
         mask = np.zeros(count, dtype=bool)
         mask[values.astype(np.int64)] = True
     if not mask.any():
-        raise ValueError("trusted: is empty; mark some examples of each class whose labels are right.")
+        raise ValueError("trusted: no example is marked; mark some of each class whose labels are right.")
     if mask.all():
         raise ValueError("trusted: all examples are trusted; leave out those to judge.")
     return mask
