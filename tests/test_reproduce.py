@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -459,6 +460,13 @@ def test_the_report_can_be_drawn_without_measuring(tmp_path):
     assert drawn.returncode == 0, drawn.stderr
     assert "1 runs have not been measured yet" in (tmp_path / "page/index.html").read_text()
     assert (tmp_path / "kept/rates.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_records_in_git_are_complete(name):
+    """If a key has changed, measure again with: meha reproduce NAME --records results."""
+    missing = Store(Path(__file__).parent.parent / "results").missing(EXPERIMENTS[name].cells(Options(), SHIPPED))
+    assert [(cell.case.name, cell.name, cell.seed) for cell in missing] == []
 
 
 def test_every_experiment_is_tested_here():
