@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench compare slow clean
+.PHONY: demo test lint bench compare pages slow clean
 
 demo: .venv/ready
 	$(BIN)/meha reproduce --quick
@@ -26,7 +26,13 @@ bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py --memory
 
 compare: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/comparison.py
+	OMP_NUM_THREADS=1 $(BIN)/meha reproduce comparison --tune
+
+# All tables, figures and pages, from the records in results/ and benchmarks/results/: open out/pages/index.html.
+pages: .venv/ready
+	$(BIN)/meha reproduce --draw --records results --out out/pages
+	$(BIN)/python benchmarks/speed.py --part none
+	$(BIN)/python examples/five_problems.py --out out/pages
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

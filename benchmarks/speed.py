@@ -12,7 +12,7 @@ is that of the processor, which other programs do not delay; compilation, group 
 Times of a step are without tracing and compilation, which are measured by themselves. Iterates are compared before anything is
 timed.
 
-Results go to benchmarks/results/speed.json (speed-gpu.json), table and figure to docs/speed.md and docs/speed.png;
+Results go to benchmarks/results/speed.json (speed-gpu.json), the table to docs/speed.md, the figure to out/pages/speed.png;
 tests/test_speed_table.py checks that they agree.
 """
 

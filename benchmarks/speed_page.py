@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 ROOT = Path(__file__).parent.parent
-PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.png"
+PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "out/pages/speed.png"
 
 Kind = Literal["cpu", "gpu"]
 KINDS: tuple[Kind, ...] = ("cpu", "gpu")
@@ -182,6 +182,7 @@ def figure() -> None:
             label: line for ax in (step, target, large) for line, label in zip(*ax.get_legend_handles_labels(), strict=True)
         }
         drawing.legend(found.values(), found.keys(), loc="outside lower center", ncols=4, frameon=False)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_bytes(render(drawing, "png"))
 
 

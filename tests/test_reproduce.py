@@ -1,13 +1,16 @@
-"""meha reproduce: tiny forms of every experiment, stored numbers against independent ones, resuming, and the command."""
+"""meha reproduce: tiny forms of every experiment, stored numbers against independent ones, resuming, and the command.
+
+No test depends on the clock: races end by work and steps, and where a limit of time is needed, time is counted in gradients.
+"""
 
 import dataclasses
 import itertools
 import json
+import math
 import os
-import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +42,12 @@ PRINTED = {"alpha": 0.1, "beta": 1e-5, "eta": 0.1, "gamma": 10.0, "c": 2.0, "p":
 
 
 def race(case, contender, setting, seed=0, **changes):
-    return measure(Cell("race", dataclasses.replace(case, **changes), contender, setting, seed))
+    return measure(Cell("race", dataclasses.replace(case, **{"seconds": math.inf, **changes}), contender, setting, seed))
+
+
+def in_gradients(run):
+    """A clock that does not depend on the machine: a millisecond for each gradient or product."""
+    return 1e-3 * (run.counts.upper + run.counts.lower + run.counts.hvp)
 
 
 # --- a race ------------------------------------------------------------------------------------------------------------
@@ -68,13 +76,13 @@ def test_the_target_is_reached_where_an_independent_run_reaches_it_for_good():
     assert max(record["reached"]["error x"], record["reached"]["error y"]) == pytest.approx(found[step - 1], rel=1e-4)
     assert record["last"]["work"] >= record["reached"]["work"] + max(record["reached"]["work"], 60)  # it stayed there
     assert record["curve"]["step"][0] == 0
-    assert record["curve"]["error x"][0] == pytest.approx(problem.distance(problem.x0, problem.y0).x, rel=1e-4)
-    assert np.all(np.diff(record["curve"]["seconds"]) > 0)
+    assert record["curve"]["error x"][0] == pytest.approx(problem.distance(problem.x0, problem.y0).x, rel=1e-3)
+    assert np.all(np.diff(record["curve"]["seconds"]) >= 0)
 
 
 def test_passing_through_the_solution_does_not_count():
     """With the paper's numbers the iterates come near the solution of the merely convex problem, and then diverge."""
-    record = race(MERELY_CONVEX, MEHA, {"preset": "paper"}, target=0.4, seconds=20.0, work=6000)
+    record = race(MERELY_CONVEX, MEHA, {"preset": "paper"}, target=0.4, work=6000)
     passed = [max(x, y) for x, y in zip(record["curve"]["error x"], record["curve"]["error y"], strict=True)]
     assert min(passed) < 0.4
     assert record["outcome"] in ("work", "diverged")
@@ -82,7 +90,7 @@ def test_passing_through_the_solution_does_not_count():
 
 
 def test_a_run_that_settles_elsewhere_ends_and_says_so():
-    record = race(MERELY_CONVEX, CONTENDERS["RHG"], {"alpha": 1, "inner_steps": 10, "warm_start": True}, seconds=20.0)
+    record = race(MERELY_CONVEX, CONTENDERS["RHG"], {"alpha": 1, "inner_steps": 10, "warm_start": True})
     assert record["outcome"] == "settled"
     assert record["last"]["error x"] == pytest.approx(0.495, abs=0.01)  # x near 0.505, as half of y never moves
 
@@ -118,7 +126,7 @@ def to_the_end(method, problem):
 
 
 @pytest.mark.parametrize("case", [dataclasses.replace(STRONG_CONVEX, arguments=(("n", 3),)), SINE[1]], ids=lambda c: c.name)
-@pytest.mark.parametrize(("name", "method"), [("MEHA()", meha.MEHA()), ("automatic", meha.Continuation())])
+@pytest.mark.parametrize(("name", "method"), [("AdaptiveMEHA", meha.AdaptiveMEHA()), ("automatic", meha.Continuation())])
 def test_an_automatic_run_goes_on_to_its_own_end_and_knows_no_constants(case, name, method):
     record = race(case, CONTENDERS[name], {}, seed=2)
     run, found = to_the_end(method, dataclasses.replace(case.problem(2), constants=None))
@@ -134,14 +142,50 @@ def test_an_automatic_run_goes_on_to_its_own_end_and_knows_no_constants(case, na
 def test_an_automatic_run_that_is_cut_off_has_no_end():
     cut = race(STRONG_CONVEX, CONTENDERS["automatic"], {}, work=60)
     assert (cut["outcome"], cut["reached"]) == ("work", None)
-    record = race(STRONG_CONVEX, CONTENDERS["MEHA()"], {}, target=5.0, stay=1, work=70)
+    record = race(STRONG_CONVEX, CONTENDERS["AdaptiveMEHA"], {}, target=5.0, stay=1, work=70)
     assert record["outcome"] == "target"  # it was there for long enough
     assert record["reached"]["work"] < 70 <= record["last"]["work"]
-    whole = race(STRONG_CONVEX, CONTENDERS["MEHA()"], {})
+    whole = race(STRONG_CONVEX, CONTENDERS["AdaptiveMEHA"], {})
     assert own_end([cut]) == [Mark("none", "number", None)] * 3
     seconds, gradients, error = own_end([whole])
     assert (seconds.value, gradients.value) == (whole["last"]["seconds"], whole["last"]["gradients"])
     assert error.value == max(whole["last"]["error x"], whole["last"]["error y"])
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """MEHA judges itself to be lost after ten steps, though its numbers are fine."""
+
+    def terminate(self, state):
+        return meha.Verdict(meha.Status.DIVERGED, "too far") if state.k >= 10 else None
+
+    monkeypatch.setattr(meha.MEHA, "terminate", terminate)
+    monkeypatch.setattr("meha.reproduce.race.MEMORY_STEPS", 1000)
+
+
+def test_a_run_that_diverges_by_the_methods_own_measure_ends_the_race(lost):
+    record = race(STRONG_CONVEX, MEHA, {"c": 30, "p": 0.49}, target=10.0)
+    assert (record["outcome"], record["last"]["step"], record["reached"]) == ("diverged", 10, None)
+    assert max(record["last"]["error x"], record["last"]["error y"]) < 10.0
+
+
+def test_a_run_that_diverges_by_the_methods_own_measure_ends_the_measurement_of_memory(lost, monkeypatch):
+    steps, step = [], meha.MEHA.step
+
+    def counted(self, oracle, state, at):
+        steps.append(state.k)
+        return step(self, oracle, state, at)
+
+    monkeypatch.setattr(meha.MEHA, "step", counted)
+    record = measure(Cell("memory", STRONG_CONVEX, MEHA, {"c": 30, "p": 0.49}, 0))
+    assert record["outcome"] == "measured"
+    assert max(steps) == 9
+
+
+def test_memory_of_a_run_that_breaks_down_is_not_known():
+    record = measure(Cell("memory", MERELY_CONVEX, CONTENDERS["CG"], {"alpha": 1, "inner_steps": 1, "damping": 0.0}, 0))
+    assert record["outcome"].startswith("failed: ")
+    assert (record["peak"], record["size"]) == (None, 240)
 
 
 def test_the_direction_is_the_step_of_x_over_alpha():
@@ -153,8 +197,8 @@ def test_the_direction_is_the_step_of_x_over_alpha():
     for row in range(1, 6):
         runner.step()
         expected = float((runner.x - before).norm()) / 0.02
-        assert record["curve"]["direction"][row] == pytest.approx(expected, rel=1e-4)
-        assert record["curve"]["F"][row] == pytest.approx(float(problem.upper(runner.x, runner.y)), rel=1e-4)
+        assert record["curve"]["direction"][row] == pytest.approx(expected, rel=1e-3)
+        assert record["curve"]["F"][row] == pytest.approx(float(problem.upper(runner.x, runner.y)), rel=1e-3)
         before = runner.x.clone()
 
 
@@ -215,12 +259,12 @@ def test_memory_of_an_automatic_method_is_that_of_its_whole_run():
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Runs the quick form of an experiment with some methods, and gives its results by case, method and kind."""
-    monkeypatch.setattr("meha.reproduce.experiments.base.QUICK_SECONDS", 2.0)
+    monkeypatch.setattr("meha.reproduce.race.clock", in_gradients)
     monkeypatch.setattr("meha.reproduce.experiments.theorems.QUICK_STEPS", 12)
 
     def go(name, *methods, seeds=1):
         options = Options(quick=True, seeds=seeds, methods=frozenset(methods))
-        store = Store(tmp_path / "results")
+        store = Store(tmp_path / "records")
         cells = EXPERIMENTS[name].cells(options, SHIPPED)
         assert run(cells, store, jobs=0) == len({cell.key for cell in cells})
         assert run(cells, store, jobs=0) == 0
@@ -240,25 +284,23 @@ def only(records):
 
 
 def check_rows_without_settings(results, case):
-    """They are there, and right unless the machine was so busy that their time was up."""
+    """They are there, and right."""
     for name in AUTOMATIC:
         record = only(results.get(case, name))
-        assert record["setting"] == "{}"
-        assert record["outcome"] in ("converged", "time")
-        if record["outcome"] == "converged":
-            assert max(record["last"]["error x"], record["last"]["error y"]) < 1e-3
-            assert record["reached"]["gradients"] <= record["last"]["gradients"] < 1000
+        assert (record["setting"], record["outcome"]) == ("{}", "converged")
+        assert max(record["last"]["error x"], record["last"]["error y"]) < 1e-3
+        assert record["reached"]["gradients"] <= record["last"]["gradients"] < 1000
 
 
 def test_strong_convex(tiny):
     results, claims, text = tiny("strong-convex", "MEHA", "CG", "RHG", *AUTOMATIC)
     case = STRONG_CONVEX.name
-    assert only(results.get(case, "CG"))["reached"]["work"] == SHIPPED.results[case]["CG"][SHIPPED.best(case, "CG")][0][0]
+    assert only(results.get(case, "CG"))["reached"]["work"] == SHIPPED.scores[case]["CG"][SHIPPED.best(case, "CG")][0][0]
     assert only(results.get(case, "CG"))["last"]["error x"] < 1e-6
     assert results.methods(case) == ["RHG", "CG", "MEHA", PAPER, *AUTOMATIC]
     assert results.methods(case, "memory") == ["RHG", "CG", "MEHA", *AUTOMATIC]
     check_rows_without_settings(results, case)
-    assert "until a run ends by itself" in text
+    assert "until a run stops" in text
     assert only(results.get(case, "MEHA", "memory"))["peak"] < only(results.get(case, "RHG", "memory"))["peak"]
     fastest, memory = claims
     assert fastest.answer == "does not hold"  # CG inverts an identity
@@ -324,11 +366,11 @@ def test_lasso_toy(tiny):
     check_rows_without_settings(results, "lasso, n = 100")
     assert claims[-1].answer == "holds"
     assert "17.11" in text
-    assert "For n = 100: MEHA() and automatic have no settings" in text
+    assert "For n = 100: AdaptiveMEHA and automatic have no settings" in text
 
 
 def test_group_lasso(tiny):
-    results, claims, text = tiny("group-lasso", "MEHA", "MEHA()", "GridSearch")
+    results, claims, text = tiny("group-lasso", "MEHA", "AdaptiveMEHA", "GridSearch")
     record = only(results.get(GROUP_LASSO[600].name, "MEHA"))
     problem = group_lasso(600, seed=0)
     runner = problem.preset("recipe").start(problem, problem.x0, problem.y0)
@@ -348,7 +390,7 @@ def test_group_lasso(tiny):
     assert _speed(results, GROUP_LASSO[600].name, "GridSearch").middle == pytest.approx(goal["seconds"] / there)
     assert claims[0].answer == "open"  # one data set is not five
     assert "the least of the others is Grid search" in claims[1].measured  # not MEHA without settings
-    assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "MEHA()"]
+    assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "AdaptiveMEHA"]
     assert "71.9 ± 10.5" in text
     assert "84.2 ± 16.1" in text
 
@@ -377,7 +419,7 @@ def test_rates(tiny):
     assert set(record["curve"]) >= {"theta", "residual", "gap", "hypergradient"}
     assert all(claim.answer == "open" for claim in claims)  # twelve steps say nothing
     assert "Theorem 2" in text
-    for name, method in (("MEHA()", meha.MEHA()), ("automatic", meha.Continuation())):
+    for name, method in (("AdaptiveMEHA", meha.AdaptiveMEHA()), ("automatic", meha.Continuation())):
         end = only(results.get("rates, strongly convex", name, "rates"))
         run, _ = to_the_end(method, strong_convex(100))
         assert (end["curve"]["K"], end["gradients"]) == ([run.k], run.counts.upper + run.counts.lower)
@@ -388,10 +430,10 @@ def test_rates(tiny):
 def test_every_experiment_has_rows_without_settings_beside_those_of_meha():
     for name, experiment in EXPERIMENTS.items():
         cells = experiment.cells(Options(), SHIPPED)
-        rows = {(cell.case.name, cell.kind, cell.seed) for cell in cells if cell.name in ("MEHA", "p = 0.25")}
+        rows = {(cell.case.name, cell.kind, cell.seed) for cell in cells if cell.name in ("MEHA", "p = 0.25", "paper")}
         assert rows or name == "sensitivity"
         learns = name in ("hyper-cleaning", "few-shot")
-        for method in ("MEHA()",) if learns else AUTOMATIC:
+        for method in ("automatic",) if learns else AUTOMATIC:
             own = {(cell.case.name, cell.kind, cell.seed): dict(cell.setting) for cell in cells if cell.name == method}
             assert own
             assert rows <= set(own)
@@ -399,12 +441,37 @@ def test_every_experiment_has_rows_without_settings_beside_those_of_meha():
                 frozenset(),
                 frozenset(["trial"]),
                 frozenset(["warm_start"]),
+                frozenset(["max_steps"]),
+                frozenset(["gradients"]),
             }
         assert not any(set(races[1]) & set(AUTOMATIC) for races in experiment.tuned(Options()))
 
 
+def test_the_report_can_be_drawn_without_measuring(tmp_path):
+    arguments = ["rates", "--quick", "--methods", "MEHA", "--records", str(tmp_path / "kept")]
+    refused = meha_reproduce(*arguments, "--draw", "--out", str(tmp_path / "none"))
+    assert refused.returncode == 2
+    assert "--draw" in refused.stderr
+    assert not (tmp_path / "none").exists()
+    cells = EXPERIMENTS["rates"].cells(Options(quick=True, methods=frozenset({"MEHA"})), SHIPPED)
+    run(cells[:-1], Store(tmp_path / "kept"), jobs=0)
+    before = (tmp_path / "kept/rates.jsonl").read_bytes()
+    drawn = meha_reproduce(*arguments, "--draw", "--out", str(tmp_path / "page"))
+    assert drawn.returncode == 0, drawn.stderr
+    assert "1 runs have not been measured yet" in (tmp_path / "page/index.html").read_text()
+    assert (tmp_path / "kept/rates.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_records_in_git_are_complete(name):
+    """If a key has changed, measure again with: meha reproduce NAME --records results."""
+    missing = Store(Path(__file__).parent.parent / "results").missing(EXPERIMENTS[name].cells(Options(), SHIPPED))
+    assert [(cell.case.name, cell.name, cell.seed) for cell in missing] == []
+
+
 def test_every_experiment_is_tested_here():
-    synthetic = [name for name in EXPERIMENTS if name not in ("hyper-cleaning", "few-shot")]  # see test_reproduce_learning.py
+    elsewhere = ("hyper-cleaning", "few-shot", "comparison", "automatic")  # see test_reproduce_learning.py and others
+    synthetic = [name for name in EXPERIMENTS if name not in elsewhere]
     assert {f"test_{name.replace('-', '_')}" for name in synthetic} <= {
         "test_high_dimension" if name.startswith("test_high_dimension") else name for name in globals()
     }
@@ -440,8 +507,10 @@ def test_shipped_settings_are_complete_and_belong_to_the_declared_ones():
     for case, names in races:
         for name in names:
             assert SHIPPED.setting(case, CONTENDERS[name]) in CONTENDERS[name].settings()
-            results = SHIPPED.results[case.tuned_at or case.name][name]
-            assert [len(seeds) for seeds in results] == [len(TUNING_SEEDS)] * 8
+            scores = SHIPPED.scores[case.tuned_at or case.name][name]
+            known = [len(seeds) for seeds in scores if seeds is not None]
+            assert len(scores) == 8
+            assert known == ([len(TUNING_SEEDS)] * 8 if case.tuning_seeds == TUNING_SEEDS else [1])
 
 
 @pytest.mark.parametrize(
@@ -449,7 +518,7 @@ def test_shipped_settings_are_complete_and_belong_to_the_declared_ones():
 )
 def test_shipped_settings_do_what_the_file_says(case, name):
     best = SHIPPED.best(case.name, name)
-    for seed, (work, _) in zip(TUNING_SEEDS, SHIPPED.results[case.name][name][best], strict=True):
+    for seed, (work, _) in zip(TUNING_SEEDS, SHIPPED.scores[case.name][name][best], strict=True):
         record = race(case, CONTENDERS[name], CONTENDERS[name].settings()[best], seed)
         assert record["reached"]["work"] == pytest.approx(work, rel=0.02)
 
@@ -466,13 +535,13 @@ def test_tuning_from_stored_results(tmp_path):
     case = Case("tiny", strong_convex, (("n", 2),), target=0.05, work=200)
     races = [(case, ["CG"])]
     store = Store(tmp_path)
-    assert Tuning.of(store, races).results == {}
+    assert Tuning.of(store, races).scores == {}
     run(tuning.cells(races), store, jobs=0)
     found = Tuning.of(store, races)
-    assert len(found.results["tiny"]["CG"]) == 8
+    assert len(found.scores["tiny"]["CG"]) == 8
     assert found.setting(case, CONTENDERS["CG"]) == {"alpha": 1, "inner_steps": 1, "damping": 0.0}
-    found.save(tmp_path / "tuning.json")
-    assert json.loads((tmp_path / "tuning.json").read_text()) == found.results
+    found.save(tmp_path)
+    assert json.loads((tmp_path / "tuning.json").read_text()) == found.scores
     with pytest.raises(KeyError, match="--tune"):
         found.setting(MERELY_CONVEX, CONTENDERS["CG"])
 
@@ -482,25 +551,32 @@ def test_tuning_from_stored_results(tmp_path):
 
 def cells_of(*names, seeds=2):
     return [
-        Cell("race", dataclasses.replace(STRONG_CONVEX, seconds=1.0), CONTENDERS[name], CONTENDERS[name].settings()[4], seed)
+        Cell(
+            "race", dataclasses.replace(STRONG_CONVEX, seconds=math.inf), CONTENDERS[name], CONTENDERS[name].settings()[4], seed
+        )
         for name in names
         for seed in range(seeds)
     ]
 
 
-def test_a_damaged_result_is_measured_again(tmp_path):
+def test_a_damaged_record_is_measured_again(tmp_path):
     cells = cells_of("CG")
-    store = Store(tmp_path)
-    assert run(cells, store, jobs=0) == 2
-    whole, other = sorted(tmp_path.rglob("*.json"))
-    whole.write_text(whole.read_text()[:100])
-    other.write_text("[]")
     assert run(cells, Store(tmp_path), jobs=0) == 2
-    record = json.loads(other.read_text())
-    for damaged in ({"outcome": "target"}, {**record, "reached": {"step": 1}}, {**record, "seed": 7}):
-        other.write_text(json.dumps(damaged))
-        assert run(cells, Store(tmp_path), jobs=0) == 1
-    assert not list(tmp_path.rglob("*.part"))
+    path = tmp_path / "race.jsonl"
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(first + b"\n" + second[:100])  # a crash cut the last line short
+    assert run(cells, Store(tmp_path), jobs=0) == 1
+    assert Store(tmp_path).missing(cells) == []
+    record = json.loads(first)
+    for damaged in ("[]", "{}", {"outcome": "target"}, {**record, "reached": {"step": 1}}, {**record, "seed": 7}):
+        text = damaged if isinstance(damaged, str) else json.dumps(damaged)
+        path.write_bytes(second + b"\n" + text.encode() + b"\n")
+        assert [cell.seed for cell in Store(tmp_path).missing(cells)] == [0]
+    path.write_bytes(second + b"\n" + first + b"\n")
+    assert Store(tmp_path).missing(cells) == []
+    changed = {**record, "outcome": "work"}
+    path.write_bytes(path.read_bytes() + json.dumps(changed).encode() + b"\n")
+    assert Store(tmp_path).get(cells[0])["outcome"] == "work"  # the last line counts
 
 
 def test_a_result_is_kept_for_exactly_what_it_was_measured_for():
@@ -536,65 +612,61 @@ def meha_reproduce(*arguments, **options):
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, **options)
 
 
+ENDING = """
+import os, signal, sys
+from meha.reproduce.store import Store
+put, left = Store.put, [{count}]
+def ending(self, cell, record):
+    put(self, cell, record)
+    left[0] -= 1
+    if not left[0]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
+        os.killpg(os.getpgid(0), signal.{signal})
+Store.put = ending
+if __name__ == "__main__":
+    from meha.cli import app
+    app()
+"""
+
+
+def meha_ending(signal, count, *arguments):
+    """The command, ended by a signal to it and its workers after some records."""
+    code = ENDING.format(signal=signal, count=count)
+    options = dict(capture_output=True, text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run([sys.executable, "-c", code, "reproduce", *arguments], **options)
+
+
 def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
-    arguments = [
-        "merely-convex",
-        "--quick",
-        "--methods",
-        "MEHA,BOME,F2SA,RHG,NS",
-        "--limit",
-        "0.5",
-        "--jobs",
-        "1",
-        "--out",
-        str(tmp_path),
-    ]
-    results = tmp_path / "results"
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while len(list(results.rglob("*.json"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    kept = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in results.rglob("*.json")}
-    assert 3 <= len(kept) < 12
+    methods = ["--methods", "MEHA,BOME,F2SA,RHG,NS"]
+    arguments = ["merely-convex", "--quick", *methods, "--limit", "0.5", "--jobs", "1", "--out", str(tmp_path)]
+    path = tmp_path / "records/race.jsonl"
+    assert meha_ending("SIGKILL", 3, *arguments).returncode == -9
+    kept = path.read_bytes()
+    assert len(kept.splitlines()) == 3
     assert not (tmp_path / "index.html").exists()
 
     again = meha_reproduce(*arguments)
     assert again.returncode == 0, again.stderr
-    after = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in results.rglob("*.json")}
-    assert len(after) == 12  # five methods and MEHA with the paper's values, two seeds
-    assert {path: after[path] for path in kept} == kept
-    assert f"{12 - len(kept)} runs measured." in again.stdout
+    after = path.read_bytes()
+    assert len(after.splitlines()) == 12  # five methods and MEHA with the paper's values, two seeds
+    assert after.startswith(kept)
+    assert "9 runs measured." in again.stdout
     assert str(tmp_path / "index.html") in again.stdout.replace("\n", "")
 
     page = (tmp_path / "index.html").read_bytes()
     third = meha_reproduce(*arguments)
-    assert "Nothing was left to measure." in third.stdout
+    assert "Nothing to measure." in third.stdout
     assert (tmp_path / "index.html").read_bytes() == page
-    assert {path.stat().st_mtime_ns for path in results.rglob("*.json")} == {stamp for stamp, _ in after.values()}
+    assert path.read_bytes() == after
 
 
 def test_an_interrupt_keeps_what_is_finished(tmp_path):
     arguments = ["strong-convex", "--quick", "--seeds", "20", "--methods", "BOME,F2SA", "--jobs", "2", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it is ignored where the tests run in the background
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.rglob("*.json")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 130, (out, error)
-    assert "the same command goes on" in " ".join(out.split())
-    assert "Traceback" not in out + error
+    ended = meha_ending("SIGINT", 1, *arguments)
+    assert ended.returncode == 130, (ended.stdout, ended.stderr)
+    assert "Finished runs are kept; repeat the command to continue." in " ".join(ended.stdout.split())
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert len((tmp_path / "records/race.jsonl").read_bytes().splitlines()) == 1
 
 
 # --- the command -----------------------------------------------------------------------------------------------------------
@@ -621,7 +693,7 @@ def test_bad_arguments_are_named(arguments, told, tmp_path):
     found = meha_reproduce(*arguments, "--out", str(tmp_path))
     assert found.returncode == 2
     assert told in " ".join(found.stderr.replace("│", " ").split())
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.json*"))
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -639,17 +711,17 @@ def test_a_missing_package_is_named_before_anything_runs(package, tmp_path):
     found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert found.returncode == 2
     assert f'needs {package}; install it with: pip install "meha[reproduce]"' in found.stderr
-    assert not list(tmp_path.rglob("*.json"))
+    assert not list(tmp_path.rglob("*.json*"))
 
 
 def test_tune_chooses_for_the_methods_that_are_asked_for_and_is_used_again(tmp_path):
-    arguments = ["strong-convex", "--quick", "--methods", "CG", "--limit", "0.2", "--out", str(tmp_path), "--jobs", "2"]
+    arguments = ["strong-convex", "--quick", "--methods", "CG", "--limit", "1e6", "--out", str(tmp_path), "--jobs", "2"]
     assert meha_reproduce(*arguments, "--tune").returncode == 0
-    chosen = Tuning.load(tmp_path / "tuning.json")
+    chosen = Tuning.load(tmp_path)
     assert chosen.best(STRONG_CONVEX.name, "CG") == SHIPPED.best(STRONG_CONVEX.name, "CG")
-    assert chosen.results["merely convex, n = 10"] == SHIPPED.results["merely convex, n = 10"]
+    assert chosen.scores["merely convex, n = 10"] == SHIPPED.scores["merely convex, n = 10"]
     again = meha_reproduce(*arguments)
-    assert "Nothing was left to measure." in again.stdout
+    assert "Nothing to measure." in again.stdout
     assert "tuning.json" in again.stdout
     (tmp_path / "tuning.json").write_text('{"strong convex, n = 100": 3}')
     damaged = meha_reproduce(*arguments)
@@ -660,7 +732,7 @@ def test_tune_chooses_for_the_methods_that_are_asked_for_and_is_used_again(tmp_p
 @pytest.mark.parametrize("methods", ["CG", "TPE", "IGJO"])
 def test_experiments_can_be_drawn_without_meha(methods, tmp_path):
     options = Options(quick=True, seeds=1, methods=frozenset([methods]), limit=0.1)
-    store = Store(tmp_path / "results")
+    store = Store(tmp_path / "records")
     for experiment in EXPERIMENTS.values():
         run(experiment.cells(options, SHIPPED), store, jobs=0)
     page, claims = report.draw(store, options, SHIPPED, tmp_path, "command", list(EXPERIMENTS))
@@ -676,7 +748,7 @@ class Told(Records):
 
     def __init__(self, case, seconds):
         self.count, self.missing = len(seconds), 0
-        self._found = {
+        self._records = {
             (case, method, "race"): [
                 {
                     "reached": None if t is None else {"seconds": t, "work": 12.0, "gradients": 10.0, "step": 2},
@@ -722,8 +794,8 @@ def test_rows_of_a_race():
 
 
 def test_rows_without_settings_tell_where_they_end_and_are_not_compared():
-    results = Told("case", {"CG": [0.5] * 3, "MEHA": [2.0] * 3, "MEHA()": [0.1] * 3, "automatic": [None] * 3})
-    for method, outcome in (("MEHA()", "converged"), ("automatic", "finished")):
+    results = Told("case", {"CG": [0.5] * 3, "MEHA": [2.0] * 3, "AdaptiveMEHA": [0.1] * 3, "automatic": [None] * 3})
+    for method, outcome in (("AdaptiveMEHA", "converged"), ("automatic", "finished")):
         for record in results.get("case", method):
             record |= {"outcome": outcome, "last": {**record["last"], "seconds": 0.4, "gradients": 321}}
     table = race_table(results, [("case", "")], name="t", caption="c", paper={})
@@ -731,7 +803,7 @@ def test_rows_without_settings_tell_where_they_end_and_are_not_compared():
     (ends,) = ends_table(results, [("case", "")], "t")
     assert [[row[0], *(cell.text for cell in row[1:])] for row in ends.rows] == [[n, "0.4", "321", "0.3"] for n in AUTOMATIC]
     assert ends_table(Told("case", {"MEHA": [2.0]}), [("case", "")], "t") == []
-    assert rows["MEHA()"][1].kind == "best"
+    assert rows["AdaptiveMEHA"][1].kind == "best"
     assert rows["automatic"][1] == Mark("not reached: error 0.3 with nothing left to try", "failed")
     assert first(results, "case", "claim").measured == "not first; faster than MEHA: CG 4 times"
 
@@ -758,12 +830,12 @@ def test_the_prose_of_every_experiment_can_be_read():
 @pytest.mark.parametrize("case", [STRONG_CONVEX, MERELY_CONVEX, SINE[1]], ids=lambda case: case.name)
 def test_shipped_settings_are_what_tuning_finds(case, tmp_path):
     """All settings of all methods again. Work may differ by rounding on another machine, the choice may then too."""
-    names = list(SHIPPED.results[case.name])
+    names = list(SHIPPED.scores[case.name])
     store = Store(tmp_path)
     run(tuning.cells([(case, names)]), store, jobs=2)
     found = Tuning.of(store, [(case, names)])
     for name in names:
         own, theirs = found.best(case.name, name), SHIPPED.best(case.name, name)
-        assert own == theirs or SHIPPED.results[case.name][name][own][0][0] == pytest.approx(
-            SHIPPED.results[case.name][name][theirs][0][0], rel=0.05
+        assert own == theirs or SHIPPED.scores[case.name][name][own][0][0] == pytest.approx(
+            SHIPPED.scores[case.name][name][theirs][0][0], rel=0.05
         )

@@ -13,19 +13,24 @@ from meha.reproduce.cells import Cell
 from meha.reproduce.contenders import CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha.reproduce.experiments.base import PAPER
-from meha.reproduce.experiments.learning import AUTOMATIC, CLEANING, FEW_SHOT, FRESH, METHODS, PRINTED, QUICK_FEW_SHOT, VARIANTS
+from meha.reproduce.experiments.learning import CLEANING, FEW_SHOT, FRESH, METHODS, PRINTED, QUICK_FEW_SHOT, VARIANTS
 from meha.reproduce.page import Table
 from meha.reproduce.race import measure
 from meha.reproduce.store import Store
+from meha.reproduce.tuning import Tuning
 from meha.tasks import few_shot, hyper_cleaning
 
-DIGITS = dataclasses.replace(CLEANING["digits"], work=60, looks=3)
+SHIPPED = Tuning.shipped()
+AUTOMATIC = CONTENDERS["automatic"]
+
+DIGITS = dataclasses.replace(CLEANING["digits"], work=60, looks=3, seconds=math.inf)
 SHOTS = dataclasses.replace(
     QUICK_FEW_SHOT,
     arguments=(("data", "digits"), ("ways", 3), ("tasks", 2), ("width", 4), ("test_tasks", 10)),
     steps=4,
     looks=2,
     target=None,
+    seconds=math.inf,
 )
 
 
@@ -75,7 +80,7 @@ def test_a_cell_of_few_shot_learning_equals_a_run_of_its_own():
 def test_rows_without_settings_equal_runs_of_their_own():
     record = measure(Cell("training", DIGITS, AUTOMATIC, {}, 4))
     task = hyper_cleaning("digits", seed=4)
-    run = meha.MEHA().start(task.problem, *task.start())
+    run = meha.StochasticMEHA().start(task.problem, *task.start())
     while run.counts.upper + run.counts.lower < DIGITS.work:
         run.step()
     assert record["last"]["step"] == run.k
@@ -113,17 +118,52 @@ def test_settings_are_the_best_of_the_trials():
         for method, rows in told.items():
             assert len(rows) >= 10
             known = [row for row in rows if row[1] is not None]
-            failed = [trial.setting for trial in learning.trials(task)[method] if math.isinf(trial.loss)]
+            failed = [row[0] for row in learning.shipped()[task][method] if math.isinf(learning.loss(task, row))]
             assert failed == [row[0] for row in rows if row[1] is None]
             best = better(known, key=lambda row: row[1] + row[2] if better is max else row[2])
-            assert learning.chosen(task, method) == best[0]
+            assert learning.chosen(task, method) == best[0] == SHIPPED.trained(task, method)
             for setting, *_ in rows:
                 learning.build(CONTENDERS[method].kind, setting, 5000)
 
 
+def test_trials_are_measured_again_and_written_as_they_are_shipped(tmp_path):
+    """The small form of --tune, on digits."""
+    rows = {"MEHA": SHIPPED.attempts["hyper-cleaning"]["MEHA"][:2], "CG": SHIPPED.attempts["hyper-cleaning"]["CG"][:1]}
+    before = Tuning({}, {"hyper-cleaning": rows, "few-shot": {"MEHA": SHIPPED.attempts["few-shot"]["MEHA"][:1]}})
+    store, tuning, options = Store(tmp_path / "records"), before, Options(quick=True)
+    for name in ("hyper-cleaning", "few-shot"):
+        cells = EXPERIMENTS[name].trials(options, before)
+        assert {cell.seed for cell in cells} == {1000}
+        for cell in cells:
+            small = DIGITS if name == "hyper-cleaning" else SHOTS
+            store.put(cell, {**measure(dataclasses.replace(cell, case=small)), "jobs": 1})
+        tuning = tuning.updated(EXPERIMENTS[name].chosen(options, before, store))
+    tuning.save(tmp_path)
+    assert Tuning.load(tmp_path).attempts == tuning.attempts
+    for task, methods in before.attempts.items():
+        for method, tried in methods.items():
+            again = tuning.attempts[task][method]
+            assert [row[0] for row in again] == [row[0] for row in tried]  # the settings stay, in their order
+    first = tuning.attempts["hyper-cleaning"]["MEHA"][0]
+    record = measure(Cell("training", DIGITS, CONTENDERS["MEHA"], first[0], 1000))
+    assert first[1:] == [pytest.approx(record["last"]["accuracy"], abs=1e-4), pytest.approx(record["last"]["f1"], abs=1e-4)]
+    assert tuning.attempts["few-shot"]["MEHA"][0][1:] == [None, None]  # there was no target
+    SHIPPED.save(tmp_path)
+    assert (tmp_path / "learning.json").read_text() == (learning.files("meha.reproduce") / "learning.json").read_text()
+    assert (tmp_path / "tuning.json").read_text() == (learning.files("meha.reproduce") / "tuning.json").read_text()
+
+
+def test_training_ends_with_the_method(monkeypatch):
+    """A method that says that it is done is not asked for further steps."""
+    done = meha.Verdict(meha.Status.DIVERGED, "too far")
+    monkeypatch.setattr(meha.MEHA, "terminate", lambda self, state: done if state.k >= 5 else None)
+    record = training(DIGITS, "MEHA", PRINTED)
+    assert (record["outcome"], record["last"]["step"]) == ("diverged", 5)
+
+
 def test_every_row_of_the_papers_table_has_cells():
-    cleaning = EXPERIMENTS["hyper-cleaning"].cells(Options(), None)
-    shots = EXPERIMENTS["few-shot"].cells(Options(), None)
+    cleaning = EXPERIMENTS["hyper-cleaning"].cells(Options(), SHIPPED)
+    shots = EXPERIMENTS["few-shot"].cells(Options(), SHIPPED)
     for data, rows in paper.HYPER_CLEANING.items():
         for method in rows:
             seeds = [c.seed for c in cleaning if c.case.name == CLEANING[data].name and c.name == method]
@@ -135,7 +175,7 @@ def test_every_row_of_the_papers_table_has_cells():
             assert [c.seed for c in shots if c.case is FEW_SHOT[ways] or (c.case == FEW_SHOT[ways] and c.name == method)]
     assert {c.label for c in cleaning} >= set(VARIANTS)
     assert len({c.key for c in [*cleaning, *shots]}) == len(cleaning) + len(shots)
-    only = EXPERIMENTS["few-shot"].cells(Options(methods=frozenset({"RHG"}), seeds=1, limit=3.0), None)
+    only = EXPERIMENTS["few-shot"].cells(Options(methods=frozenset({"RHG"}), seeds=1, limit=3.0), SHIPPED)
     assert [(c.name, c.seed, c.case.seconds) for c in only] == [("RHG", 0, 3.0)] * 2
 
 
@@ -151,7 +191,7 @@ def invented(cell, accuracy):
 
 
 def draw(name, accuracies, tmp_path, options=FULL):
-    store, cells = Store(tmp_path), EXPERIMENTS[name].cells(options, None)
+    store, cells = Store(tmp_path), EXPERIMENTS[name].cells(options, SHIPPED)
     for cell in cells:
         store.put(cell, invented(cell, accuracies.get(cell.name, 0.5) + 0.001 * cell.seed))
     results = Records(store, cells)
@@ -163,7 +203,9 @@ def tables(section):
 
 
 def test_the_page_of_hyper_cleaning(tmp_path):
-    section, claims = draw("hyper-cleaning", {"MEHA": 0.93, "MEHA()": 0.97, "F2SA": 0.95, "VPBGD": 0.9, PAPER: 0.99}, tmp_path)
+    section, claims = draw(
+        "hyper-cleaning", {"MEHA": 0.93, "automatic": 0.97, "F2SA": 0.95, "VPBGD": 0.9, PAPER: 0.99}, tmp_path
+    )
     rows = {row[0]: row for row in tables(section)["hyper-cleaning-mnist"].rows}
     assert rows["MEHA"][1].text == "93.10 ± 0.10"
     assert rows["MEHA"][-1].text == "89.55 / 91.26"
@@ -175,7 +217,7 @@ def test_the_page_of_hyper_cleaning(tmp_path):
     best = told["MNIST: MEHA has the best accuracy and F1 for the same work"]
     assert best.answer == "does not hold"
     assert "93.10 % against 95.10 % of F2SA" in best.measured  # the row without settings takes no part
-    assert rows["MEHA()"][1].text == "97.10 ± 0.10"
+    assert rows["automatic"][1].text == "97.10 ± 0.10"
     _, claims = draw("hyper-cleaning", {"MEHA": 0.9, "F2SA": 0.9005}, tmp_path / "level")
     level = {claim.claim: claim for claim in claims}["MNIST: MEHA has the best accuracy and F1 for the same work"]
     assert (level.answer, "level" in level.measured) == ("holds", True)
@@ -184,11 +226,11 @@ def test_the_page_of_hyper_cleaning(tmp_path):
 
 
 def test_the_page_of_few_shot_learning(tmp_path):
-    section, claims = draw("few-shot", {"MEHA": 0.93, "MEHA()": 0.92, "RHG": 0.95}, tmp_path)
+    section, claims = draw("few-shot", {"MEHA": 0.93, "automatic": 0.92, "RHG": 0.95}, tmp_path)
     rows = {row[0]: row for row in tables(section)["few-shot-10"].rows}
     assert rows["MEHA"][1].text.startswith("10")
     assert rows["MEHA"][-1].text == "×\N{NO-BREAK SPACE}1"
-    assert rows["MEHA()"][1].text.startswith("10")
+    assert rows["automatic"][1].text.startswith("10")
     assert rows["BDA"][1].kind == "failed"
     assert "50.1 %" in rows["BDA"][1].text
     told = {claim.claim: claim for claim in claims}
@@ -208,7 +250,7 @@ def test_missing_data_are_told(monkeypatch, tmp_path):
 
 
 def test_runs_that_time_cut_short_prove_nothing(tmp_path):
-    store, cells = Store(tmp_path), EXPERIMENTS["hyper-cleaning"].cells(Options(seeds=1), None)
+    store, cells = Store(tmp_path), EXPERIMENTS["hyper-cleaning"].cells(Options(seeds=1), SHIPPED)
     for cell in cells:
         outcome = {"RHG": "time", "CG": "broke down: it"}.get(cell.name, "work")
         store.put(cell, {**invented(cell, 0.93 if cell.name == "MEHA" else 0.5), "outcome": outcome})

@@ -118,7 +118,7 @@ def test_same_input_same_bytes(tmp_path):
     first = contents(tmp_path)
     write(page(picture("a")), tmp_path)
     assert first == contents(tmp_path)
-    assert set(first) == {"index.html", "tables/summary.csv", "figures/a.png", "figures/a.svg"}
+    assert set(first) == {"index.html", "tables/summary.csv", "tables/summary.md", "figures/a.png", "figures/a.svg"}
     assert first["figures/a.png"].startswith(b"\x89PNG")
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from meha import Status, Verdict
 from meha.diagnostics import merit
 from meha.methods import MEHA
 from meha.problems import lasso, strong_convex
 from meha.reproduce.rates import FLOOR, TRIALS, Rate, measure, predicted, slope
+from meha.schedules import evaluate
 
 CELLS = [(name, p) for name, trial in TRIALS.items() for p in trial.powers]
 
@@ -154,7 +156,7 @@ def test_steps_are_so_small_that_the_merit_function_decreases(name):
     run = m.start(problem, problem.x0, problem.y0)
 
     def value():
-        c = m.penalty(run.k)
+        c = evaluate("c_k", m.c_k, run.k)
         return merit(problem, run.x, run.y, run.state.theta.detached(), m.gamma, c, constants, lower_bound=lowest, tol=1e-14)
 
     before = value()
@@ -175,6 +177,29 @@ def test_a_run_that_has_come_to_rest_ends():
     rates = trial.rates(0.0, found)
     assert [rate.column for rate in rates] == ["theta", "residual"]
     assert all(rate.measured < -4 for rate in rates)  # linear convergence is steeper than any power
+
+
+def far_from_the_start(self, state):
+    """A verdict of a method that judges itself to be lost after ten steps."""
+    return Verdict(Status.DIVERGED, "too far") if state.k >= 10 else None
+
+
+def test_a_run_that_its_method_ends_is_over(monkeypatch):
+    monkeypatch.setattr(MEHA, "terminate", far_from_the_start)
+    trial = TRIALS["strongly convex"]
+    assert trial.measure(0.25, steps=30)["K"] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    end = trial.end(trial.method(0.25))
+    assert (end["outcome"], end["curve"]["K"]) == ("diverged", [10])
+    assert math.isfinite(end["curve"]["gap"][0])
+
+
+def test_a_run_that_is_not_finite_has_no_bounds(monkeypatch):
+    trial = TRIALS["strongly convex"]
+    wild = dataclasses.replace(trial.method(0.25), alpha=1e200, beta=1e200)
+    end = trial.end(wild)
+    assert end["outcome"] == "non-finite"
+    assert end["curve"]["K"][0] < 10
+    assert math.isnan(end["curve"]["gap"][0])
 
 
 def test_a_short_run_is_plain_numbers():

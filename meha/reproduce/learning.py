@@ -138,7 +138,7 @@ def train(cell: Cell) -> Record:
             seconds += time.perf_counter() - begin
     curve = {name: [row[name] for row in rows] for name in rows[0]}
     reached = rows[-1] if outcome == "target" else None
-    return {"outcome": outcome, "description": run.method.describe(), "reached": reached, "last": rows[-1], "curve": curve}
+    return {"outcome": outcome, "reached": reached, "last": rows[-1], "curve": curve}
 
 
 def _method(cell: Cell, task: Any) -> Method:

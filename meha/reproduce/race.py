@@ -26,26 +26,28 @@ from meha.schedules import evaluate
 __all__ = ["measure", "processor"]
 
 WARM_STEPS, WARM_SECONDS = 3, 0.5
-"""A throwaway run goes before the clock: so many steps, or as many as fit into this time (a step is finished)."""
+"""Limits of the throwaway run before the clock starts, by steps and by time."""
 
 MEMORY_STEPS, LONGEST = 3, 1000
-"""The memory of so many steps is measured; where a method ends by itself, of all up to so many."""
+"""Steps over which memory is measured: of methods with settings, and at most of those that decide when they have converged."""
 
 DENSITY = 1.15
 """Ratio of the step numbers at which a curve is recorded."""
 
+UNDRAWN = ("gradients", "null error")
+"""Columns that no figure shows: curves leave them out."""
+
 SETTLED, LOOK = 1e-10, 200
-"""A run that misses the target has settled elsewhere when (x, y) changes by no more than this in so many steps."""
+"""A run that misses the target has settled elsewhere when (x, y) changes by at most this share in this number of steps."""
 
 
 def measure(cell: Cell) -> Record:
     """Run a cell. Failures of the method are results; only errors of the program are raised."""
     begin = time.perf_counter()
+    kinds = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train, "solve": solve_cell}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the theorem's range, for example: it is reported, not feared
-        found = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train, "solve": solve_cell}[cell.kind](
-            cell
-        )
+        warnings.simplefilter("ignore")  # of the theorem's range, for example, which the page discusses
+        found = kinds[cell.kind](cell)
     about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
     took = time.perf_counter() - begin
     machine = processor()
@@ -64,14 +66,14 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _plain(value: Any) -> Any:
-    """The same values with five digits; None for numbers that are not finite, which JSON does not have."""
+def _plain(value: Any, digits: int = 5) -> Any:
+    """The same values with five digits, curves with four; None for numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(item, 4 if name == "curve" else digits) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_plain(item, digits) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 
@@ -100,7 +102,7 @@ def _race(cell: Cell) -> Record:
             outcome = course.note()
     if outcome not in ("target", "converged", "finished"):
         course.reached = None  # it was not there long enough to say that it stays
-    return {"outcome": outcome, "description": run.method.describe(), **course.result()}
+    return {"outcome": outcome, **course.result()}
 
 
 def _warm_up(cell: Cell, problem: KnownProblem) -> None:
@@ -183,7 +185,7 @@ class _Course:
             self.looks.append((now, run.x.clone()))
 
     def result(self) -> Record:
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        names = [name for name in dict.fromkeys(name for row in self.rows for name in row) if name not in UNDRAWN]
         curve = {name: [row.get(name) for row in self.rows] for name in names}
         return {"reached": self.reached, "last": self.rows[-1], "curve": curve, "at weights": self._at_weights()}
 
@@ -232,4 +234,4 @@ def _rates(cell: Cell) -> Record:
     if cell.contender.automatic:
         return trial.end(cell.contender.build(trial.problem(), {}))
     p = cell.setting["p"]
-    return {"outcome": "measured", "description": trial.method(p).describe(), "curve": trial.measure(p, cell.case.steps)}
+    return {"outcome": "measured", "curve": trial.measure(p, cell.case.steps)}

@@ -16,7 +16,7 @@ from meha.problems import KnownProblem, collection, group_lasso
 from meha.problems.variants import TOYS, VARIANTS
 from meha.reproduce.cells import Case, Cell, Record
 from meha.reproduce.contenders import CONTENDERS, Setting
-from meha.reproduce.experiments.base import Claim, Experiment, Options, Records, prose
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Records, prose, short
 from meha.reproduce.page import Entry, Mark, Prose, Section, Table
 from meha.reproduce.solving import GOOD
 from meha.reproduce.tuning import Tuning
@@ -274,7 +274,7 @@ def _text(record: Record) -> str:
     if record["outcome"] in FAILURES:
         return str(record["outcome"])
     error = record["error"]
-    return "none" if error is None else f"{error:.0e}" if error else "0"
+    return "none" if error is None else short(error)
 
 
 def _error(record: Record | None) -> Entry:

@@ -34,6 +34,7 @@ __all__ = [
     "number",
     "plus_minus",
     "prose",
+    "short",
     "spread",
 ]
 
@@ -200,6 +201,15 @@ def number(value: float) -> str:
     """
     rounded = float(f"{value:.3g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
+def short(error: float) -> str:
+    """An error as a power of ten.
+
+    >>> short(0.00123), short(0.0)
+    ('1e-03', '0')
+    """
+    return f"{error:.0e}" if error else "0"
 
 
 class Experiment(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 from meha.problems import group_lasso, lasso, merely_convex, sine, strong_convex
 from meha.reproduce.cells import Case, Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
-from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Records, prose
+from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Records, prose, short
 from meha.reproduce.experiments.racing import error_at, shown
 from meha.reproduce.page import Block, Entry, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
@@ -119,8 +119,8 @@ def _work_table(records: Records, columns: list[str]) -> list[Table]:
             row.append(_entry(records, name, column, f"({letters[reason]})" if reason else ""))
         rows.append(row)
     caption = (
-        f"Gradients of F and f and Hessian-vector products until the relative errors of x and y are at most {TARGET:.0%} for"
-        f" good, or the error after {BUDGET:,} of them ({QUICK_BUDGET:,} in the quick form), with a letter for the reason."
+        f"Gradients of F and f and Hessian-vector products until the relative errors of x and y are at most {100 * TARGET:g} %"
+        f" for good, or the error after {BUDGET:,} of them ({QUICK_BUDGET:,} in the quick form), with a letter for the reason."
     )
     note = " ".join(f"({letter}) {REASONS[reason]}" for reason, letter in letters.items())
     return [Table("comparison", caption, ["method", *columns], rows, note)] if rows else []
@@ -160,7 +160,7 @@ def _without(records: Records, columns: list[str]) -> list[Table]:
                 row.append(None)
             else:
                 good = error <= TARGET and record["outcome"] == "converged"
-                row.append(Mark(f"{record['last']['gradients']:,}, {error:.0e}", "best" if good else "failed", error))
+                row.append(Mark(f"{record['last']['gradients']:,}, {short(error)}", "best" if good else "failed", error))
         rows.append(row)
     caption = "Methods without settings: gradients of F and f until the method stops, and the larger of the errors of x and y."
     return [Table("comparison-without", caption, ["method", *columns], rows)] if rows else []

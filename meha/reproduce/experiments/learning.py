@@ -166,7 +166,7 @@ class HyperCleaning(LearningTask):
         ]
         if rows:
             caption = "MEHA beyond the comparison: a smaller step of y, other networks, more work."
-            note = f"{WORK:,} units of work, {LARGE_WORK:,} where there is more. Seconds are of different machines; see below."
+            note = f"{WORK:,} units of work, {LARGE_WORK:,} where there is more."
             blocks.append(Table("hyper-cleaning-variants", caption, ["", *COLUMNS], rows, note))
         blocks += [prose(self.name, part) for part in ("why", "level", "automatic", "care")]
         blocks += [Details("Which settings were tried", [_settings(self.name)])]

@@ -120,17 +120,17 @@ def race_table(
 
 
 def ends_table(results: Records, cases: Sequence[tuple[str, str]], name: str) -> list[Table]:
-    """Where the runs without settings end by themselves, for the same cases; no table where there are none."""
+    """Where the runs without settings stop, for the same cases; no table where there are none."""
     rows: list[list[Entry]] = []
     for case, heading in cases:
         found: list[list[Entry]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
         rows += [[Mark(heading, "head")], *found] if heading and found else found
-    caption = "Without settings: time and work until a run ends by itself, and the larger of the errors of x and y there."
+    caption = "Without settings: time and work until a run stops, and the larger of the errors of x and y there."
     return [Table(f"{name}-ends", caption, ["method", "seconds", "gradients", "error"], rows)] if rows else []
 
 
 def own_end(records: Sequence[Record]) -> list[Entry]:
-    """Time, gradients and error where runs ended by themselves; runs that were cut off have none."""
+    """Time, gradients and error where runs stopped; runs that were cut off have none."""
     ended = [record["last"] if record["outcome"] in ("converged", "finished") else {} for record in records]
     columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
     return [spread(column).cell(band=False) for column in (*columns, [error_at(last) for last in ended])]
