@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import pytest
 import torch
-from meha.problems.cases import Case, double, known
 
 import meha
 from meha.problems import KnownProblem, sine
+from meha.problems.blueprints import Blueprint, double, known_problem
 from meha.problems.scaled import scaled
 from meha.problems.variants import VARIANTS
 
@@ -68,20 +68,20 @@ def test_variants_keep_the_subclass(variant):
     assert (changed.title, changed.joint, changed.presets) == ("kept", False, toy.presets)
 
 
-def test_scaled_cases_keep_the_subclass():
+def test_scaled_problems_keep_the_subclass():
     problem = noting(joint=False)
-    case = Case(state=lambda cast: problem, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2))
-    changed = scaled(lambda: case, x=10.0).state(double)
+    blueprint = Blueprint(build=lambda cast: problem, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2))
+    changed = scaled(lambda: blueprint, x=10.0).build(double)
     assert type(changed) is Noting
     assert changed.notes is problem.notes
     assert changed.joint is False
 
 
-def test_a_case_loses_no_field():
+def test_a_blueprint_loses_no_field():
     """A known problem has all fields of a Problem; those of a subclass have no place in it, which is an error."""
     constants = meha.theory.Constants(L_F=2.0, L_f=2.0)
     plain = meha.Problem(noting().upper, noting().lower, joint=True, constants=constants)
-    made = known("plain", lambda: Case(state=lambda cast: plain, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
+    made = known_problem("plain", lambda: Blueprint(build=lambda cast: plain, x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
     assert all(getattr(made, part.name) is getattr(plain, part.name) for part in fields(meha.Problem))
     with pytest.raises(TypeError, match="notes"):
-        known("own", lambda: Case(state=lambda cast: noting(), x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
+        known_problem("own", lambda: Blueprint(build=lambda cast: noting(), x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))

@@ -212,10 +212,13 @@ def test_the_warning_points_at_the_caller():
 
 
 def test_what_the_theorem_does_not_cover_is_said():
-    constants = meha.problems.sine(1).constants
-    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=0.4, c=lambda k: 1.5**k)
-    assert method.theory(constants) == "gamma, eta in the range of the convergence theorem; not covered: c as a function"
-    method = meha.MEHA(alpha=0.1, beta=0.1, theta_optimizer=torch.optim.SGD, gamma=0.4, c=1.0, p=0.1)
-    assert method.theory(constants) == "gamma, p in the range of the convergence theorem; not covered: theta_optimizer"
-    growing = meha.MEHA(alpha=0.1, beta=0.1, eta=lambda k: 0.04 * (k + 1), gamma=0.4, c=1.0, p=0.1)
-    assert "eta = 4000.04 is above" in growing.theory(constants)
+    problem = meha.problems.sine(1)
+
+    def theory(**numbers):
+        run = meha.MEHA(alpha=0.1, beta=0.1, gamma=0.4, **numbers).start(problem, problem.x0, problem.y0)
+        return run.method.report(run)["theory"]
+
+    inside = "in the range of the convergence theorem"
+    assert theory(eta=0.1, c=lambda k: 1.5**k) == f"gamma, eta {inside}; not covered: c as a function"
+    assert theory(theta_optimizer=torch.optim.SGD, c=1.0, p=0.1) == f"gamma, p {inside}; not covered: theta_optimizer"
+    assert "eta = 4000.04 is above" in theory(eta=lambda k: 0.04 * (k + 1), c=1.0, p=0.1)

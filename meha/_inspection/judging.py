@@ -13,7 +13,7 @@ from meha._inspection.measuring import Surroundings, root_mean_square, unevennes
 from meha._inspection.saying import Report
 from meha._oracle import Function
 from meha._variables import Leaves, Variable, norm
-from meha.methods import Continuation, Method, StochasticMEHA
+from meha.methods import StochasticMEHA, default_method
 from meha.problem import Problem
 
 __all__ = ["Inspection"]
@@ -307,9 +307,3 @@ class Inspection:
 def _count(variable: Variable) -> str:
     n, k = variable.numel, len(variable.leaves)
     return f"{n} number{'s' if n > 1 else ''}" + (f" in {k} tensors" if k > 1 else "")
-
-
-def default_method(problem: Problem, x: Any, y: Any, batches: Any) -> Method:
-    """Stand-in for meha.methods.default_method."""
-    modules = Variable.of(x, "x").has_modules or Variable.of(y, "y").has_modules
-    return StochasticMEHA() if modules or batches is not None or problem.needs_batch else Continuation()
