@@ -53,16 +53,16 @@ CASES = {
 def test_envelope_gradient_against_finite_differences(case):
     problem, gamma, h = CASES[case](), 0.4, 1e-5
     x, y = normal(3, seed=11), 0.4 * normal(4, seed=12)
-    found = envelope(problem, x, y, gamma, tol=1e-13)
-    assert found.value <= found.phi
+    moreau = envelope(problem, x, y, gamma, tol=1e-13)
+    assert moreau.value <= moreau.phi
     for i in range(3):
         e = h * torch.eye(3, dtype=torch.float64)[i]
         slope = envelope(problem, x + e, y, gamma, tol=1e-13).value - envelope(problem, x - e, y, gamma, tol=1e-13).value
-        assert float(found.gradient_x[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
+        assert float(moreau.gradient_x[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
     for i in range(4):
         e = h * torch.eye(4, dtype=torch.float64)[i]
         slope = envelope(problem, x, y + e, gamma, tol=1e-13).value - envelope(problem, x, y - e, gamma, tol=1e-13).value
-        assert float(found.gradient_y[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
+        assert float(moreau.gradient_y[i]) == pytest.approx(slope / (2 * h), abs=1e-5)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 20.0])
@@ -72,12 +72,12 @@ def test_envelope_closed_form_on_quadratics(gamma):
     x, y = normal(3, seed=1), normal(4, seed=2)
     eye = torch.eye(4, dtype=torch.float64)
     theta = torch.linalg.solve(H + eye / gamma, y / gamma - B.T @ x)
-    found = envelope(problem, x, y, gamma)
-    assert torch.allclose(found.theta, theta, atol=1e-8)
+    moreau = envelope(problem, x, y, gamma)
+    assert torch.allclose(moreau.theta, theta, atol=1e-8)
     value = problem.lower(x, theta) + (theta - y).square().sum() / (2 * gamma)
-    assert found.value == pytest.approx(float(value), abs=1e-9)
-    assert torch.allclose(found.gradient_x, B @ theta, atol=1e-7)
-    assert torch.allclose(found.gradient_y, (y - theta) / gamma, atol=1e-6)
+    assert moreau.value == pytest.approx(float(value), abs=1e-9)
+    assert torch.allclose(moreau.gradient_x, B @ theta, atol=1e-7)
+    assert torch.allclose(moreau.gradient_y, (y - theta) / gamma, atol=1e-6)
     assert gap(problem, x, y, gamma) == pytest.approx(float(problem.lower(x, y) - value), abs=1e-9)
 
 
@@ -165,16 +165,16 @@ def test_hypergradient_against_finite_differences():
     )
     y0 = {"a": torch.zeros(2, dtype=torch.float64), "b": torch.zeros(3, dtype=torch.float64)}
     v, s, h = normal(2, seed=1), torch.tensor(0.3, dtype=torch.float64), 1e-5
-    found = hypergradient(problem, {"v": v, "s": s}, y0, tol=1e-13)
+    gradient = hypergradient(problem, {"v": v, "s": s}, y0, tol=1e-13)
 
     def phi(v, s):
         x = {"v": v, "s": s}
         best = envelope(problem, x, y0, 1e9, tol=1e-13).theta
         return float(problem.upper(x, best))
 
-    assert float(found["s"]) == pytest.approx((phi(v, s + h) - phi(v, s - h)) / (2 * h), abs=1e-5)
+    assert float(gradient["s"]) == pytest.approx((phi(v, s + h) - phi(v, s - h)) / (2 * h), abs=1e-5)
     e = torch.tensor([h, 0.0], dtype=torch.float64)
-    assert float(found["v"][0]) == pytest.approx((phi(v + e, s) - phi(v - e, s)) / (2 * h), abs=1e-5)
+    assert float(gradient["v"][0]) == pytest.approx((phi(v + e, s) - phi(v - e, s)) / (2 * h), abs=1e-5)
 
 
 def test_hypergradient_refuses_what_it_cannot_do():
@@ -206,8 +206,8 @@ def test_merit_formula():
     best = torch.linalg.solve(H + torch.eye(4, dtype=torch.float64) / gamma, y / gamma - B.T @ x)
     expected = (problem.upper(x, y) + 2) / c + gap(problem, x, y, gamma)
     expected += ((1.5 + 0.5) ** 2 + 1 / gamma**2) * (theta - best).square().sum()
-    found = merit(problem, x, y, theta, gamma, c, Constants(L_F=1.0, L_f=1.5, L_g=0.5), lower_bound=-2.0)
-    assert found == pytest.approx(float(expected), rel=1e-8)
+    value = merit(problem, x, y, theta, gamma, c, Constants(L_F=1.0, L_f=1.5, L_g=0.5), lower_bound=-2.0)
+    assert value == pytest.approx(float(expected), rel=1e-8)
 
 
 RATES = {
@@ -244,8 +244,8 @@ def test_modules_and_arguments_are_left_alone():
     )
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     x = torch.ones(2, dtype=torch.float64)
-    found = envelope(problem, x, model, 0.01)
-    assert found.gradient_y.keys() == dict(model.named_parameters()).keys()
+    moreau = envelope(problem, x, model, 0.01)
+    assert moreau.gradient_y.keys() == dict(model.named_parameters()).keys()
     assert residual(problem, x, model, 0.01, 1.0) > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -280,10 +280,10 @@ def test_starting_at_the_solution_ends_at_once(scale):
     best = torch.linalg.solve(H, scale * x)
     point = Variable(x, "x"), Variable(best, "y")
     oracle = Oracle(problem, *point)
-    found = solve_lower(oracle, *point, gamma=1 / scale, tol=1e-10)
-    assert found.converged
-    assert found.steps < 50
-    assert torch.allclose(found.theta.detached(), best, rtol=1e-10)
+    solution = solve_lower(oracle, *point, gamma=1 / scale, tol=1e-10)
+    assert solution.converged
+    assert solution.steps < 50
+    assert torch.allclose(solution.theta.detached(), best, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kappa", [1e2, 1e5])
@@ -292,9 +292,9 @@ def test_inner_solver_on_ill_conditioned_problems(kappa):
     target = normal(20, seed=1)
     problem = meha.Problem(lambda x, y: y.sum() + x.sum(), lambda x, y: 0.5 * (spectrum * (y - target).square()).sum())
     point = Variable(target, "x"), Variable(torch.zeros(20, dtype=torch.float64), "y")
-    found = solve_lower(Oracle(problem, *point), *point, tol=1e-9, max_steps=30_000)
-    assert found.converged
-    assert torch.allclose(found.theta.detached(), target, atol=1e-3)
+    solution = solve_lower(Oracle(problem, *point), *point, tol=1e-9, max_steps=30_000)
+    assert solution.converged
+    assert torch.allclose(solution.theta.detached(), target, atol=1e-3)
 
 
 @pytest.mark.parametrize("gamma", [5.0, 200.0, 1e4])

@@ -67,8 +67,8 @@ def derivatives(function, *inputs):
     return [value, *first, *torch.autograd.grad(directional, inputs)]
 
 
-def assert_same(found, expected, tol):
-    for a, b in zip(found, expected, strict=True):
+def assert_same(actual, expected, tol):
+    for a, b in zip(actual, expected, strict=True):
         a, b = a.detach(), b.detach()
         assert a.dtype == b.dtype
         assert float((a - b).norm()) <= tol * max(1.0, float(b.norm()))
@@ -82,8 +82,8 @@ def assert_same(found, expected, tol):
 def test_value_and_derivatives_are_those_of_the_plain_expression(name, p, reduction, dtype, sparse):
     loss, each, y = cases(p, dtype, reduction, sparse)[name]
     tol = 1e-12 if dtype == torch.float64 else 2e-5
-    found = derivatives(loss, y)
-    assert_same(found, derivatives(lambda y: total(each(y), reduction), y), tol)
+    actual = derivatives(loss, y)
+    assert_same(actual, derivatives(lambda y: total(each(y), reduction), y), tol)
     weights = data(p, dtype)[-1]
     weighted = derivatives(lambda y, w: loss(y, weights=w.sigmoid()), y, weights)
     assert_same(weighted, derivatives(lambda y, w: total(each(y), reduction, w.sigmoid()), y, weights), tol)
@@ -151,9 +151,9 @@ def test_gram_matrix_is_as_accurate_as_the_residual(away, dtype, noise):
 
     def errors(loss):
         at = y.clone().requires_grad_()
-        found = loss(at)
-        slope = torch.autograd.grad(found, at)[0].numpy() - gradient
-        return abs(found.item() - float(value)), float(np.abs(slope / units).max())
+        actual = loss(at)
+        slope = torch.autograd.grad(actual, at)[0].numpy() - gradient
+        return abs(actual.item() - float(value)), float(np.abs(slope / units).max())
 
     A_, residual = A_.astype(float), residual.astype(float)
     by_gram, by_rows = errors(LeastSquares(A, b)), errors(LeastSquares(A, b, gram=False))
@@ -168,8 +168,8 @@ def test_gram_matrix_of_dependent_columns():
     A, b, _, y, _, _ = data(6)
     A = torch.cat([A, A[:, :2], torch.zeros(N, 1, dtype=torch.float64)], dim=1)
     y = torch.cat([y, y[:3]])
-    found = derivatives(LeastSquares(A, b), y)
-    assert_same(found, derivatives(lambda y: total(0.5 * (A @ y - b) ** 2), y), 1e-12)
+    actual = derivatives(LeastSquares(A, b), y)
+    assert_same(actual, derivatives(lambda y: total(0.5 * (A @ y - b) ** 2), y), 1e-12)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -238,9 +238,9 @@ def test_intercept_is_a_column_of_ones():
         nonsmooth=meha.nonsmooth.L1(100.0, part="coef"),
     )
     y0 = {"coef": torch.ones(5, dtype=A.dtype), "intercept": torch.zeros(1, dtype=A.dtype)}
-    found = meha.diagnostics.envelope(problem, torch.zeros(1, dtype=A.dtype), y0, gamma=1e6).theta
-    assert found["coef"].abs().max() == 0
-    assert float(found["intercept"]) == pytest.approx(float(b.mean()) + 7, rel=1e-5)
+    theta = meha.diagnostics.envelope(problem, torch.zeros(1, dtype=A.dtype), y0, gamma=1e6).theta
+    assert theta["coef"].abs().max() == 0
+    assert float(theta["intercept"]) == pytest.approx(float(b.mean()) + 7, rel=1e-5)
 
 
 A, B, Y = torch.ones(4, 2), torch.ones(4), torch.ones(2)

@@ -261,9 +261,9 @@ def around(p, noise):
 def test_value_is_the_one_by_hand(case, seed):
     x, (y,) = draw(seed, case, 1)
     y = np.abs(y) if isinstance(case.term, NonNegativeL1) and seed % 2 else y
-    found = case.term.value(fill(case.x, x), fill(case.shapes, y))
-    assert found.shape == ()
-    np.testing.assert_allclose(float(found), case.value(x, y), rtol=1e-12, atol=1e-12)
+    value = case.term.value(fill(case.x, x), fill(case.shapes, y))
+    assert value.shape == ()
+    np.testing.assert_allclose(float(value), case.value(x, y), rtol=1e-12, atol=1e-12)
 
 
 @over(CASES)
@@ -316,12 +316,12 @@ def test_gradient_in_x(case, seed):
     y = np.abs(y) if isinstance(case.term, NonNegativeL1) else y
     value = fill(case.x, x)
     own = [leaf.requires_grad_() for leaf in leaves(value)]
-    found = np.concatenate(
+    gradient = np.concatenate(
         [g.numpy().reshape(-1) for g in torch.autograd.grad(case.term.value(value, fill(case.shapes, y)), own)]
     )
     h = 1e-6
     expected = [(case.value(x + h * e, y) - case.value(x - h * e, y)) / (2 * h) for e in np.eye(len(x))]
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6)
 
 
 @over(SHAPES)
@@ -360,23 +360,23 @@ def test_rho_is_the_modulus(case):
 def test_float32_is_kept(case):
     x, (u,) = draw(1, case, 1)
     step = step_of(case, 0.5)
-    found = case.term.prox(fill(case.x, x, torch.float32), fill(case.shapes, u, torch.float32), step)
-    assert {leaf.dtype for leaf in leaves(found)} == {torch.float32}
-    np.testing.assert_allclose(flat(found), prox(case, x, u, step), rtol=0, atol=1e-5)
-    value = case.term.value(fill(case.x, x, torch.float32), found)
+    minimiser = case.term.prox(fill(case.x, x, torch.float32), fill(case.shapes, u, torch.float32), step)
+    assert {leaf.dtype for leaf in leaves(minimiser)} == {torch.float32}
+    np.testing.assert_allclose(flat(minimiser), prox(case, x, u, step), rtol=0, atol=1e-5)
+    value = case.term.value(fill(case.x, x, torch.float32), minimiser)
     assert value.dtype == torch.float32
-    assert float(value) == pytest.approx(case.value(x, flat(found)), rel=1e-5, abs=1e-5)
+    assert float(value) == pytest.approx(case.value(x, flat(minimiser)), rel=1e-5, abs=1e-5)
 
 
 @over(CASES)
 def test_structure_is_kept_and_the_argument_is_not_changed(case):
     x, (u,) = draw(2, case, 1)
     y = fill(case.shapes, u)
-    found = case.term.prox(fill(case.x, x), y, 0.3)
+    minimiser = case.term.prox(fill(case.x, x), y, 0.3)
     np.testing.assert_array_equal(flat(y), u)
-    assert type(found) is type(y)
-    assert [leaf.shape for leaf in leaves(found)] == [leaf.shape for leaf in leaves(y)]
-    assert not any(leaf.requires_grad for leaf in leaves(found))
+    assert type(minimiser) is type(y)
+    assert [leaf.shape for leaf in leaves(minimiser)] == [leaf.shape for leaf in leaves(y)]
+    assert not any(leaf.requires_grad for leaf in leaves(minimiser))
 
 
 # Families: one weight for everything, on a matrix of 2 x 3.
@@ -402,8 +402,8 @@ def matrix(seed=0, dtype=torch.float64):
     return 2 * torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def close(found, expected, tol=1e-12):
-    torch.testing.assert_close(found, expected, rtol=0, atol=tol)
+def close(actual, expected, tol=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tol)
 
 
 @family()
@@ -456,10 +456,10 @@ def test_prox_is_odd(name):
 def test_prox_follows_x(name):
     """A weight of x acts as that number, whatever was asked before."""
     u, g = matrix(), FAMILIES[name](lambda x: x.square())
-    found = {x: g.prox(torch.tensor(x, dtype=torch.float64), u, 0.7) for x in (0.3, 0.9, 0.0, 0.3)}
-    for x, p in found.items():
+    minimisers = {x: g.prox(torch.tensor(x, dtype=torch.float64), u, 0.7) for x in (0.3, 0.9, 0.0, 0.3)}
+    for x, p in minimisers.items():
         close(p, FAMILIES[name](x**2).prox(None, u, 0.7))
-    assert not torch.allclose(found[0.3], found[0.9])
+    assert not torch.allclose(minimisers[0.3], minimisers[0.9])
 
 
 def test_prox_by_hand():
@@ -517,11 +517,11 @@ def test_a_sum_of_nothing_has_a_tensor_as_value():
 def test_part_leaves_the_rest_alone(name):
     y = {"a": matrix(1), "b": matrix(2), "bb": matrix(3)}
     g = FAMILIES[name](0.4, part="b")
-    found = g.prox(None, y, 0.7)
-    assert list(found) == list(y)
-    close(found["b"], FAMILIES[name](0.4).prox(None, y["b"], 0.7))
-    assert torch.equal(found["a"], y["a"])
-    assert torch.equal(found["bb"], y["bb"])
+    minimiser = g.prox(None, y, 0.7)
+    assert list(minimiser) == list(y)
+    close(minimiser["b"], FAMILIES[name](0.4).prox(None, y["b"], 0.7))
+    assert torch.equal(minimiser["a"], y["a"])
+    assert torch.equal(minimiser["bb"], y["bb"])
     close(g.value(None, y), FAMILIES[name](0.4).value(None, y["b"]))
 
 
@@ -540,10 +540,15 @@ def test_part_leaves_the_rest_alone(name):
 def test_parts_of_nested_values(part, chosen):
     numbers = {"free": 2.0, "list.0": 3.0, "list.1": 4.0, "deep.w": 5.0}
     t = {name: torch.tensor([number]) for name, number in numbers.items()}
-    found = L1(1.0, part=part).prox(
+    minimiser = L1(1.0, part=part).prox(
         None, {"free": t["free"], "list": [t["list.0"], t["list.1"]], "deep": {"w": t["deep.w"]}}, 0.5
     )
-    after = {"free": found["free"], "list.0": found["list"][0], "list.1": found["list"][1], "deep.w": found["deep"]["w"]}
+    after = {
+        "free": minimiser["free"],
+        "list.0": minimiser["list"][0],
+        "list.1": minimiser["list"][1],
+        "deep.w": minimiser["deep"]["w"],
+    }
     expected = {name: number - 0.5 * (name in chosen) for name, number in numbers.items()}
     assert {name: float(leaf) for name, leaf in after.items()} == expected
 
@@ -552,10 +557,10 @@ def test_parts_of_a_module_have_its_parameter_names():
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double()
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     g = L1(0.05, part="0.weight") + Nuclear(0.05, part="1.weight")
-    found = g.prox(None, module, 1.0)
-    assert found is not module
+    minimiser = g.prox(None, module, 1.0)
+    assert minimiser is not module
     assert all(torch.equal(before[name], p) for name, p in module.named_parameters())
-    after = {name: p.detach() for name, p in found.named_parameters()}
+    after = {name: p.detach() for name, p in minimiser.named_parameters()}
     close(after["0.weight"], L1(0.05).prox(None, before["0.weight"], 1.0))
     close(after["1.weight"], Nuclear(0.05).prox(None, before["1.weight"], 1.0))
     assert torch.equal(after["0.bias"], before["0.bias"])
@@ -747,10 +752,10 @@ def test_prox_with_a_set_is_the_minimum_over_the_set(case, y_set, low, high, see
 
 def test_set_and_term_on_different_leaves():
     y = {"a": torch.tensor([3.0, -0.4]), "b": torch.tensor([1.0, 1.0]), "c": torch.tensor([3.0, 4.0]), "d": torch.tensor([9.0])}
-    found = bound_prox(L1(1.0, part="a"), Product({"b": Simplex(), "c": L2Ball(1.0)}), None, y, 0.5)
+    minimiser = bound_prox(L1(1.0, part="a"), Product({"b": Simplex(), "c": L2Ball(1.0)}), None, y, 0.5)
     expected = {"a": [2.5, 0.0], "b": [0.5, 0.5], "c": [0.6, 0.8], "d": [9.0]}
     for name, numbers in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), numbers, atol=1e-6)
+        np.testing.assert_allclose(minimiser[name].numpy(), numbers, atol=1e-6)
 
 
 def test_set_without_a_term_is_projected_on():

@@ -289,21 +289,21 @@ def test_contains_is_false_where_squares_overflow(member):
 @each_case
 def test_float32_is_kept(case):
     z = draw(2, case, 1)[0]
-    found = case.set.project(fill(case.shapes, z, torch.float32))
-    assert {leaf.dtype for leaf in leaves(found)} == {torch.float32}
-    np.testing.assert_allclose(flat(found), case.project(z), rtol=0, atol=2e-6)
-    assert case.set.contains(found)
+    projected = case.set.project(fill(case.shapes, z, torch.float32))
+    assert {leaf.dtype for leaf in leaves(projected)} == {torch.float32}
+    np.testing.assert_allclose(flat(projected), case.project(z), rtol=0, atol=2e-6)
+    assert case.set.contains(projected)
 
 
 @each_case
 def test_structure_is_kept_and_the_argument_is_not_changed(case):
     z = draw(3, case, 1)[0]
     value = fill(case.shapes, z)
-    found = case.set.project(value)
+    projected = case.set.project(value)
     np.testing.assert_array_equal(flat(value), z)
-    assert type(found) is type(value)
-    assert [leaf.shape for leaf in leaves(found)] == [leaf.shape for leaf in leaves(value)]
-    assert not any(leaf.requires_grad for leaf in leaves(found))
+    assert type(projected) is type(value)
+    assert [leaf.shape for leaf in leaves(projected)] == [leaf.shape for leaf in leaves(value)]
+    assert not any(leaf.requires_grad for leaf in leaves(projected))
 
 
 @each_case
@@ -333,18 +333,18 @@ def test_bound_projection_changes_the_leaves_in_place(case):
     ids=lambda item: type(item).__name__ if not isinstance(item, dict) else "",
 )
 def test_several_leaves_by_hand(member, z, expected):
-    found = member.project({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in z.items()})
-    assert list(found) == list(expected)
+    projected = member.project({name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in z.items()})
+    assert list(projected) == list(expected)
     for name, numbers in expected.items():
-        np.testing.assert_allclose(found[name].numpy(), numbers, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(projected[name].numpy(), numbers, rtol=0, atol=1e-12)
 
 
 def test_module_is_copied():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
-    found = Product({"0": Box(10.0, 20.0), "1.bias": Box(-2.0, -1.0)}).project(module)
+    projected = Product({"0": Box(10.0, 20.0), "1.bias": Box(-2.0, -1.0)}).project(module)
     assert all(torch.equal(before[name], p) for name, p in module.named_parameters())
-    after = dict(found.named_parameters())
+    after = dict(projected.named_parameters())
     assert bool((after["0.weight"] == 10).all() and (after["0.bias"] == 10).all() and (after["1.bias"] == -1).all())
     assert torch.equal(after["1.weight"], before["1.weight"])
 
@@ -359,13 +359,13 @@ def test_frozen_parameters_are_left_alone():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("member", [Simplex(), L1Ball(1.0), L2Ball(1.0), LinfBall(1.0)], ids=lambda s: type(s).__name__)
 def test_far_points_go_to_the_corner(member, dtype, far):
-    found = member.project(torch.tensor([0.0, far, 0.0], dtype=dtype))
-    np.testing.assert_allclose(found.numpy(), [0.0, 1.0, 0.0], rtol=0, atol=1e-5)
+    projected = member.project(torch.tensor([0.0, far, 0.0], dtype=dtype))
+    np.testing.assert_allclose(projected.numpy(), [0.0, 1.0, 0.0], rtol=0, atol=1e-5)
 
 
 def test_l2_ball_projects_where_squares_overflow():
-    found = L2Ball(1.0).project(torch.tensor([3e25, -4e25], dtype=torch.float32))
-    np.testing.assert_allclose(found.numpy(), [0.6, -0.8], rtol=0, atol=1e-5)
+    projected = L2Ball(1.0).project(torch.tensor([3e25, -4e25], dtype=torch.float32))
+    np.testing.assert_allclose(projected.numpy(), [0.6, -0.8], rtol=0, atol=1e-5)
 
 
 def test_scalar_leaf():
@@ -377,14 +377,14 @@ def test_scalar_leaf():
 def test_branch_name_is_not_a_prefix_of_letters():
     """ "a" names the leaf a and what is below it, not ab."""
     value = {"a": {"c": torch.tensor(5.0)}, "ab": torch.tensor(5.0)}
-    found = Product({"a": Box(0.0, 1.0)}).project(value)
-    assert float(found["a"]["c"]) == 1.0
-    assert float(found["ab"]) == 5.0
+    projected = Product({"a": Box(0.0, 1.0)}).project(value)
+    assert float(projected["a"]["c"]) == 1.0
+    assert float(projected["ab"]) == 5.0
 
 
 def test_which_sets_are_products_of_intervals():
-    found = {case.name for case in CASES if case.set.coordinatewise}
-    assert found == {"reals", "nonnegative", "box-scalar", "box-half-line", "box-tensor", "box-row", "linf", "linf-center"}
+    names = {case.name for case in CASES if case.set.coordinatewise}
+    assert names == {"reals", "nonnegative", "box-scalar", "box-half-line", "box-tensor", "box-row", "linf", "linf-center"}
     assert Product({"a": Box(0.0, 1.0), "b": NonNegative()}).coordinatewise
 
 

@@ -121,11 +121,7 @@ class Surroundings:
                 self.outside = self.outside or str(error)
 
     def noise(self, variable: Variable, even: bool = False) -> Leaves:
-        """Normal noise with the size of each leaf at the start; where that is zero, of all leaves; where that is zero, 1.
-
-        Args:
-            even: whether to rescale each leaf to exactly this size.
-        """
+        """Normal noise with the size of each leaf at the start (exactly, if ``even``); of all leaves, or 1, where it is zero."""
         draws, start = [], self.start[variable]
         for leaf in start:
             size = root_mean_square([leaf]) or root_mean_square(start) or 1.0

@@ -26,8 +26,7 @@ class Report:
         upper, lower: F and f at the start; NaN where they have no value.
         depends: for ``"F on x"``, ``"F on y"``, ``"f on x"``, ``"f on y"``, ``"g on x"``, whether the value changes with it.
         unused: leaves that neither level uses.
-        deviations: relative deviations of gradients from finite differences, beyond rounding, for ``"F in x"`` and so on; if
-            there is a g, ``"f in x"`` stands for f + g.
+        deviations: of gradients from finite differences, relative and beyond rounding; ``"f in x"`` stands for f + g.
         repeatable: whether the objectives return the same values when called again; None if this was not checked.
         kinks: jumps of gradients relative to their largest size nearby, for ``"f in y"`` and so on, where there is a kink.
         convexity: of f in y: ``"strongly convex"``, ``"convex with flat directions"``, ``"non-convex"``, ``"linear"`` or
