@@ -121,7 +121,7 @@ class Surroundings:
                 self.outside = self.outside or str(error)
 
     def noise(self, variable: Variable, even: bool = False) -> Leaves:
-        """Normal noise with the size of each leaf at the start (exactly, if ``even``); of all leaves, or 1, where it is zero."""
+        """Normal noise of the size of each leaf at the start (exactly, if ``even``); of all leaves, or 1, where that is 0."""
         draws, start = [], self.start[variable]
         for leaf in start:
             size = root_mean_square([leaf]) or root_mean_square(start) or 1.0
