@@ -215,7 +215,7 @@ def test_igjo_lowers_F_stays_in_X_and_never_enlarges_its_step():
     [
         ({"iterations": 2, "decrease": 0.0}, "2 iterations are done."),
         ({"decrease": 100.0}, "< decrease=100, an absolute number."),
-        ({"alpha": 1e3, "min_alpha": 999.0}, "No step of at least min_alpha=999 lowers F any more."),
+        ({"alpha": 1e3, "min_alpha": 999.0}, "No step of at least min_alpha=999 lowers F."),
     ],
 )
 def test_igjo_says_why_it_is_finished(options, message):
@@ -389,7 +389,7 @@ def test_vfidca_approaches_the_orthogonal_group_lasso():
 def test_vfidca_from_radii_that_do_not_bound_y_says_so():
     problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0, problem.y0, VFiDCA(tol=1e-2))
-    assert "No radius bounds y, so that all weights are zero" in solution.message
+    assert "No radius bounds y, so all weights are zero" in solution.message
     assert not solution.x.any()
     assert torch.allclose(solution.y, solved(problem, solution.x, problem.y0), atol=0.05)
 
