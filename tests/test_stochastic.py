@@ -344,11 +344,11 @@ def numbers_in(line):
 def test_the_report_has_the_numbers_of_the_last_step():
     """Those of the documentation for t = 3, where tensors have the rate 5 lr."""
     run = start(meha.StochasticMEHA(lr=0.02), quadratic(upper=8.0, lower=2.0))
-    assert run.method.report(run.state) == {}
+    assert run.method.report(run) == {}
     run.step(noises(3, 1)[0])
     run.state.k = 3000
     c = run.step(noises(3, 1)[0])["c"]
-    report = run.method.report(run.state)
+    report = run.method.report(run)
     q = float(run.state.numbers.value["steepness"])
     assert numbers_in(report["problem"]) == pytest.approx([q], rel=0.05)
     assert numbers_in(report["course"]) == pytest.approx([c, 0.1 / 4, 0.1 / 2, c * 4], rel=0.05)  # gamma = c r / s
@@ -361,7 +361,7 @@ def test_the_report_of_variables_that_begin_anew():
     c = solution.history["c"][-1]
     found = numbers_in(solution.report["course"])
     assert found == pytest.approx([c, 0.05 / 1.039, 0.5 / (2 + 6 * c), 0.5 / (6 * c)], rel=0.3)
-    assert solution.report["course"] in str(solution)
+    assert solution.report["course"] in solution.details
 
 
 def test_a_batch_with_nan_ends_in_a_status():

@@ -91,7 +91,7 @@ class AdaptiveMEHA(Method):
         state, course = run.state, run.state.course
         lines = {"problem": describe(state.sight.curvatures)}
         lines["course"] = f"c = {state.pace.c:.2g}" + (f", gamma = {state.numbers['gamma']:.2g}" if state.numbers else "")
-        if math.isfinite(course.change):
+        if math.isfinite(course.change) and state.status != Status.AT_INFINITY.value:
             answer = "the limit for c to infinity" if course.extrapolated else "(x, y)"
             lines["accuracy"] = f"{answer} changed by {course.change:.1e} in the last stage (an estimate, not a bound)"
         return lines
