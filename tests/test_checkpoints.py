@@ -266,7 +266,7 @@ for function, call in (("fsync", 1), ("fsync", 3), ("replace", 4)):  # while the
     assert killed(lambda: dies_in(function, call))
     assert any(name.endswith(".part") for name in os.listdir(folder)), (function, call)
 draw, kills = random.Random({seed}), 0
-for _ in range(12):
+for _ in range(8):
     event = draw.randrange(1, events // 3)  # so a process does less than a third of the run
     if not killed(lambda: dies_at(event)):
         break
