@@ -201,24 +201,16 @@ def test_groups_of_batches_are_found_again(tmp_path):
 
 
 SCRIPT = """
-import os, random, signal, sys, time
-sys.path.insert(0, {tests!r})
+import os, random, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
 from test_checkpoints import network, solve
 from meha.loggers import CSVLogger
 
 folder, steps = {folder!r}, 25
-file = folder + "/run.pt"
 
-def child(work):
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return pid
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 def run(name, **options):
     logger = CSVLogger(folder + "/" + name + ".csv")
@@ -228,42 +220,77 @@ def run(name, **options):
     torch.save([found.x, found.y.state_dict(), *rest], folder + "/result")
     os.rename(folder + "/result", folder + "/" + name)
 
+def killed(prepare):
+    "Whether a process that goes on with the run dies before it ends."
+    pid = os.fork()
+    if pid == 0:
+        try:
+            prepare()
+            run("broken", checkpoint=folder + "/run.pt")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL), status
+    return status != 0
+
 def dies_in(function, call):
     real, calls = getattr(os, function), []
-    def kill(*args):
+    def counted(*args):
         calls.append(1)
         if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
         return real(*args)
-    setattr(os, function, kill)
-    run("broken", checkpoint=file)
+    setattr(os, function, counted)
 
+def dies_at(event):
+    "Kill the process at this call or return of a function, in Python or C."
+    events = 0
+    def count(*args):
+        nonlocal events
+        events += 1
+        if events == event:
+            kill()
+    sys.setprofile(count)
+
+events = 0
+def count(*args):
+    global events
+    events += 1
 run("whole")
-for function, call in (("fsync", 1), ("fsync", 3), ("replace", 4)):  # in the middle of writing the n-th checkpoint
-    os.waitpid(child(lambda: dies_in(function, call)), 0)
+sys.setprofile(count)
+run("counted", checkpoint=folder + "/counted.pt")
+sys.setprofile(None)
+for function, call in (("fsync", 1), ("fsync", 3), ("replace", 4)):  # while the n-th checkpoint is written
+    assert killed(lambda: dies_in(function, call))
     assert any(name.endswith(".part") for name in os.listdir(folder)), (function, call)
-draw, kills, half = random.Random({seed}), 0, 0
-while not os.path.exists(folder + "/broken"):
-    before = os.stat(file).st_mtime_ns
-    pid = child(lambda: run("broken", checkpoint=file))
-    while draw.random() < 0.99 and os.stat(file).st_mtime_ns == before:  # mostly until there is a new checkpoint
-        time.sleep(0.002)
-    time.sleep(draw.uniform(0, 0.05))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+draw, kills = random.Random({seed}), 0
+for _ in range(8):
+    event = draw.randrange(1, events // 3)  # so a process does less than a third of the run
+    if not killed(lambda: dies_at(event)):
+        break
     kills += 1
-    half += any(name.startswith("run.pt.") for name in os.listdir(folder))
-print(kills, half)
+if not os.path.exists(folder + "/broken"):
+    assert not killed(lambda: None)
+print(kills)
 """
 
 
 def test_killed_at_any_moment(tmp_path):
-    """SIGKILL in the middle of writes and at random moments, with a checkpoint each step; the logger's file is whole too."""
-    script = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path), seed=random.SystemRandom().randrange(1000))
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False, cwd=root)
+    """SIGKILL while files are written and at random calls, with a checkpoint each step; the logger's file is whole too."""
+    tests = Path(__file__).parent
+    script = SCRIPT.format(folder=str(tmp_path), seed=random.SystemRandom().randrange(1000))
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tests.parent,
+        env={**os.environ, "PYTHONPATH": str(tests)},
+    )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[0]) > 1
+    assert int(done.stdout) >= 2
     whole, found = (torch.load(tmp_path / name, weights_only=True) for name in ("whole", "broken"))
     assert torch.equal(whole[0], found[0])
     assert all(torch.equal(whole[1][name], found[1][name]) for name in whole[1])

@@ -2,9 +2,8 @@
 
 import io
 import math
-import sys
-from pathlib import Path
 
+import comparison
 import pytest
 import torch
 from structures import OnlyOnce
@@ -16,10 +15,6 @@ from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.problems import collection
 from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
 from meha.solution import Status
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-
-import comparison
 
 F64 = torch.float64
 SOME = [

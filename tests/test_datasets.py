@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import tracemalloc
 import zipfile
 import zlib
@@ -614,7 +613,11 @@ def never_ending(request):
 
 
 def silence(request):
-    request.server.closing.wait(5)
+    request.server.closing.wait(600)  # until the test is over
+
+
+SILENT = 0.3
+"""Seconds after which a silent server counts as dead; everywhere else the generous default holds, however busy the machine."""
 
 
 FAILURES = {
@@ -631,8 +634,10 @@ FAILURES = {
 @pytest.mark.parametrize(("answer", "reason"), FAILURES.values(), ids=FAILURES)
 def test_network_failures_leave_nothing(small, server, tmp_path, monkeypatch, answer, reason):
     publish(server, monkeypatch, write_mnist(tmp_path / "published"))
-    monkeypatch.setattr(fetch, "TIMEOUT", 0.3)
     monkeypatch.setattr(fetch, "LIMIT", 1_000_000)
+    if reason == "timed out":
+        patient = fetch.urlopen
+        monkeypatch.setattr(fetch, "urlopen", lambda url, timeout: patient(url, timeout=SILENT if LABELS in url else timeout))
     server.answers[f"/{LABELS}"] = answer
     with pytest.raises(ConnectionError) as caught:
         download("mnist", progress=False)
@@ -741,7 +746,7 @@ def test_published_checksums(name):
 
 
 @needs_real_files
-def test_omniglot_is_the_published_one():
+def test_omniglot_is_the_published_one(monkeypatch):
     """One test, because decoding takes some seconds."""
     data = omniglot(folder=REAL)
     assert data.images.shape == (1623, 20, 28, 28)
@@ -765,7 +770,6 @@ def test_omniglot_is_the_published_one():
     black = 1 - np.asarray(paper).mean()
     assert float(ink[greek + 4, 6]) == pytest.approx(black, rel=0.1)
 
-    start = time.perf_counter()
-    again = omniglot(folder=REAL)
-    assert time.perf_counter() - start < 5
+    monkeypatch.setattr(sys.modules["meha.datasets.omniglot"], "_decode", None)
+    again = omniglot(folder=REAL)  # from the cache
     assert torch.equal(again.images, data.images)

@@ -1,21 +1,18 @@
 """Losses of linear models: values and derivatives against plain expressions, accuracy, whole runs, tracing, errors."""
 
 import json
-import sys
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import structured
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy, softplus
 
 import meha
 from meha.losses import LeastSquares, Logistic, Softmax
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import structured
 
 N, K = 30, 3
 

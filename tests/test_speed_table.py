@@ -1,22 +1,15 @@
 """The benchmarks of speed: bare loops take MEHA's steps, ratios are of the same turn, and the page has the stored numbers."""
 
-import sys
-from pathlib import Path
-
 import pytest
+import speed
+import speed_page
 import torch
+from bare import FewShotPasses, Passes, loop
 
 import meha
 from meha.problems import sine
 from meha.reproduce import learning
 from meha.tasks.few_shot import FewShot, Tasks
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import speed  # noqa: E402
-import speed_page  # noqa: E402
-from bare import FewShotPasses, Passes, loop  # noqa: E402
 
 
 def test_the_bare_loop_takes_the_steps_of_meha():

@@ -2,10 +2,9 @@
 
 import copy
 import io
-import sys
 from functools import partial
-from pathlib import Path
 
+import network
 import pytest
 import torch
 from torch import nn
@@ -16,10 +15,6 @@ from meha._variables import Variable
 from meha.nonsmooth import L1
 from meha.reproduce.memory import peak
 from meha.sets import L2Ball
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import network
 
 STEPS = dict(alpha=0.5, beta=0.1, eta=0.1, gamma=5.0, c=2.0)
 METHODS = {
