@@ -41,7 +41,7 @@ from speed_page import Row, figure, load, page, printed, save
 from torch import Tensor
 
 import meha
-from meha.compiled import Compiled, CompileWarning
+from meha.compiled import CompileWarning, Recorded
 from meha.datasets import Images
 from meha.loaders import Endless
 from meha.problems import KnownProblem, sine, strong_convex
@@ -482,7 +482,7 @@ def passes_part(bench: Bench) -> None:
 
 def recorded(run: meha.Run, batch: Any, device: str) -> Contender:
     """Steps of a run as ``solve(compile=True)`` does them on a GPU, where they are recorded as a graph."""
-    group = Compiled.of(run)
+    group = Recorded(run)
     group.compile()
     return lambda: several(lambda: group([batch] * group.unrolled), 10, device) / group.unrolled
 

@@ -32,7 +32,7 @@ class Mark:
     value: float | None = None
 
 
-Entry = str | int | float | None | Mark
+Item = str | int | float | None | Mark
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Table:
     name: str
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Entry]]
+    rows: Sequence[Sequence[Item]]
     note: str = ""
 
 
@@ -128,7 +128,7 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
             yield from flat(block.blocks)
 
 
-def show(entry: Entry) -> str:
+def show(entry: Item) -> str:
     """A table entry as text: floats to three significant digits, None as a dash.
 
     >>> show(0.012345), show(2), show(None), show(Mark("diverged", "failed"))
@@ -148,7 +148,7 @@ def show(entry: Entry) -> str:
     return entry
 
 
-def raw(entry: Entry) -> str | int | float | None:
+def raw(entry: Item) -> str | int | float | None:
     """A table entry as a value for the CSV file."""
     if isinstance(entry, Mark):
         return entry.text if entry.value is None else entry.value
@@ -191,7 +191,7 @@ def markdown(table: Table) -> str:
     def line(entries: Iterable[str]) -> str:
         return "|" + "|".join(f" {text} " if text else " " for text in entries) + "|"
 
-    def text(entry: Entry) -> str:
+    def text(entry: Item) -> str:
         bold = isinstance(entry, Mark) and entry.kind in ("best", "head")
         return f"**{show(entry)}**" if bold else show(entry).replace("|", "\\|")
 
@@ -200,7 +200,7 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, *(["", table.note] if table.note else [])]) + "\n"
 
 
-def spans(row: Sequence[Entry]) -> bool:
+def spans(row: Sequence[Item]) -> bool:
     """Whether a row is the head of those below it."""
     return len(row) == 1 and isinstance(row[0], Mark) and row[0].kind == "head"
 

@@ -18,7 +18,7 @@ from meha.reproduce.cells import Record
 from meha.reproduce.contenders import CONTENDERS, SETTINGS
 from meha.reproduce.experiments import EXPERIMENTS, Claim, Options, Records
 from meha.reproduce.experiments.base import Answer, prose
-from meha.reproduce.page import Details, Entry, Mark, Page, Prose, Section, Table, write
+from meha.reproduce.page import Details, Item, Mark, Page, Prose, Section, Table, write
 from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 
@@ -43,7 +43,7 @@ def draw(
             section = replace(section, blocks=[*section.blocks, Prose(f"Measured on: {'; '.join(_machines(own.all()))}.")])
         sections.append(section)
         claims += EXPERIMENTS[name].claims(own)
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for claim in claims:
         style = STYLES.get(claim.answer)
         rows.append([claim.claim, claim.measured, Mark(claim.answer, style) if style else claim.answer])
@@ -67,7 +67,7 @@ def draw(
 
 def _protocol(options: Options, tuning: Tuning) -> Section:
     """How it was measured, and which settings were chosen."""
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for case, methods in tuning.scores.items():
         kept = {method: [seeds for seeds in scores if seeds is not None] for method, scores in methods.items()}
         if any(len(scores) < SETTINGS for scores in kept.values()):

@@ -17,7 +17,7 @@ from meha.problems.variants import TOYS, VARIANTS
 from meha.reproduce.cells import Case, Cell, Record
 from meha.reproduce.contenders import CONTENDERS, Setting
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Records, prose, short
-from meha.reproduce.page import Entry, Mark, Prose, Section, Table
+from meha.reproduce.page import Item, Mark, Prose, Section, Table
 from meha.reproduce.solving import GOOD
 from meha.reproduce.tuning import Tuning
 
@@ -160,7 +160,7 @@ def _of(runs: Iterable[_Runs], column: str) -> list[Record]:
 
 def _summary(groups: Groups) -> Table:
     """How many problems each way solves, and the median work."""
-    table: list[list[Entry]] = []
+    table: list[list[Item]] = []
     halves = {"held-out": groups["held-out"], "tuning": groups["tuning"]}
     for title, runs in {**halves, "both": [*halves["held-out"], *halves["tuning"]]}.items():
         if not runs:
@@ -168,7 +168,7 @@ def _summary(groups: Groups) -> Table:
         for target in (GOOD, VERY_GOOD):
             counts = [sum(reaches(record, target) for record in _of(runs, column)) for column in HEADS]
             table.append([f"{title}, {len(runs)} problems: to {target:.0e}", *counts])
-        medians: list[Entry] = []
+        medians: list[Item] = []
         for column in HEADS:
             work = [record["gradients"] for record in _of(runs, column)]
             f, F = (statistics.median([pair[i] for pair in work] or [0]) for i in (0, 1))
@@ -211,7 +211,7 @@ def _toys(runs: Sequence[_Runs]) -> Table:
         "", "paper's numbers: to 1e-3", f"best of {POINTS}", "within 1e-3, diverged", f"{ADAPTIVE}: to 1e-3", "worst", "steps",
         "automatic: to 1e-5", "worst", "gradients of f", "of F", "float32: to 1e-3", "worst",
     ]  # fmt: skip
-    table: list[list[Entry]] = []
+    table: list[list[Item]] = []
     for toy in TOYS:
         own = [run for run in runs if run.row.arguments["name"] == toy]
         paper, searched, adaptive, automatic, single = (_of(own, c) for c in ("paper", "random", ADAPTIVE, "automatic", SINGLE))
@@ -240,9 +240,9 @@ def _problems(groups: Groups) -> list[Table]:
     columns = ["", "paper's numbers", f"best of {POINTS}", "within 1e-3, diverged", ADAPTIVE, "f / F", "automatic", "f / F"]
     tables = []
     for half in ("held-out", "tuning"):
-        table: list[list[Entry]] = []
+        table: list[list[Item]] = []
         for run in groups[half]:
-            row: list[Entry] = [run.row.name, _error(run["paper"]), *_search(run["random"])]
+            row: list[Item] = [run.row.name, _error(run["paper"]), *_search(run["random"])]
             for column in (ADAPTIVE, "automatic"):
                 row += [_error(run[column]), _gradients(run[column])]
             table.append(row)
@@ -254,7 +254,7 @@ def _problems(groups: Groups) -> list[Table]:
 def _group_lasso(runs: Sequence[_Runs]) -> Table:
     columns = ["", "", "validation", "test", "validation of the y returned", "test", "f / F", "seconds", "end"]
     titles = {**HEADS, "recipe": "recipe"}
-    table: list[list[Entry]] = []
+    table: list[list[Item]] = []
     for run in runs:
         for column in run.row.columns:
             for record in _of([run], column):
@@ -265,7 +265,7 @@ def _group_lasso(runs: Sequence[_Runs]) -> Table:
     return Table("automatic-group-lasso", caption, columns, table)
 
 
-def _search(record: Record | None) -> list[Entry]:
+def _search(record: Record | None) -> list[Item]:
     """The best point, and how many come close and diverge."""
     return [_error(record), None if record is None else f"{record['within']}, {record['diverged']}"]
 
@@ -277,7 +277,7 @@ def _text(record: Record) -> str:
     return "none" if error is None else short(error)
 
 
-def _error(record: Record | None) -> Entry:
+def _error(record: Record | None) -> Item:
     """The error, marked where it is good; or how the run failed."""
     if record is None:
         return None
@@ -286,24 +286,24 @@ def _error(record: Record | None) -> Entry:
     return Mark(_text(record), kind, None if failed else record["error"])
 
 
-def _number(value: float | None) -> Entry:
+def _number(value: float | None) -> Item:
     return Mark("none", "failed") if value is None else Mark(f"{value:.3g}", "number", value)
 
 
-def _gradients(record: Record | None) -> Entry:
+def _gradients(record: Record | None) -> Item:
     return None if record is None else "{:,} / {:,}".format(*record["gradients"])
 
 
-def _passed(records: Sequence[Record], target: float) -> Entry:
+def _passed(records: Sequence[Record], target: float) -> Item:
     return f"{sum(reaches(record, target) for record in records)} of {len(records)}" if records else None
 
 
-def _worst(records: Sequence[Record]) -> Entry:
+def _worst(records: Sequence[Record]) -> Item:
     def badness(record: Record) -> tuple[bool, float]:
         return record["outcome"] in FAILURES, math.inf if record["error"] is None else record["error"]
 
     return _error(max(records, key=badness, default=None))
 
 
-def _range(numbers: Sequence[int]) -> Entry:
+def _range(numbers: Sequence[int]) -> Item:
     return f"{min(numbers):,} to {max(numbers):,}" if numbers else None

@@ -12,7 +12,7 @@ from meha.reproduce.cells import Case, Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Race, Records, prose, short
 from meha.reproduce.experiments.racing import error_at, shown
-from meha.reproduce.page import Block, Entry, Mark, Section, Table
+from meha.reproduce.page import Block, Item, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["CASES", "KNOWN_FAILURES", "REASONS", "Comparison"]
@@ -111,9 +111,9 @@ def _work_table(records: Records, columns: list[str]) -> list[Table]:
     methods = [name for name in METHODS if any(records.get(CASES[column].name, name) for column in columns)]
     reasons = {(name, column): _reason(records, name, column) for name in methods for column in columns}
     letters = {reason: chr(ord("a") + i) for i, reason in enumerate(r for r in REASONS if r in reasons.values())}
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for name in methods:
-        row: list[Entry] = [shown(name)]
+        row: list[Item] = [shown(name)]
         for column in columns:
             reason = reasons[name, column]
             row.append(_entry(records, name, column, f"({letters[reason]})" if reason else ""))
@@ -136,7 +136,7 @@ def _reason(records: Records, name: str, column: str) -> str:
     return ""
 
 
-def _entry(records: Records, name: str, column: str, letter: str) -> Entry:
+def _entry(records: Records, name: str, column: str, letter: str) -> Item:
     for record in records.get(CASES[column].name, name):
         if record["reached"] is not None:
             return Mark(f"{record['reached']['work']:,}", "best", record["reached"]["work"])
@@ -148,12 +148,12 @@ def _entry(records: Records, name: str, column: str, letter: str) -> Entry:
 
 def _without(records: Records, columns: list[str]) -> list[Table]:
     """Where the methods without settings stop."""
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for name in AUTOMATIC:
         runs = [next(iter(records.get(CASES[column].name, name)), None) for column in columns]
         if not any(runs):
             continue
-        row: list[Entry] = [name]
+        row: list[Item] = [name]
         for record in runs:
             error = None if record is None else error_at(record["last"])
             if record is None or error is None:

@@ -29,7 +29,7 @@ from meha.reproduce.experiments.base import (
 )
 from meha.reproduce.experiments.racing import OWN, compared, first, picture, reached, shown, times
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Details, Entry, Mark, Section, Table
+from meha.reproduce.page import Block, Details, Item, Mark, Section, Table
 from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 from meha.tasks import few_shot, hyper_cleaning
@@ -177,7 +177,7 @@ class HyperCleaning(LearningTask):
         methods = results.methods(case, "training")
         scores = {m: [mean_of(_last(results.get(case, m, "training"), n))[0] for n in ("accuracy", "f1")] for m in methods}
         best = [max(methods, key=lambda m: scores[m][i]) for i in (0, 1)]
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for method in methods:
             records = results.get(case, method, "training")
             row = [shown(method) + _ended(records), *_scores(records, [method == name for name in best])]
@@ -267,9 +267,9 @@ def _percent(records: Sequence[Record]) -> list[float]:
     return [100 * mean_of(_last(records, name))[0] for name in ("accuracy", "f1")]
 
 
-def _scores(records: Sequence[Record], best: Sequence[bool] = (False, False)) -> list[Entry]:
+def _scores(records: Sequence[Record], best: Sequence[bool] = (False, False)) -> list[Item]:
     """Accuracy, F1, validation loss and time."""
-    row: list[Entry] = []
+    row: list[Item] = []
     for name, mark in zip(("accuracy", "f1"), best, strict=True):
         middle, deviation = mean_of(_last(records, name))
         row.append(plus_minus((100 * middle, 100 * deviation), "best" if mark else "number", digits=2))
@@ -279,7 +279,7 @@ def _scores(records: Sequence[Record], best: Sequence[bool] = (False, False)) ->
 
 def _settings(task: str) -> Table:
     """The chosen settings."""
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for method, tried in learning.shipped()[task].items():
         setting = ", ".join(f"{name} {_told(value)}" for name, value in learning.chosen(task, method).items())
         rows.append([shown(method), len(tried), setting])
@@ -384,10 +384,10 @@ class FewShotLearning(LearningTask):
         seconds = {m: reached(results.get(case.name, m, "training"), "seconds") for m in methods}
         known = {m: s.middle for m, s in seconds.items() if s.middle is not None}
         fastest = min(known, key=lambda m: known[m]) if known else ""
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for method in methods:
             records, took = results.get(case.name, method, "training"), seconds[method]
-            row: list[Entry] = [shown(method)]
+            row: list[Item] = [shown(method)]
             if took.middle is None:
                 at = mean_of(_last(records, "accuracy"))[0]
                 row += [Mark(f"not reached: {100 * at:.1f} % after {records[0]['last']['step']} batches", "failed"), None, None]

@@ -42,7 +42,7 @@ from meha.reproduce.experiments.racing import (
     times,
 )
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Entry, Mark, Section, Table
+from meha.reproduce.page import Block, Item, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["GroupLasso", "LassoToy", "Sensitivity"]
@@ -182,7 +182,7 @@ class Sensitivity(Experiment):
 
     def _without(self, results: Records) -> list[Table]:
         """The automatic forms, which have no numbers."""
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for case, method in itertools.product(LASSO.values(), AUTOMATIC):
             if records := results.get(case.name, method):
                 there = [reached(records, name).cell(band=False) for name in ("step", "gradients", "seconds")]
@@ -191,13 +191,13 @@ class Sensitivity(Experiment):
         caption = "Without numbers: steps and work until x and y are within 5 % of the solution set, and at the run's own end."
         return [Table("sensitivity-without", caption, columns, rows)] if rows else []
 
-    def _line(self, results: Records, change: Mapping[str, float], steps: int, seconds: float) -> list[Entry]:
+    def _line(self, results: Records, change: Mapping[str, float], steps: int, seconds: float) -> list[Item]:
         cells: dict[str, list[Record]] = {}
         for base in BASES:
             cells[base] = next(
                 (found for case in LASSO.values() if (found := results.get(case.name, _label(base, change)))), []
             )
-        row: list[Entry] = [", ".join(f"{name} {value:g}" for name, value in change.items()) or "nothing"]
+        row: list[Item] = [", ".join(f"{name} {value:g}" for name, value in change.items()) or "nothing"]
         for base in BASES:
             told = reached(cells[base], "step") if cells[base] else None
             if told is None:
@@ -302,7 +302,7 @@ class GroupLasso(Experiment):
         methods = results.methods(case)
         errors = {method: mean_of([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
         best = min(errors, key=lambda method: errors[method][0])
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for method in methods:
             records, theirs = results.get(case, method), paper.GROUP_LASSO[m].get(method)
             looks = [_best(record) for record in records if record["at weights"]]

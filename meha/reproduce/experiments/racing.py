@@ -10,7 +10,7 @@ from meha.reproduce.cells import Record
 from meha.reproduce.contenders import AUTOMATIC
 from meha.reproduce.experiments.base import PAPER, Claim, Records, Spread, number, spread
 from meha.reproduce.figures import Curve, Panel, curves
-from meha.reproduce.page import Entry, Mark, Picture, Table
+from meha.reproduce.page import Item, Mark, Picture, Table
 
 __all__ = [
     "OWN",
@@ -97,7 +97,7 @@ def race_table(
     columns = ["method", "seconds to target", "relative to MEHA", "gradients", "Hessian products"]
     if any(paper.values()):
         columns += ["paper: seconds", "paper: relative to MEHA"]
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for case, heading in cases:
         if heading and results.methods(case):
             rows.append([Mark(heading, "head")])
@@ -105,7 +105,7 @@ def race_table(
         for method in results.methods(case):
             records = results.get(case, method)
             seconds, gradients = reached(records, "seconds"), reached(records, "gradients")
-            row: list[Entry] = [shown(method)]
+            row: list[Item] = [shown(method)]
             if seconds.middle is None:
                 partly = f"{seconds.hits} of {seconds.seeds} reach it; else " if seconds.hits else "not reached: "
                 row += [Mark(partly + failure(records), "failed"), None, None, None]
@@ -121,22 +121,22 @@ def race_table(
 
 def ends_table(results: Records, cases: Sequence[tuple[str, str]], name: str) -> list[Table]:
     """Where the runs without settings stop, for the same cases; no table where there are none."""
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for case, heading in cases:
-        found: list[list[Entry]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
+        found: list[list[Item]] = [[m, *own_end(results.get(case, m))] for m in AUTOMATIC if results.get(case, m)]
         rows += [[Mark(heading, "head")], *found] if heading and found else found
     caption = "Without settings: time and work until a run stops, and the larger of the errors of x and y there."
     return [Table(f"{name}-ends", caption, ["method", "seconds", "gradients", "error"], rows)] if rows else []
 
 
-def own_end(records: Sequence[Record]) -> list[Entry]:
+def own_end(records: Sequence[Record]) -> list[Item]:
     """Time, gradients and error where runs stopped; runs that were cut off have none."""
     ended = [record["last"] if record["outcome"] in ("converged", "finished") else {} for record in records]
     columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
     return [spread(column).cell(band=False) for column in (*columns, [error_at(last) for last in ended])]
 
 
-def compared(published: Mapping[str, float], method: str) -> list[Entry]:
+def compared(published: Mapping[str, float], method: str) -> list[Item]:
     """The paper's number for a method as printed there, and its ratio to MEHA's."""
     value, own = published.get(method), published.get("MEHA")
     if value is None:

@@ -11,7 +11,7 @@ from meha.reproduce.experiments.base import PAPER, Claim, Experiment, Options, R
 from meha.reproduce.experiments.cases import HIGH_DIMENSION, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.racing import OWN, TWICE, compared, ends_table, first, panel, picture, race_table
 from meha.reproduce.figures import Panel
-from meha.reproduce.page import Entry, Mark, Section, Table
+from meha.reproduce.page import Item, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
 __all__ = ["HighDimension", "LargeScale", "MerelyConvex", "NonConvex", "StrongConvex"]
@@ -48,14 +48,14 @@ def _memory_table(
     published: Mapping[str, Mapping[str, float]],
 ) -> Table:
     """Peak bytes of each method of each case, and how many times x and y that is."""
-    rows: list[list[Entry]] = []
+    rows: list[list[Item]] = []
     for case, heading in cases:
         if heading and results.methods(case, "memory"):
             rows.append([Mark(heading, "head")])
         for method in results.methods(case, "memory"):
             (record,) = results.get(case, method, "memory")
             known = record["peak"] is not None
-            row: list[Entry] = (
+            row: list[Item] = (
                 [method, Mark(f"{record['peak']:,}", "number", record["peak"]), record["peak"] / record["size"]]
                 if known
                 else [method, None, None]

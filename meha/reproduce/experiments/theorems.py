@@ -7,7 +7,7 @@ from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Records, holds, prose
 from meha.reproduce.experiments.racing import picture
 from meha.reproduce.figures import Curve, Panel
-from meha.reproduce.page import Block, Entry, Mark, Section, Table
+from meha.reproduce.page import Block, Item, Mark, Section, Table
 from meha.reproduce.rates import TRIALS, Rate, predicted
 from meha.reproduce.tuning import Tuning
 
@@ -62,13 +62,13 @@ class Rates(Experiment):
         return found
 
     def section(self, results: Records) -> Section:
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for name, trial in TRIALS.items():
             lines = [(p, rate) for found, p, rate in self._rates(results) if found == name]
             if lines:
                 rows.append([Mark(f"Theorem {trial.theorem}, {name}", "head")])
             for p, rate in lines:
-                agrees: Entry = "yes" if rate.agrees else Mark("shallower", "failed")
+                agrees: Item = "yes" if rate.agrees else Mark("shallower", "failed")
                 bound, slope = (Mark(f"{value:.2f}", "number", value) for value in (rate.predicted, rate.measured))
                 rows.append([COLUMNS[rate.column], Mark(f"{p:g}", "number", p), bound, slope, agrees])
         panels = []
@@ -104,10 +104,10 @@ class Rates(Experiment):
 
     def _without(self, results: Records) -> list[Table]:
         """Where the automatic forms end, beside a run of given numbers."""
-        rows: list[list[Entry]] = []
+        rows: list[list[Item]] = []
         for name, trial in TRIALS.items():
             column = "gap" if trial.theorem == 1 else "hypergradient"
-            lines: list[list[Entry]] = []
+            lines: list[list[Item]] = []
             for label in (*AUTOMATIC, _label(GUIDE)):
                 for record in results.get(f"rates, {name}", label, "rates"):
                     steps, value = (record["curve"][of][-1] for of in ("K", column))
