@@ -10,10 +10,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from meha.methods.continuation.levels import Levels, LowerPoint, PenaltyPoint
+from meha.methods.continuation.levels import Levels, LowerPoint, PenaltyPoint, Scales
 from meha.methods.continuation.quasi_newton import Pairs, Point, PointT, size
-from meha.methods.continuation.scales import Scales
-from meha.methods.continuation.tuning import Tuning
+from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Envelope", "EnvelopePoint", "LowerSolve"]
 
@@ -46,11 +45,10 @@ class LowerSolve(Generic[PointT]):
         solved: whether the last solve got the residual to the size of the force.
     """
 
-    def __init__(self, levels: Levels, scales: Scales, tuning: Tuning, evaluate: Callable[[Tensor], PointT], memory: int) -> None:
-        self.levels, self.scales, self.tuning, self.evaluate = levels, scales, tuning, evaluate
-        self.pairs = Pairs(memory)
-        self.t = self.force = 0.0
-        self.solved = False
+    def __init__(self, levels: Levels, scales: Scales, evaluate: Callable[[Tensor], PointT]) -> None:
+        self.levels, self.scales, self.evaluate = levels, scales, evaluate
+        self.pairs = Pairs.sized(TUNING.composite_pairs if levels.composite else TUNING.pairs, len(scales.y0))
+        self.force, self.solved = 0.0, False
 
     def enter(self, c: float) -> None:
         """Begin a stage."""
@@ -61,28 +59,28 @@ class LowerSolve(Generic[PointT]):
 
     def __call__(self, z: Tensor, other: Tensor, eps: float) -> PointT:
         """Minimise from z on, until the distance from ``other`` is known to the relative accuracy ``eps``."""
-        scales, tuning, rounding = self.scales, self.tuning, self.levels.eps
+        scales, rounding = self.scales, self.levels.eps
         descent = self.levels.descent(self.evaluate, self.pairs, self.t)
         point = descent.evaluate(z)
         if not point.finite:
             return point
         smallest, idle, cleared, start = math.inf, 0, False, scales.y_size(z)
-        descent.t = min(descent.t, tuning.leap * start / (size(point.gradient) or math.inf) or descent.t)
-        for _ in range(tuning.inner_steps):
+        descent.t = min(descent.t, TUNING.leap * start / (size(point.gradient) or math.inf) or descent.t)
+        for _ in range(TUNING.inner_steps):
             if point.upper is not None:
-                self.force = max(size(point.upper), tuning.least_force * scales.tol * scales.slope) / self.c
+                self.force = max(size(point.upper), TUNING.least_force * scales.tol * scales.slope) / self.c
             d, remembered = descent.direction(point)
             r = descent.residual(point).r
             residual, length, here = size(r), size(d), size(point.z)
-            enough = eps * max(size(point.z - other), tuning.least_distance * scales.tol * scales.y_size(point.z))
+            enough = eps * max(size(point.z - other), TUNING.least_distance * scales.tol * scales.y_size(point.z))
             if (residual <= eps * self.force and length <= enough) or residual <= 2 * rounding * self.curvature * here:
                 break
             idle = 0 if residual < 0.5 * smallest else idle + 1
             smallest = min(smallest, residual)
-            nothing = -float(r @ d) <= tuning.within_noise * point.noise
-            if idle >= tuning.patience and (nothing or length <= rounding**0.5 * here):
+            nothing = -float(r @ d) <= TUNING.within_noise * point.noise
+            if idle >= TUNING.patience and (nothing or length <= rounding**0.5 * here):
                 break
-            if length <= tuning.within_rounding * rounding * here:
+            if length <= TUNING.within_rounding * rounding * here:
                 break
             new = descent.step(point, d, remembered)
             if new is None:
@@ -92,9 +90,9 @@ class LowerSolve(Generic[PointT]):
                 cleared = True
                 continue
             point, cleared = new, False
-            if size(point.z) > tuning.far * max(start, scales.y_largest):
+            if size(point.z) > TUNING.far * max(start, scales.y_largest):
                 return replace(point, smooth=-math.inf)
-        self.solved = size(descent.residual(point).r) <= tuning.solved * max(self.force, scales.tol * scales.slope)
+        self.solved = size(descent.residual(point).r) <= TUNING.solved * max(self.force, scales.tol * scales.slope)
         self.t = descent.t
         return point
 
@@ -111,11 +109,10 @@ class LowerSolve(Generic[PointT]):
 class Envelope:
     """Phi_c as a function of x, with c and the accuracy ``eps`` of the solves."""
 
-    def __init__(self, levels: Levels, scales: Scales, tuning: Tuning, memory: int) -> None:
+    def __init__(self, levels: Levels, scales: Scales) -> None:
         self.levels, self.scales = levels, scales
-        self.c = self.eps = 0.0
-        self.solve_y = LowerSolve(levels, scales, tuning, self._penalty, memory)
-        self.solve_theta = LowerSolve(levels, scales, tuning, levels.lower, memory)
+        self.solve_y = LowerSolve(levels, scales, self._penalty)
+        self.solve_theta = LowerSolve(levels, scales, levels.lower)
 
     def _penalty(self, y: Tensor) -> PenaltyPoint:
         return self.levels.penalty(y, 1 / self.c)
@@ -137,28 +134,28 @@ class Envelope:
         if size(x) > far:
             return nowhere
         self.levels.move(x)
-        upper = self.solve_y(y, theta, self.eps)
-        if not upper.finite:
+        at_y = self.solve_y(y, theta, self.eps)
+        if not at_y.finite:
             return nowhere
-        phi = upper.f + upper.nonsmooth
-        lower = self.lower(theta, upper.z)
-        if not lower.value <= phi + lower.noise:
-            lower = self.lower(upper.z, upper.z)
-        if not lower.finite:
+        y, F, F_x, phi = at_y.z, at_y.F, at_y.F_x, at_y.f + at_y.nonsmooth
+        at_theta = self.lower(theta, y)
+        if not at_theta.value <= phi + at_theta.noise:
+            at_theta = self.lower(y, y)
+        if not at_theta.finite:
             return nowhere
-        c, gap = self.c, phi - lower.value
-        pull = c * self.levels.pull(upper, lower)
-        noise = c * (upper.noise + lower.noise) + self.eps**2 * c * abs(gap)
-        blur = 2 * self.levels.eps * c * (size(lower.f_x) + self.scales.curvatures["f_xy"] * size(upper.z))
-        return EnvelopePoint(
-            x, upper.F + c * gap, upper.F_x + pull, noise=noise,
-            y=upper.z, theta=lower.z, F=upper.F, phi=phi, gap=gap, slope=size(upper.F_x) + size(pull), blur=blur,
-        )  # fmt: skip
+        c, theta, gap = self.c, at_theta.z, phi - at_theta.value
+        pull = c * self.levels.pull(at_y, at_theta)
+        slope = size(F_x) + size(pull)
+        noise = c * (at_y.noise + at_theta.noise) + self.eps**2 * c * abs(gap)
+        blur = 2 * self.levels.eps * c * (size(at_theta.f_x) + self.scales.curvatures["f_xy"] * size(y))
+        point = EnvelopePoint(x, F + c * gap, F_x + pull, noise=noise, y=y, theta=theta)
+        point.F, point.phi, point.gap, point.slope, point.blur = F, phi, gap, slope, blur
+        return point
 
     def state_dict(self) -> dict[str, Any]:
         """What the next evaluation depends on."""
         solves = {"solve_y": self.solve_y.state_dict(), "solve_theta": self.solve_theta.state_dict()}
-        return {"c": self.c, "eps": self.eps, **solves}
+        return {"c": self.c, "eps": self.eps} | solves
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another envelope was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
@@ -13,11 +13,10 @@ from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
 from meha.methods._curvatures import describe
-from meha.methods.continuation.levels import Levels
-from meha.methods.continuation.passes import Pass, Result
+from meha.methods.continuation.levels import Levels, Scales, measure
+from meha.methods.continuation.passes import Pass, Result, best_of
 from meha.methods.continuation.quasi_newton import size
-from meha.methods.continuation.scales import Scales, measure
-from meha.methods.continuation.tuning import Tuning
+from meha.methods.continuation.tuning import TUNING
 from meha.problem import Problem
 
 __all__ = ["Continuation", "ContinuationState"]
@@ -55,7 +54,8 @@ class Continuation(Method):
         max_gradients: upper bound on the gradients of f in a pass, at which it ends without convergence.
 
     A step is one quasi-Newton step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, the pass, 1 or 2.
+    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, 1 or 2 for the
+    pass.
 
     >>> import torch
     >>> from meha.problem import Problem
@@ -66,8 +66,6 @@ class Continuation(Method):
     >>> print(f"{float(run.x):.6f}")  # (30/2 pi - 18) / 11
     2.647627
     """
-
-    tuning: ClassVar[Tuning] = Tuning()
 
     tol: float = 1e-6
     both_starts: bool = True
@@ -94,8 +92,7 @@ class Continuation(Method):
         return state.course.advance()
 
     def terminate(self, state: ContinuationState) -> Verdict | None:
-        course = state.course
-        return course.best.verdict if course.best is not None and course.over else None
+        return best_of(state.course.results).verdict if state.course.over else None
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return (
@@ -127,50 +124,37 @@ class Course:
         """Whether all passes are done."""
         return self.scales is not None and len(self.results) == len(self.scales.starts)
 
-    @property
-    def best(self) -> Result | None:
-        """The result with the smallest F, among those that solve the problem best; the first unless another is clearly better."""
-        best = self.results[0] if self.results else None
-        for other in self.results[1:]:
-            assert best is not None
-            worth = [(result.verdict.status is not Status.DIVERGED, result.solved) for result in (best, other)]
-            least = self.method.tuning.better * max(0.0, *(result.spread for result in self.results))
-            if worth[1] > worth[0] or (worth[1] == worth[0] and best.F - other.F > least):
-                best = other
-        return best
-
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
         levels, method = self.levels, self.method
         if self.scales is None:
-            self.scales = measure(levels, method.tuning, method.tol, method.both_starts)
+            self.scales = measure(levels, method.tol, method.both_starts)
         now = self.now = self.now or self._pass(self.scales)
         levels.move(now.x)
         numbers = now.step() | {"run": len(self.results) + 1}
         if now.result is not None:
             self.results.append(now.result)
             self.now = None if self.over else self._pass(self.scales)
-        end = self.best or now
-        levels.move(end.x, end.y)
+        answer = best_of(self.results) if self.results else now
+        levels.move(answer.x, answer.y)
         return numbers
 
     def _pass(self, scales: Scales) -> Pass:
-        return Pass(self.levels, scales, self.method.tuning, scales.starts[len(self.results)], self.method.max_gradients)
+        return Pass(self.levels, scales, scales.starts[len(self.results)], self.method.max_gradients)
 
     def report(self) -> dict[str, str]:
         """What is known about the problem, how c grew, which accuracy was reached, and whether both passes agree."""
         if self.scales is None:
             return {}
         lines = {"problem": f"{describe(self.scales.curvatures)}; balanced at c = {self.scales.balance:.2g}"}
-        if self.best is not None:
-            best = self.best
+        if self.results:
+            best = best_of(self.results)
             lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
             at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
             lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
         if len(self.results) == 2:
             a, b = self.results
-            tuning = self.method.tuning
-            if size(a.x - b.x) / self.scales.x_size(a.x) <= max(tuning.agreement * self.scales.tol, tuning.least_agreement):
+            if size(a.x - b.x) / self.scales.x_size(a.x) <= max(TUNING.agreement * self.scales.tol, TUNING.least_agreement):
                 lines["starts"] = "upper level first and lower level first agree"
             else:
                 lines["starts"] = (
@@ -189,9 +173,8 @@ class Course:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
         self.scales = self.now = None
-        self.results = [
-            Result(*parts, Verdict(Status(status), message)) for *parts, (status, message) in state.get("results", [])
-        ]
+        saved = state.get("results", [])
+        self.results = [Result._make([*parts, Verdict(Status(status), message)]) for *parts, (status, message) in saved]
         if state:
             self.scales = Scales(**state["scales"])
             self.levels.curvatures = self.scales.curvatures

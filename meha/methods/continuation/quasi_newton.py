@@ -16,34 +16,23 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from meha.methods.continuation.tuning import TUNING
+
 __all__ = ["INSIDE", "Descent", "Pairs", "Point", "PointT", "size"]
 
-DESCENT, CURVATURE = 1e-4, 0.9
-"""The constants of Wolfe's conditions."""
+DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
+TRIALS, COMPOSITE_TRIALS = 12, 3  # lengths tried along a direction; fewer with g, where plain steps follow
+PLAIN_TRIALS, PLAIN_SHRINKAGE = 60, 0.4  # plain steps tried, and the factor from one to the next
+GROWTH, SHRINKAGE = 4.0, 0.3  # factors for a length that is too short or too long, where no interpolation helps
+NEAREST, FURTHEST = 0.05, 0.9  # where in its interval an interpolated length may lie; beyond, it is not trusted
+RESOLUTION = 1e-12  # relative width of the interval at which the search for a length ends
+INSIDE = 1e-30  # a step so short that a proximal map only brings a point into its domain
+SPREAD, ENOUGH = 100.0, 3  # ratio of curvatures and number of pairs from which the first guess of the Hessian is a diagonal
+POSITIVE, POSITIVE_FREE = 1e-10, 1e-8  # least cosine between the changes of a pair; on the free coordinates, where many fail
+DOWNHILL = 1e-10  # least cosine between a direction and -r
+TINY = 1e-300  # keeps a quotient finite
 
-TRIALS, COMPOSITE_TRIALS, PLAIN_TRIALS = 12, 3, 60
-"""Upper bounds on the lengths tried along a direction, without and with g, and on the plain steps, which follow with g."""
-
-GROWTH, SHRINKAGE, PLAIN_SHRINKAGE = 4.0, 0.3, 0.4
-"""Factors for the next length where no interpolation helps: after a step that is too short, or too long; and for a plain step."""
-
-NEAREST, FURTHEST = 0.05, 0.9
-"""Where in its interval an interpolated length may lie; beyond the second, the interpolation is not trusted."""
-
-RESOLUTION = 1e-12
-"""Relative width of the interval at which the search for a length ends."""
-
-INSIDE = 1e-30
-"""A step so short that a proximal map only brings a point into its domain."""
-
-SPREAD, ENOUGH = 100.0, 3
-"""From this ratio of curvatures between coordinates, and this many pairs, the first guess of the Hessian is a diagonal."""
-
-POSITIVE, POSITIVE_FREE, DOWNHILL = 1e-10, 1e-8, 1e-10
-"""Least cosines: between the two changes of a pair, the same on the free coordinates, and of a direction with -r."""
-
-TINY = 1e-300
-"""Keeps a quotient finite."""
+Prox = Callable[[Tensor, float], Tensor]
 
 
 class Residual(NamedTuple):
@@ -115,6 +104,12 @@ class Pairs:
         self.rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._forget()
 
+    @classmethod
+    def sized(cls, most: int, n: int, damping: float = 0.0) -> Pairs:
+        """A memory for vectors of n numbers, of at most ``most`` pairs."""
+        useful = 2 * n + TUNING.spare_pairs
+        return cls(max(TUNING.fewest_pairs, min(most, useful, TUNING.most_numbers // n)), damping)
+
     def _forget(self) -> None:
         """Drop the matrices, which the next direction computes again; ``_prepared`` pairs were there when it did so last."""
         self._mask: Tensor | None = None
@@ -123,9 +118,9 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def clear(self, keep: int = 0) -> None:
-        """Forget all pairs but the last ``keep``."""
-        self.rows = self.rows[len(self.rows) - keep :] if keep else []
+    def clear(self) -> None:
+        """Forget all pairs."""
+        self.rows = []
         self._forget()
 
     def reweigh(self, weight: float) -> None:
@@ -237,6 +232,7 @@ class Pairs:
                 self._append(s, self._whole(y, upper))
 
 
+@dataclass(eq=False)
 class Descent(Generic[PointT]):
     """Steps that decrease h + g, one at a time.
 
@@ -248,15 +244,11 @@ class Descent(Generic[PointT]):
         t: the step of the proximal map; also the length of a step, in units of the residual, when ``pairs`` is empty.
     """
 
-    def __init__(
-        self,
-        evaluate: Callable[[Tensor], PointT],
-        pairs: Pairs,
-        prox: Callable[[Tensor, float], Tensor] | None,
-        composite: bool,
-        t: float,
-    ) -> None:
-        self.evaluate, self.pairs, self.prox, self.composite, self.t = evaluate, pairs, prox, composite, t
+    evaluate: Callable[[Tensor], PointT]
+    pairs: Pairs
+    prox: Prox | None
+    composite: bool
+    t: float
 
     def residual(self, point: Point) -> Residual:
         """The residual at a point."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from meha._verdicts import Status, Verdict
 from meha.methods._extrapolation import richardson
+from meha.methods.continuation.levels import Scales
 from meha.methods.continuation.quasi_newton import size
-from meha.methods.continuation.scales import Scales
-from meha.methods.continuation.tuning import Tuning
+from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Stage", "accuracy", "compared", "limits", "verdict"]
 
@@ -22,9 +22,9 @@ class Stage(NamedTuple):
     """The end of a stage: c, x, y, values there, and the limits for c to infinity.
 
     Attributes:
-        extrapolated: whether the limits are more than the end itself.
+        length: the size of the next step, relative to x.
+        blur: the rounding error of the gradient, relative to the largest gradient.
         apart: the distance of y from theta, relative to y.
-        length, blur: the size of the next step, relative to x, and the rounding error of the gradient, relative to its largest.
         bias_x, bias_y, bias_F: relative changes of the limits with this stage.
     """
 
@@ -37,7 +37,6 @@ class Stage(NamedTuple):
     length: float
     blur: float
     apart: float
-    extrapolated: bool
     limit_x: Tensor
     limit_y: Tensor
     limit_F: float
@@ -46,15 +45,15 @@ class Stage(NamedTuple):
     bias_F: float = math.inf
 
 
-def accuracy(stages: Sequence[Stage], scales: Scales, tuning: Tuning) -> float:
+def accuracy(stages: Sequence[Stage], scales: Scales) -> float:
     """The relative accuracy in x of the next stage."""
     moved = 1.0
     if len(stages) >= 2:
         moved = size(stages[-1].x - stages[-2].x) / scales.x_size(stages[-1].x)
-    return min(max(tuning.tightening * moved**tuning.tightening_power, tuning.beyond_tol * scales.tol), tuning.loose)
+    return min(max(TUNING.tightening * moved**TUNING.tightening_power, TUNING.beyond_tol * scales.tol), TUNING.loose)
 
 
-def limits(xs: Sequence[Tensor], ys: Sequence[Tensor], tuning: Tuning) -> tuple[Tensor, Tensor] | None:
+def limits(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
     """Where x and y lead for c to infinity, if that can be said.
 
     By Richardson's rule in 1/c, of second order where that agrees with the first; by a geometric series where their changes
@@ -65,11 +64,11 @@ def limits(xs: Sequence[Tensor], ys: Sequence[Tensor], tuning: Tuning) -> tuple[
     if len(xs) <= 2:
         return None
     many = len(changes[0]) > 2
-    if all(sizes[-1] <= tuning.shrinking * sizes[-2] for sizes in changes):
-        first = [richardson(points[-1], points[-2], tuning.ratio) for points in both]
-        if many and all(sizes[-2] <= tuning.shrinking * sizes[-3] for sizes in changes):
-            before = [richardson(points[-2], points[-3], tuning.ratio) for points in both]
-            second = [richardson(new, old, tuning.ratio**2) for new, old in zip(first, before, strict=True)]
+    if all(sizes[-1] <= TUNING.shrinking * sizes[-2] for sizes in changes):
+        first = [richardson(points[-1], points[-2], TUNING.ratio) for points in both]
+        if many and all(sizes[-2] <= TUNING.shrinking * sizes[-3] for sizes in changes):
+            before = [richardson(points[-2], points[-3], TUNING.ratio) for points in both]
+            second = [richardson(new, old, TUNING.ratio**2) for new, old in zip(first, before, strict=True)]
             if all(size(b - a) <= 0.5 * size(a - old) for a, b, old in zip(first, second, before, strict=True)):
                 return second[0], second[1]
         return first[0], first[1]
@@ -77,17 +76,17 @@ def limits(xs: Sequence[Tensor], ys: Sequence[Tensor], tuning: Tuning) -> tuple[
         return None
     factors = [sizes[-1] / sizes[-2] for sizes in changes]
     for factor, sizes in zip(factors, changes, strict=True):
-        if factor > tuning.steady or abs(factor - sizes[-2] / sizes[-3]) > tuning.unsteady * factor:
+        if factor > TUNING.steady or abs(factor - sizes[-2] / sizes[-3]) > TUNING.unsteady * factor:
             return None
     x, y = (z[-1] + (z[-1] - z[-2]) * (factor / (1 - factor)) for z, factor in zip(both, factors, strict=True))
     return x, y
 
 
-def compared(stage: Stage, last: Stage, scales: Scales, tuning: Tuning, spread: float) -> Stage:
+def compared(stage: Stage, last: Stage, scales: Scales, spread: float) -> Stage:
     """The stage with F's limit, and with its biases: changes of the limits since the last stage, those of F relative to its
     ``spread``.
     """
-    limit_F = richardson(stage.F, last.F, tuning.ratio)
+    limit_F = richardson(stage.F, last.F, TUNING.ratio)
     return stage._replace(
         limit_F=limit_F,
         bias_x=size(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length,
@@ -96,29 +95,27 @@ def compared(stage: Stage, last: Stage, scales: Scales, tuning: Tuning, spread: 
     )
 
 
-def verdict(stages: Sequence[Stage], scales: Scales, tuning: Tuning, used: int, max_gradients: int) -> Verdict | None:
+def verdict(stages: Sequence[Stage], scales: Scales, used: int, max_gradients: int) -> Verdict | None:
     """Whether a pass ends with the last stage, after ``used`` gradients of f, and why."""
     stage, tol = stages[-1], scales.tol
-    if scales.balance / stage.c < tuning.lightest and stage.apart <= tuning.joined:
-        if stage.bias_x <= tol and stage.bias_y <= tuning.y_tol * tol:
-            message = f"x, extrapolated to infinite c, changed by {stage.bias_x:.1e} in the last stage (tol {tol:.1e})."
-            return Verdict(Status.CONVERGED, message)
-        if all(_rests(recent, tol, tuning) for recent in stages[-tuning.rests :]):
+    bias = f"{stage.bias_x:.1e}"
+    if scales.balance / stage.c < TUNING.lightest and stage.apart <= TUNING.joined:
+        if stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
+            return Verdict(Status.CONVERGED, f"x, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e}).")
+        if all(_rests(recent, tol) for recent in stages[-TUNING.rests :]):
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
-            return Verdict(Status.CONVERGED, f"F no longer changes; x changed by {stage.bias_x:.1e} in the last stage{where}.")
-        if tuning.ratio * stage.blur > tuning.blurred:
-            message = f"x is accurate to about {stage.bias_x:.1e}: rounding errors, which c multiplies, prevent more. Use float64."
+            return Verdict(Status.CONVERGED, f"F no longer changes; x changed by {bias} in the last stage{where}.")
+        if TUNING.ratio * stage.blur > TUNING.blurred:
+            message = f"x is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
-    if len(stages) >= tuning.max_stages or stage.c > tuning.largest_c * scales.balance or used > max_gradients:
-        message = (
-            f"x is accurate to about {stage.bias_x:.1e} after {used} gradients of f in {len(stages)} stages. Allow more"
-            " (max_gradients), ask for less accuracy (tol), or inspect the problem with meha.check."
-        )
-        return Verdict(Status.FINISHED, message)
+    if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance or used > max_gradients:
+        message = f"x is accurate to about {bias} after {used} gradients of f in {len(stages)} stages."
+        advice = "Allow more (max_gradients), ask for less accuracy (tol), or inspect the problem with meha.check."
+        return Verdict(Status.FINISHED, f"{message} {advice}")
     return None
 
 
-def _rests(stage: Stage, tol: float, tuning: Tuning) -> bool:
+def _rests(stage: Stage, tol: float) -> bool:
     """Whether F changed so little with a stage that further ones are of no use."""
-    flat = stage.bias_F <= tol and stage.bias_x > tuning.unsettled
-    return flat or stage.bias_F <= tuning.resting * tol**tuning.resting_power
+    flat = stage.bias_F <= tol and stage.bias_x > TUNING.unsettled
+    return flat or stage.bias_F <= TUNING.resting * tol**TUNING.resting_power
