@@ -9,32 +9,43 @@ not, shorter ones are tried, and then the plain proximal step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["Descent", "Pairs", "Point", "Prox"]
+from meha.methods.continuation.tuning import TUNING
 
-DESCENT, CURVATURE = 1e-4, 0.9
-"""The constants of Wolfe's conditions."""
+__all__ = ["INSIDE", "Descent", "Pairs", "Point", "PointT", "size"]
 
-TRIALS = 12
-
-SPREAD = 100.0
-"""From this ratio of curvatures of coordinates on, the first guess of the Hessian is a diagonal instead of a number."""
+DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
+TRIALS, COMPOSITE_TRIALS = 12, 3  # lengths tried along a direction; fewer with g, where plain steps follow
+PLAIN_TRIALS, PLAIN_SHRINKAGE = 60, 0.4  # plain steps tried, and the factor from one to the next
+GROWTH, SHRINKAGE = 4.0, 0.3  # factors for a length that is too short or too long, where no interpolation helps
+NEAREST, FURTHEST = 0.05, 0.9  # where in its interval an interpolated length may lie; beyond, it is not trusted
+RESOLUTION = 1e-12  # relative width of the interval at which the search for a length ends
+INSIDE = 1e-30  # a step so short that a proximal map only brings a point into its domain
+SPREAD, ENOUGH = 100.0, 3  # ratio of curvatures and number of pairs from which the first guess of the Hessian is a diagonal
+POSITIVE, POSITIVE_FREE = 1e-10, 1e-8  # least cosine between the changes of a pair; on the free coordinates, where many fail
+DOWNHILL = 1e-10  # least cosine between a direction and -r
+TINY = 1e-300  # keeps a quotient finite
 
 Prox = Callable[[Tensor, float], Tensor]
 
-Residual = tuple[Tensor, Tensor | None, Tensor]
-"""r; the coordinates that are free (None for all); and where the plain step leads."""
+
+class Residual(NamedTuple):
+    """The residual r, a mask of the free coordinates (None for all), and where the plain step leads."""
+
+    r: Tensor
+    free: Tensor | None
+    target: Tensor
 
 
 @dataclass(eq=False)
 class Point:
-    """h at z: its value and gradient, the value of g, and what else belongs to the evaluation.
+    """h at z: its value and gradient, and the value of g. Subclasses add what else an evaluation computes.
 
     Attributes:
         noise: the error of the value.
@@ -48,7 +59,6 @@ class Point:
     nonsmooth: float = 0.0
     noise: float = 0.0
     upper: Tensor | None = None
-    extra: Any = None
     seen: tuple[float, Residual] | None = None
 
     @property
@@ -62,6 +72,14 @@ class Point:
         return math.isfinite(self.value) and bool(torch.isfinite(self.gradient).all())
 
 
+PointT = TypeVar("PointT", bound=Point)
+
+
+def size(z: Tensor) -> float:
+    """The Euclidean norm."""
+    return float(torch.linalg.vector_norm(z))
+
+
 class Pairs:
     """The inverse of a Hessian from changes of z and of the gradient: limited-memory BFGS in its compact form.
 
@@ -69,8 +87,8 @@ class Pairs:
     pairs stay exact.
 
     Args:
-        limit: how many pairs are kept, at most.
-        damping: so many times the largest curvature seen is added to that of each pair, which bounds the steps.
+        limit: the largest number of pairs to keep.
+        damping: this fraction of the largest curvature seen is added to that of each pair, which bounds the steps.
 
     >>> pairs = Pairs(5)
     >>> A = torch.diag(torch.tensor([1.0, 10.0], dtype=torch.float64))
@@ -86,54 +104,65 @@ class Pairs:
         self.rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._forget()
 
+    @classmethod
+    def sized(cls, most: int, n: int, damping: float = 0.0) -> Pairs:
+        """A memory for vectors of n numbers, of at most ``most`` pairs."""
+        useful = 2 * n + TUNING.spare_pairs
+        return cls(max(TUNING.fewest_pairs, min(most, useful, TUNING.most_numbers // n)), damping)
+
     def _forget(self) -> None:
+        """Drop the matrices, which the next direction computes again; ``_prepared`` pairs were there when it did so last."""
         self._mask: Tensor | None = None
-        self._ready = False
+        self._prepared = 0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def clear(self, keep: int = 0) -> None:
-        """Forget all pairs but the last ``keep``."""
-        self.rows = self.rows[len(self.rows) - keep :] if keep else []
+    def clear(self) -> None:
+        """Forget all pairs."""
+        self.rows = []
         self._forget()
 
     def reweigh(self, weight: float) -> None:
         """Use another weight for the second changes of gradient from now on."""
-        self.weight = weight
-        self._forget()
+        if weight != self.weight:
+            self.weight = weight
+            self._forget()
 
     def add(self, s: Tensor, y: Tensor, upper: Tensor | None = None) -> None:
         """Learn that a step ``s`` changed the gradient by ``y + weight * upper``."""
-        size = torch.linalg.vector_norm(s)
-        if not float(size) > 0:
+        length = torch.linalg.vector_norm(s)
+        if not float(length) > 0:
             return
-        s, y, upper = s / size, y / size, None if upper is None else upper / size
-        whole = y if upper is None else y + self.weight * upper
-        if not bool(torch.isfinite(whole).all()) or not float(s @ whole) > 1e-10 * float(torch.linalg.vector_norm(whole)):
+        s, y, upper = s / length, y / length, None if upper is None else upper / length
+        whole = self._whole(y, upper)
+        if not bool(torch.isfinite(whole).all()) or not float(s @ whole) > POSITIVE * size(whole):
             return
         self.rows.append((s, y, upper))
         if len(self.rows) > self.limit:
             self.rows.pop(0)
             self._forget()
-        elif self._ready:
+        elif self._prepared:
             self._append(s, whole)
+
+    def _whole(self, y: Tensor, upper: Tensor | None) -> Tensor:
+        return y if upper is None else y + self.weight * upper
 
     def _prepare(self, mask: Tensor | None) -> None:
         """Matrices of the pairs that have positive curvature on the free coordinates."""
         S = torch.stack([row[0] for row in self.rows])
-        Y = torch.stack([y if u is None else y + self.weight * u for _, y, u in self.rows])
+        Y = torch.stack([self._whole(y, upper) for _, y, upper in self.rows])
         if mask is not None:
             S, Y = S * mask, Y * mask
         products, sizes = (S * Y).sum(1), S.square().sum(1)
         if self.damping:
-            largest = (products / sizes.clamp(min=1e-300)).max()
+            largest = (products / sizes.clamp(min=TINY)).max()
             Y = Y + self.damping * largest.clamp(min=0) * S
             products = (S * Y).sum(1)
-        good = products > 1e-8 * (sizes * Y.square().sum(1)).sqrt()
+        good = products > POSITIVE_FREE * (sizes * Y.square().sum(1)).sqrt()
         S, Y, products = S[good], Y[good], products[good]
         diagonal = torch.ones(S.shape[1], dtype=S.dtype, device=S.device)
-        if len(S) >= 3:
+        if len(S) >= ENOUGH:
             diagonal = ((S.square() / products[:, None]).sum(0) / (Y.square() / products[:, None]).sum(0)).sqrt()
             inside = torch.isfinite(diagonal) & (diagonal > 0)
             middle = diagonal[inside].median() if bool(inside.any()) else torch.ones_like(products[0])
@@ -143,18 +172,18 @@ class Pairs:
         self._S, self._Y, self._diagonal = S, Y, diagonal
         if len(S):
             self._SY, self._YY = S @ Y.T, Y @ (Y * diagonal).T
-        self._mask, self._ready = mask, True
+        self._mask, self._prepared = mask, len(self.rows)
 
     def _append(self, s: Tensor, y: Tensor) -> None:
         if not len(self._S):
-            self._ready = False
+            self._prepared = 0
             return
         if self._mask is not None:
             s, y = s * self._mask, y * self._mask
         if self.damping:
             largest = max(float((self._SY.diagonal() / self._S.square().sum(1)).max()), float(s @ y / s.square().sum()))
             y = y + self.damping * largest * s
-        if not float(s @ y) > 1e-8 * float(torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y)):
+        if not float(s @ y) > POSITIVE_FREE * float(torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y)):
             return
         weighted = self._diagonal * y
         below, right, corner = self._Y @ s, self._S @ y, (s @ y).reshape(1, 1)
@@ -168,7 +197,7 @@ class Pairs:
         if not self.rows:
             return None
         same = self._mask is mask or (self._mask is not None and mask is not None and torch.equal(self._mask, mask))
-        if not (self._ready and same):
+        if not (self._prepared and same):
             self._prepare(mask)
         if not len(self._S):
             return None
@@ -180,22 +209,31 @@ class Pairs:
         u = torch.linalg.solve_triangular(upper, (S @ r)[:, None], upper=True)[:, 0]
         rest = products * u + scale * (self._YY @ u - Y @ (diagonal * r))
         v = torch.linalg.solve_triangular(upper.T, rest[:, None], upper=False)[:, 0]
-        found = scale * diagonal * (r - Y.T @ u) + v @ S
-        found = -found if mask is None else -found * mask
-        slope, size = float(found @ r), float(torch.linalg.vector_norm(found) * torch.linalg.vector_norm(r))
-        return found if slope < -1e-10 * size and math.isfinite(size) else None
+        step = scale * diagonal * (r - Y.T @ u) + v @ S
+        step = -step if mask is None else -step * mask
+        slope, bound = float(step @ r), float(torch.linalg.vector_norm(step) * torch.linalg.vector_norm(r))
+        return step if slope < -DOWNHILL * bound and math.isfinite(bound) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The pairs, as plain tensors."""
-        return {"rows": [list(row) for row in self.rows], "weight": self.weight, "limit": self.limit, "damping": self.damping}
+        """The pairs, and when the matrices were computed, as plain tensors and numbers."""
+        rows = [list(row) for row in self.rows]
+        return {"rows": rows, "weight": self.weight, "mask": self._mask, "prepared": self._prepared}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the pairs of another memory."""
-        self.rows, self.weight = [(s, y, u) for s, y, u in state["rows"]], state["weight"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the pairs of another memory; the matrices are computed in the same order, hence the same bit for bit."""
+        rows = [(s, y, upper) for s, y, upper in state["rows"]]
+        self.weight, prepared = state["weight"], state["prepared"]
+        self.rows = rows[:prepared] if prepared else rows
         self._forget()
+        if prepared:
+            self._prepare(state["mask"])
+            for s, y, upper in rows[prepared:]:
+                self.rows.append((s, y, upper))
+                self._append(s, self._whole(y, upper))
 
 
-class Descent:
+@dataclass(eq=False)
+class Descent(Generic[PointT]):
     """Steps that decrease h + g, one at a time.
 
     Args:
@@ -206,8 +244,11 @@ class Descent:
         t: the step of the proximal map; also the length of a step, in units of the residual, when ``pairs`` is empty.
     """
 
-    def __init__(self, evaluate: Callable[[Tensor], Point], pairs: Pairs, prox: Prox | None, composite: bool, t: float) -> None:
-        self.evaluate, self.pairs, self.prox, self.composite, self.t = evaluate, pairs, prox, composite, t
+    evaluate: Callable[[Tensor], PointT]
+    pairs: Pairs
+    prox: Prox | None
+    composite: bool
+    t: float
 
     def residual(self, point: Point) -> Residual:
         """The residual at a point."""
@@ -218,25 +259,25 @@ class Descent:
     def _residual(self, point: Point) -> Residual:
         ahead = point.z - self.t * point.gradient
         if self.prox is None:
-            return point.gradient, None, ahead
+            return Residual(point.gradient, None, ahead)
         target = self.prox(ahead, self.t)
         nudge = torch.finfo(ahead.dtype).eps ** 0.5 * (ahead.abs() + self.t * point.gradient.abs())
         free = (self.prox(ahead + nudge, self.t) != target) | (self.prox(ahead - nudge, self.t) != target)
-        return (point.z - target) / self.t, free.to(point.z.dtype), target
+        return Residual((point.z - target) / self.t, free.to(point.z.dtype), target)
 
     def direction(self, point: Point) -> tuple[Tensor, bool]:
         """The step to try first, and whether the memory gave it."""
         r, free, target = self.residual(point)
-        found = self.pairs.direction(r, free)
-        if found is None:
+        d = self.pairs.direction(r, free)
+        if d is None:
             return target - point.z, False
-        return found if free is None else torch.where(free > 0, found, target - point.z), True
+        return d if free is None else torch.where(free > 0, d, target - point.z), True
 
-    def step(self, point: Point, d: Tensor, remembered: bool, first: float = 1.0) -> Point | None:
-        """A point with a smaller value, from ``first`` times ``d`` on; None if there is none."""
+    def step(self, point: PointT, d: Tensor, remembered: bool, first: float = 1.0) -> PointT | None:
+        """Look for a point with a smaller value, beginning with ``first`` times ``d``; None if there is none."""
         new = self._search(point, d, first, remembered)
         if new is not None and not (remembered or self.composite):  # the plain steps may be too short
-            moved, steep = (float(torch.linalg.vector_norm(v)) for v in (new.z - point.z, point.gradient))
+            moved, steep = size(new.z - point.z), size(point.gradient)
             self.t = max(self.t, moved / steep) if steep else self.t
         if new is None and self.composite:
             new = self._plain(point)
@@ -255,19 +296,18 @@ class Descent:
             s, change, upper = s * free, change * free, None if upper is None else upper * free
         self.pairs.add(s, change, upper)
 
-    def _search(self, point: Point, d: Tensor, tau: float, remembered: bool) -> Point | None:
-        """Along d, to a point that is low enough.
+    def _search(self, point: PointT, d: Tensor, tau: float, remembered: bool) -> PointT | None:
+        """Search along d for a point that is low enough.
 
-        Where d is no more than a guess of its length, the slope must also have fallen (Wolfe's second condition): otherwise
-        longer steps are tried.
+        Where the length of d is only a guess, the slope must also have fallen (Wolfe's second condition): otherwise longer
+        steps are tried.
         """
         low, high, slope_low = 0.0, math.inf, float(point.gradient @ d)
-        first = slope_low
-        slope_high = 0.0
-        best: Point | None = None
-        for _ in range(3 if self.composite else TRIALS):
+        first, slope_high = slope_low, 0.0
+        best: PointT | None = None
+        for _ in range(COMPOSITE_TRIALS if self.composite else TRIALS):
             ahead = point.z + tau * d
-            z = ahead if self.prox is None else self.prox(ahead, 1e-30)  # in the domain of g
+            z = ahead if self.prox is None else self.prox(ahead, INSIDE)  # in the domain of g
             new = self.evaluate(z)
             model = float(point.gradient @ (z - point.z)) + new.nonsmooth - point.nonsmooth
             change, noise = new.value - point.value, point.noise + new.noise
@@ -275,8 +315,7 @@ class Descent:
             slope = float(new.gradient @ d) if new.finite and not held else math.nan
             lower = new.finite and change <= DESCENT * min(model, 0.0) and (model < 0 or change < 0)
             if not lower and new.finite and abs(change) <= noise:  # the values say nothing more
-                before, after = self.residual(point)[0], self.residual(new)[0]
-                lower = float(torch.linalg.vector_norm(after)) < float(torch.linalg.vector_norm(before))
+                lower = size(self.residual(new).r) < size(self.residual(point).r)
                 lower = lower or (not self.composite and abs(slope) <= (1 - 2 * DESCENT) * abs(first))
             if not lower:
                 high, slope_high = tau, slope
@@ -285,25 +324,25 @@ class Descent:
             else:
                 best, low, slope_low = new, tau, slope
             tau = self._next(low, high, slope_low, slope_high)
-            if high < math.inf and high - low <= 1e-12 * high:
+            if high < math.inf and high - low <= RESOLUTION * high:
                 break
         return best
 
     @staticmethod
     def _next(low: float, high: float, slope_low: float, slope_high: float) -> float:
         if math.isinf(high):
-            return 4 * low
+            return GROWTH * low
         if math.isfinite(slope_high) and slope_high > 0 > slope_low:
-            share = max(-slope_low / (slope_high - slope_low), 0.05)
-            return low + (share if share <= 0.9 else 0.3) * (high - low)
-        return low + 0.3 * (high - low)
+            share = max(-slope_low / (slope_high - slope_low), NEAREST)
+            return low + (share if share <= FURTHEST else SHRINKAGE) * (high - low)
+        return low + SHRINKAGE * (high - low)
 
-    def _plain(self, point: Point) -> Point | None:
+    def _plain(self, point: PointT) -> PointT | None:
         """A proximal step, with t shortened until it decreases h + g as it should."""
-        for _ in range(60):
-            target = self.residual(point)[2]
+        for _ in range(PLAIN_TRIALS):
+            target = self.residual(point).target
             moved = target - point.z
-            if not float(torch.linalg.vector_norm(moved)) > 0:
+            if not size(moved) > 0:
                 return None
             new = self.evaluate(target)
             bound = float(point.gradient @ moved) + float(moved @ moved) / (2 * self.t)
@@ -311,5 +350,5 @@ class Descent:
                 return new
             if new.finite and float((new.gradient - point.gradient) @ moved) <= float(moved @ moved) / self.t:
                 return new  # the same for a quadratic h, without rounding
-            self.t *= 0.4
+            self.t *= PLAIN_SHRINKAGE
         return None

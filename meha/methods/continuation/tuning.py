@@ -1,0 +1,85 @@
+"""The numbers behind Continuation's decisions, found by trial on the problems of :mod:`meha.problems.collection`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TUNING", "Tuning"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Every heuristic number of Continuation. Weights are those of the upper level, 1 where both levels weigh the same."""
+
+    # The start
+    finest: float = 10.0  # least tol, in units of the rounding error to the power below: c times a difference cancels
+    finest_power: float = 2 / 3  # an error eps c from rounding and one of 1/c^2 from extrapolation meet there
+    probes: int = 4  # power steps for each curvature: a factor of two is good enough
+    upper_first: float = 0.1  # first c of the first pass, in units of the balance: F decides
+    lower_first: float = 10.0  # first c of the second pass: f decides
+    rough_pairs: int = 20  # memory of the rough lower solve, which measures how far a linear F may draw y
+    rough_steps: int = 50  # upper bound on its steps
+    rough: float = 0.1  # reduction of the residual at which it ends
+    # Memories
+    pairs: int = 300  # pairs kept for y and theta: ill-conditioned lower levels need many
+    composite_pairs: int = 50  # the same with a non-smooth g, under which the free coordinates change often
+    outer_pairs: int = 30  # pairs kept for x, whose function changes with c
+    fewest_pairs: int = 5  # always kept
+    spare_pairs: int = 10  # more than twice the dimension and this many are of no use
+    most_numbers: int = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
+    damping: float = 1e-4  # of the memory for x: where Phi is almost flat, steps stay bounded
+    # The sequence of stages
+    ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly
+    max_stages: int = 40  # upper bound for one pass
+    largest_c: float = 1e9  # in units of the balance; beyond, rounding errors prevail
+    light: float = 0.3  # below this weight of the upper level, the lower level shapes the stage
+    lightest: float = 0.1  # below this weight, a pass may end
+    loose: float = 0.03  # relative accuracy in x of the first stages
+    tightening: float = 0.03  # accuracy of a later stage: this times the last change of x to the power below
+    tightening_power: float = 1.5  # superlinear, since extrapolation amplifies errors
+    beyond_tol: float = 0.1  # finest accuracy of a stage and of the last lower solve, in units of tol
+    # Steps in x
+    early_steps: int = 10  # in a stage whose upper level is not light: its solution matters little
+    late_steps: int = 50  # in a later stage
+    max_failures: int = 3  # failed steps after which a stage ends
+    first_step: float = 0.01  # length of the very first step, relative to x
+    negligible: float = 0.01  # of tau^2: a decrease of Phi, relative to F's range, or a gradient too small to matter
+    stationary: float = 0.1  # a small step ends a stage only if the gradient fell to this part of the largest
+    wandered: float = 100.0  # an early stage that went this far, relative to x, has no solution nearby
+    far: float = 1e7  # a point this many times further away than all before it counts as divergence
+    # Accuracy of the solves in y and theta, relative to y - theta
+    coarse: float = 0.1  # the coarsest
+    fine: float = 1e-8  # the finest at the beginning of a stage
+    finer: float = 1e-9  # the finest after a step in x
+    finest_solve: float = 1e-10  # the finest after a failed step in x
+    in_step: float = 0.1  # accuracy per reduction of the gradient in x
+    retry: float = 0.03  # factor after a failed step in x, which errors of the solves may have caused
+    # The solves in y and theta
+    inner_steps: int = 400  # upper bound on the steps of one solve
+    leap: float = 10.0  # longest plain step, relative to y
+    least_force: float = 0.01  # least pull of F, in units of tol times that at the start: F may not pull at its minimum
+    least_distance: float = 1e-3  # least distance of y and theta, in units of tol times y
+    patience: int = 8  # steps without half the residual after which tiny steps end the solve
+    within_noise: float = 10.0  # a promised decrease below this many errors of the value cannot be seen
+    within_rounding: float = 10.0  # a step below this many rounding errors of y changes nothing
+    solved: float = 1e3  # y solves the lower level if the residual is below this many pulls of F
+    # Extrapolation
+    shrinking: float = 0.6  # largest ratio of changes for Richardson's rule, which expects 1/4
+    steady: float = 0.9  # largest ratio for a geometric series
+    unsteady: float = 0.1  # two such ratios that differ relatively by more are not steady
+    # The end of a pass
+    joined: float = 0.01  # largest distance of y and theta, relative to y
+    y_tol: float = 10.0  # accuracy in y, in units of that in x: the lower level determines y less well
+    unsettled: float = 0.01  # x still changes by more than this: an F that rests to tol does not depend on it
+    resting: float = 1e-3  # F rests if it changes by less than this times tol to the power below: below 1, F is flat in x
+    resting_power: float = 1.5  # F changes with the square of x near a solution; half way there
+    rests: int = 3  # stages in a row in which F must rest
+    blurred: float = 0.1  # rounding error of the next gradient, relative to its largest, at which accuracy ends
+    beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
+    # The choice between the passes
+    better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
+    agreement: float = 100.0  # two results agree if x differs by less than this many tol
+    least_agreement: float = 1e-3  # or by less than this
+
+
+TUNING = Tuning()
