@@ -266,7 +266,7 @@ def test_bad_arguments():
 
 
 def script():
-    path = Path(__file__).parent.parent / "benchmarks" / "references.py"
+    path = Path(__file__).parent.parent / "tools" / "references.py"
     spec = importlib.util.spec_from_file_location("references", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
