@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ except ImportError as error:
 import meha
 
 if TYPE_CHECKING:
-    from meha.reproduce.cells import Cell, Record
-    from meha.reproduce.experiments import Claim, Options
+    from meha.reproduce.cells import Cell
+    from meha.reproduce.experiments import Options
     from meha.reproduce.store import Store
     from meha.reproduce.tuning import Tuning
 
@@ -252,6 +251,7 @@ def _list_experiments() -> None:
 
 def _reproduce(asked: _Asked) -> None:
     from meha.reproduce import report
+    from meha.reproduce.display import print_summary
     from meha.reproduce.experiments import EXPERIMENTS
     from meha.reproduce.store import Store
 
@@ -273,7 +273,7 @@ def _reproduce(asked: _Asked) -> None:
         done = _work(console, _possible(console, asked, cells, options, store), store, asked.workers)
     command = shlex.join(["meha", *sys.argv[1:]])
     page, claims = report.draw(store, options, choice, asked.out, command, names)
-    _summary(console, claims, done, page)
+    print_summary(console, claims, done, page)
 
 
 def _options(asked: _Asked) -> Options:
@@ -345,9 +345,10 @@ def _listing(rows: Sequence[tuple[str, str]]) -> Table:
 def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: int) -> int:
     """Measure the missing cells, with a display; returns the number of runs."""
     from meha.datasets import DataError
+    from meha.reproduce.display import Display
     from meha.reproduce.runner import WorkerDiedError, run
 
-    display = _Display(cells, store, jobs)
+    display = Display(cells, store, jobs)
     if not display.total:
         return 0
     _check_extras(cells)
@@ -367,61 +368,6 @@ def _check_extras(cells: dict[str, list[Cell]]) -> None:
     for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
         if needed and find_spec(package) is None:
             raise ImportError(f"{package} is missing", name=package)
-
-
-class _Display:
-    """The runs in progress, the share that is done, and an estimate of the time left."""
-
-    def __init__(self, cells: dict[str, list[Cell]], store: Store, jobs: int) -> None:
-        self.experiments = {cell.key: name for name, found in reversed(cells.items()) for cell in found}
-        self.cells, self.store, self.jobs = [cell for found in cells.values() for cell in found], store, jobs
-        self.total, self.done = len(store.missing(self.cells)), 0
-        self.running: dict[str, tuple[Cell, float]] = {}
-        self.left: float | None = None
-        self.since = time.monotonic()
-
-    def watch(self, cell: Cell, record: Record | None) -> None:
-        from meha.reproduce.runner import time_left
-
-        if record is None:
-            self.running[cell.key] = cell, time.monotonic()
-        else:
-            del self.running[cell.key]
-            self.done += 1
-            self.left, self.since = time_left(self.cells, self.store, self.jobs), time.monotonic()
-
-    def __rich__(self) -> RenderableType:
-        left = "" if self.left is None else f", about {_duration(max(0.0, self.left - (time.monotonic() - self.since)))} left"
-        head = Table.grid(padding=(0, 1))
-        head.add_row(ProgressBar(total=self.total, completed=self.done, width=40), f"{self.done} of {self.total} runs{left}")
-        lines: list[RenderableType] = [head]
-        for cell, begin in list(self.running.values()):
-            seconds = time.monotonic() - begin
-            text = f"{self.experiments[cell.key]}: {cell.case.name}, {cell.name}, seed {cell.seed}  {seconds:.0f} s"
-            lines.append(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
-        return Group(*lines)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
-def _summary(console: Console, claims: Sequence[Claim], done: int, page: Path) -> None:
-    if claims:
-        console.print(_claims(claims))
-    console.print(f"{done} run{'s' if done > 1 else ''} measured." if done else "Nothing to measure.", highlight=False)
-    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
-
-
-def _claims(claims: Sequence[Claim]) -> Table:
-    table = Table(title="Claims of the paper, and what was measured", title_justify="left", box=None, pad_edge=False)
-    table.add_column("claim", ratio=5)
-    table.add_column("measured", ratio=6)
-    table.add_column("answer", no_wrap=True)
-    styles = {"holds": "green", "does not hold": "red", "in part": "yellow", "open": "yellow"}
-    for claim in claims:
-        table.add_row(Text(claim.claim), Text(claim.measured), Text(claim.answer, style=styles[claim.answer]))
-    return table
 
 
 if __name__ == "__main__":

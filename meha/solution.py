@@ -91,16 +91,16 @@ class Solution:
 
         Args:
             gamma: the envelope parameter; that of the method by default, or 1 where it has none.
-            c: the penalty; the last one of the run by default.
+            c: the penalty; by default the last one of the run, if its method has a gamma.
 
         Raises:
             ValueError: the objectives need a batch, and there was none.
         """
         if self.problem.needs_batch and self.batch is None:
             raise ValueError("diagnose: the objectives need a batch, and the run had none; use meha.diagnostics with one.")
-        if gamma is None:
-            gamma = getattr(self.method, "gamma", None) or self._last("gamma") or 1.0
-        c = self._last("c") if c is None else c
+        own = getattr(self.method, "gamma", None) or self._last("gamma")
+        c = self._last("c") if c is None and own else c
+        gamma = gamma or own or 1.0
         gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch)
         residual = None if c is None else diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
         return Diagnosis(gap, residual, gamma, c)
