@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 try:
     import typer
-    from rich.console import Console, Group, RenderableType
+    from rich.console import Console
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:

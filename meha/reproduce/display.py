@@ -11,11 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from meha.reproduce.cells import Cell
+from meha.reproduce.cells import Cell, Record
 from meha.reproduce.experiments import Claim
-from meha.reproduce.race import Record
 from meha.reproduce.runner import time_left
-from meha.reproduce.store import Store
+from meha.reproduce.store import Record, Store
 
 __all__ = ["Display", "print_summary"]
 
