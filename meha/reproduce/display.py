@@ -14,7 +14,7 @@ from rich.text import Text
 from meha.reproduce.cells import Cell, Record
 from meha.reproduce.experiments import Claim
 from meha.reproduce.runner import time_left
-from meha.reproduce.store import Record, Store
+from meha.reproduce.store import Store
 
 __all__ = ["Display", "print_summary"]
 
