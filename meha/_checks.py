@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-__all__ = ["check_count", "check_positive", "check_tolerance"]
+__all__ = ["RefusalError", "check_count", "check_positive", "check_tolerance"]
+
+
+class RefusalError(Exception):
+    """A command that cannot run, and why, in a sentence for the user."""
 
 
 def check_positive(name: str, value: object) -> None:

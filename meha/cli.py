@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 try:
     import typer
     from rich.console import Console
-    from rich.live import Live
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Table
-    from rich.text import Text
 except ImportError as error:
     raise SystemExit(f'The command meha needs {error.name}; install it with: pip install "meha[reproduce]"') from error
 
 import meha
-
-if TYPE_CHECKING:
-    from meha.reproduce.cells import Cell
-    from meha.reproduce.experiments import Options
-    from meha.reproduce.store import Store
-    from meha.reproduce.tuning import Tuning
+from meha._checks import RefusalError
 
 __all__ = ["app"]
 
@@ -74,12 +60,13 @@ def reproduce(
     Finished runs are kept. If the command is interrupted, repeat it: it continues where it stopped. When nothing is left to
     measure, it writes the report from the records.
     """
-    asked = _Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw)
     try:
+        from meha.reproduce.command import Asked, list_experiments, run
+
         if listing:
-            _list_experiments()
+            Console().print(_listing(list_experiments()))
         else:
-            _reproduce(asked)
+            run(Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw))
     except KeyboardInterrupt:
         Console().print("Interrupted. Finished runs are kept; repeat the command to continue.")
         raise typer.Exit(130) from None
@@ -88,7 +75,7 @@ def reproduce(
         _fail(f'meha reproduce needs {package}; install it with: pip install "meha[reproduce]"')
     except OSError as error:
         _fail(f"{error}; choose another folder with --out or --records.")
-    except _RefusalError as error:
+    except RefusalError as error:
         _fail(str(error))
 
 
@@ -120,7 +107,9 @@ def clean(
     numbers. Rows are counted from 0. All data must fit in memory.
     """
     try:
-        _clean(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
+        from meha.tasks._command import clean_file
+
+        clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
     except KeyboardInterrupt:
         Console().print("Interrupted; nothing was written.")
         raise typer.Exit(130) from None
@@ -129,69 +118,8 @@ def clean(
         _fail(f'meha clean needs {package}; install it with: pip install "meha[reproduce]"')
     except MemoryError:
         _fail(f"{data}: does not fit in memory; clean a part of it.")
-    except (_RefusalError, OSError) as error:
+    except (RefusalError, OSError) as error:
         _fail(str(error))
-
-
-def _clean(
-    data: Path,
-    clean_fraction: float | None,
-    trusted: str | None,
-    label: str | None,
-    ignore: list[str],
-    out: Path,
-    seed: int,
-    top: int | None,
-) -> None:
-    import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
-
-    from meha._files import write_atomically
-    from meha.tasks import CleaningWarning
-    from meha.tasks import clean as clean_examples
-    from meha.tasks._cleaning_files import picture, read, table
-
-    console = Console()
-    columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    try:
-        examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
-        out.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings(record=True) as caught, bar:
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("always", CleaningWarning)
-            task = bar.add_task("", total=1.0)
-            cleaning = clean_examples(
-                examples.features,
-                examples.labels,
-                examples.trusted,
-                seed=seed,
-                watch=lambda share: bar.update(task, completed=share),
-            )
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise _RefusalError(str(error)) from error
-    except FileExistsError as error:
-        raise _RefusalError(f"--out: {out} is not a folder; give another path.") from error
-    for warning in caught:
-        Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    write_atomically(out / "weights.csv", table(examples.labels, cleaning))
-    write_atomically(out / "suspicious.png", picture(examples, cleaning, top))
-
-    suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
-    unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
-    console.print(f"{len(suspicious):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
-    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
-    if len(suspicious):
-        worst = Table(box=None, pad_edge=False, header_style="dim")
-        worst.add_column("row", justify="right")
-        for head in ("given", "suggested"):
-            worst.add_column(head, max_width=30, no_wrap=True)
-        worst.add_column("weight", justify="right")
-        for row in suspicious[:10]:
-            given, better, weight = str(examples.labels[row]), str(cleaning.suggested[row]), cleaning.weights[row]
-            worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
-        console.print(worst)
-    console.print(f"Weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"Picture: {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -215,118 +143,6 @@ def download(
         raise typer.Exit(130) from None
 
 
-class _RefusalError(Exception):
-    """A sentence that says why the command cannot run."""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments of ``meha reproduce``."""
-
-    names: list[str]
-    quick: bool
-    seeds: int | None
-    methods: str
-    limit: float | None
-    out: Path
-    records: Path
-    jobs: int | None
-    tune: bool
-    draw: bool
-
-    @property
-    def workers(self) -> int:
-        """The number of parallel runs."""
-        return self.jobs or (os.cpu_count() or 1 if self.quick else 1)
-
-
-def _list_experiments() -> None:
-    from meha.reproduce.experiments import EXPERIMENTS
-
-    rest = " (with --quick only when named)"
-    rows = [(each.name, each.about + ("" if each.in_quick else rest)) for each in EXPERIMENTS.values()]
-    Console().print(_listing(rows))
-
-
-def _reproduce(asked: _Asked) -> None:
-    from meha.reproduce import report
-    from meha.reproduce.display import print_summary
-    from meha.reproduce.experiments import EXPERIMENTS
-    from meha.reproduce.store import Store
-
-    console = Console()
-    names = asked.names or [name for name, each in EXPERIMENTS.items() if each.in_quick or not asked.quick]
-    unknown = [name for name in names if name not in EXPERIMENTS]
-    if unknown:
-        raise _RefusalError(f"NAME: there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}.")
-    options, store = _options(asked), Store(asked.records)
-    choice = _choice(console, asked, names, options, store)
-    cells = {name: EXPERIMENTS[name].cells(options, choice) for name in names}
-    if not any(cells.values()):
-        raise _RefusalError(f"--methods: none of {asked.methods} takes part in {', '.join(names)}.")
-    if asked.draw:
-        done = 0
-        if not any(store.get(cell) for found in cells.values() for cell in found):
-            raise _RefusalError(f"--draw: {asked.records} has no records of {', '.join(names)} with these options.")
-    else:
-        done = _work(console, _possible(console, asked, cells, options, store), store, asked.workers)
-    command = shlex.join(["meha", *sys.argv[1:]])
-    page, claims = report.draw(store, options, choice, asked.out, command, names)
-    print_summary(console, claims, done, page)
-
-
-def _options(asked: _Asked) -> Options:
-    from meha.reproduce.contenders import CONTENDERS
-    from meha.reproduce.experiments import Options
-
-    spelled = {name.lower(): name for name in CONTENDERS}
-    wanted = [method.strip().lower() for method in asked.methods.split(",") if method.strip()]
-    strange = [method for method in wanted if method not in spelled]
-    if strange:
-        raise _RefusalError(f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
-    return Options(asked.quick, asked.seeds, frozenset(spelled[method] for method in wanted), asked.limit)
-
-
-def _choice(console: Console, asked: _Asked, names: Sequence[str], options: Options, store: Store) -> Tuning:
-    """The settings: chosen now, chosen earlier in the same folder, or shipped."""
-    from meha.reproduce.experiments import EXPERIMENTS
-    from meha.reproduce.tuning import Tuning
-
-    choice = Tuning.shipped()
-    if asked.tune and not asked.draw:
-        cells = {name: EXPERIMENTS[name].trials(options, choice) for name in names}
-        possible = _possible(console, asked, cells, options, store)
-        _work(console, {f"settings for {name}": found for name, found in possible.items()}, store, asked.workers)
-        for name in possible:
-            choice = choice.updated(EXPERIMENTS[name].chosen(options, choice, store))
-        choice.save(asked.out)
-    elif (asked.out / "tuning.json").exists():
-        try:
-            choice = Tuning.load(asked.out)
-        except ValueError as error:
-            raise _RefusalError(str(error)) from error
-        console.print(f"Using the settings of {asked.out / 'tuning.json'}.", highlight=False)
-    return choice
-
-
-def _possible(
-    console: Console, asked: _Asked, cells: dict[str, list[Cell]], options: Options, store: Store
-) -> dict[str, list[Cell]]:
-    """The experiments that can be measured here; refuse one that was named and cannot."""
-    from meha.reproduce.experiments import EXPERIMENTS
-
-    possible = {}
-    for name, found in cells.items():
-        reason = EXPERIMENTS[name].lacks(options) if store.missing(found) else ""
-        if reason and asked.names:
-            raise _RefusalError(f"{name}: {reason}")
-        if reason:
-            console.print(f"Without {name}: {reason}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        else:
-            possible[name] = found
-    return possible
-
-
 def _fail(message: str) -> NoReturn:
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(2)
@@ -339,34 +155,6 @@ def _listing(rows: Sequence[tuple[str, str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: int) -> int:
-    """Measure the missing cells, with a display; returns the number of runs."""
-    from meha.datasets import DataError
-    from meha.reproduce.display import Display
-    from meha.reproduce.runner import WorkerDiedError, run
-
-    display = Display(cells, store, jobs)
-    if not display.total:
-        return 0
-    _check_extras(cells)
-    store.folder.mkdir(parents=True, exist_ok=True)
-    with Live(display, console=console, refresh_per_second=2, transient=True):
-        try:
-            return run([cell for found in cells.values() for cell in found], store, jobs, display.watch)
-        except (WorkerDiedError, DataError) as error:
-            raise _RefusalError(str(error)) from error
-
-
-def _check_extras(cells: dict[str, list[Cell]]) -> None:
-    """Refuse at the start, and not after an hour, if a package is missing."""
-    flat = [cell for found in cells.values() for cell in found]
-    kinds, data = {cell.contender.kind for cell in flat}, {dict(cell.case.arguments).get("data") for cell in flat}
-    needs = [("optuna", meha.TPE in kinds), ("cvxpy", meha.VFiDCA in kinds)]
-    for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
-        if needed and find_spec(package) is None:
-            raise ImportError(f"{package} is missing", name=package)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""The work of ``meha clean``: from a file to weights, a picture and a summary."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from meha._checks import RefusalError
+from meha._files import write_atomically
+from meha.tasks._cleaning import CleaningWarning
+from meha.tasks._cleaning import clean as clean_examples
+
+__all__ = ["clean_file"]
+
+
+def clean_file(
+    data: Path,
+    clean_fraction: float | None,
+    trusted: str | None,
+    label: str | None,
+    ignore: list[str],
+    out: Path,
+    seed: int,
+    top: int | None,
+) -> None:
+    """Clean the labels of a file, and write and print what was found."""
+    import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
+
+    from meha.tasks._cleaning_files import picture, read, table
+
+    console = Console()
+    columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
+        out.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings(record=True) as caught, bar:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CleaningWarning)
+            task = bar.add_task("", total=1.0)
+            cleaning = clean_examples(
+                examples.features,
+                examples.labels,
+                examples.trusted,
+                seed=seed,
+                watch=lambda share: bar.update(task, completed=share),
+            )
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise RefusalError(str(error)) from error
+    except FileExistsError as error:
+        raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
+    for warning in caught:
+        Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
+    write_atomically(out / "weights.csv", table(examples.labels, cleaning))
+    write_atomically(out / "suspicious.png", picture(examples, cleaning, top))
+
+    suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
+    unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
+    console.print(f"{len(suspicious):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
+    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
+    if len(suspicious):
+        worst = Table(box=None, pad_edge=False, header_style="dim")
+        worst.add_column("row", justify="right")
+        for head in ("given", "suggested"):
+            worst.add_column(head, max_width=30, no_wrap=True)
+        worst.add_column("weight", justify="right")
+        for row in suspicious[:10]:
+            given, better, weight = str(examples.labels[row]), str(cleaning.suggested[row]), cleaning.weights[row]
+            worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
+        console.print(worst)
+    console.print(f"Weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Picture: {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
