@@ -219,7 +219,7 @@ def curves(panels: Sequence[Panel], columns: int = 2) -> Figure:
 
 
 def _legend_width(names: Sequence[str], rows: int) -> float:
-    """About how wide a legend of so many rows is, in inches."""
+    """Estimate the width of a legend with this number of rows, in inches."""
     return sum(0.72 + 0.083 * max(map(len, names[i : i + rows])) for i in range(0, len(names), rows))
 
 

@@ -259,7 +259,7 @@ class Experiment(ABC):
 
     def raced(self, options: Options, tuning: Tuning) -> list[Cell]:
         """The cells of the races: each method with its chosen setting, MEHA with the paper's values, and the automatic ones."""
-        found: list[Cell] = []
+        cells: list[Cell] = []
         for case, names in self.races(options.quick):
             limited = options.adapt(case)
             entries: list[tuple[str, str, Setting]] = [
@@ -269,5 +269,5 @@ class Experiment(ABC):
                 entries.append(("MEHA", PAPER, {"preset": "paper"}))
             entries += [(name, "", {}) for name in AUTOMATIC if options.wants(name)]
             for name, label, setting in entries:
-                found += [Cell("race", limited, CONTENDERS[name], setting, seed, label) for seed in options.reported]
-        return found
+                cells += [Cell("race", limited, CONTENDERS[name], setting, seed, label) for seed in options.reported]
+        return cells

@@ -126,7 +126,7 @@ class HyperCleaning(LearningTask):
 
     name = "hyper-cleaning"
     title = "Data hyper-cleaning: a weight for each example with a doubtful label"
-    about = "MNIST and FashionMNIST with half of the labels drawn anew: test accuracy, F1 and validation loss of nine methods"
+    about = "MNIST and FashionMNIST with half of the labels random: test accuracy, F1 and validation loss of nine methods"
 
     def lacks(self, options: Options) -> str:
         return _lacks(("mnist", "fashion-mnist"), options)
@@ -135,12 +135,12 @@ class HyperCleaning(LearningTask):
         return replace(CLEANING["digits"], work=600, looks=8) if options.quick else CLEANING["mnist"]
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        found: list[Cell] = []
+        cells: list[Cell] = []
 
         def add(case: Case, contender: Contender, setting: Setting, label: str = "") -> None:
             if options.wants(contender.name):
                 limited = replace(case, seconds=options.limit or case.seconds)
-                found.extend(Cell("training", limited, contender, setting, s, label) for s in options.trained)
+                cells.extend(Cell("training", limited, contender, setting, s, label) for s in options.trained)
 
         for data in ("digits",) if options.quick else ("mnist", "fashion-mnist"):
             case = self.tried_on(options) if options.quick else CLEANING[data]
@@ -151,7 +151,7 @@ class HyperCleaning(LearningTask):
                 add(case, CONTENDERS["MEHA"], PRINTED, PAPER)
             for label, variant in ({} if options.quick else _variants(data)).items():
                 add(variant, CONTENDERS["MEHA"], VARIANTS[label][3], label)
-        return found
+        return cells
 
     def section(self, results: Records) -> Section:
         shown_data = [data for data in NAMES if results.methods(CLEANING[data].name, "training")]
@@ -182,8 +182,8 @@ class HyperCleaning(LearningTask):
             records = results.get(case, method, "training")
             row = [shown(method) + _ended(records), *_scores(records, [method == name for name in best])]
             if theirs:
-                told = theirs.get(method)
-                row.append(None if told is None else Mark(f"{told[0]:.2f} / {told[1]:.2f}", "paper", told[0]))
+                printed = theirs.get(method)
+                row.append(None if printed is None else Mark(f"{printed[0]:.2f} / {printed[1]:.2f}", "paper", printed[0]))
             rows.append(row)
         columns = ["method", *COLUMNS]
         seeds = max((len(results.get(case, m, "training")) for m in methods), default=0)
@@ -217,7 +217,7 @@ class HyperCleaning(LearningTask):
         return picture(f"hyper-cleaning-{data}", caption, "Four panels of learning curves, one line for each method.", panels)
 
     def claims(self, results: Records) -> list[Claim]:
-        found = []
+        claims = []
         for data, name in NAMES.items():
             case = CLEANING[data].name
             own = results.get(case, "MEHA", "training")
@@ -227,34 +227,36 @@ class HyperCleaning(LearningTask):
             mine = scores.pop("MEHA")
             if data in paper.HYPER_CLEANING:
                 theirs = paper.HYPER_CLEANING[data]["MEHA"]
-                told = f"{mine[0]:.2f} % and {mine[1]:.2f} % over {len(own)} seed{'s' if len(own) > 1 else ''}"
+                measured = f"{mine[0]:.2f} % and {mine[1]:.2f} % over {len(own)} seed{'s' if len(own) > 1 else ''}"
                 answer = holds(mine[0] >= theirs[0] and mine[1] >= theirs[1])
                 claim = f"{name}: MEHA has an accuracy of {theirs[0]} % and an F1 of {theirs[1]} %"
-                found.append(Claim(claim, told, answer))
+                claims.append(Claim(claim, measured, answer))
             others = {m: s for m, s in scores.items() if m not in OWN}
             claim = f"{name}: MEHA has the best accuracy and F1 for the same work"
             short = [m for m in ("MEHA", *others) if any(r["outcome"] == "time" for r in results.get(case, m, "training"))]
             if short:
-                found.append(Claim(claim, f"time was up for {', '.join(map(shown, short))}", "open"))
+                claims.append(Claim(claim, f"time was up for {', '.join(map(shown, short))}", "open"))
             elif others:
-                found.append(_best_claim(claim, mine, others))
-        return found
+                claims.append(_best_claim(claim, mine, others))
+        return claims
 
 
 def _best_claim(claim: str, mine: Sequence[float], others: Mapping[str, Sequence[float]]) -> Claim:
     """MEHA against the best of the others, by accuracy and by F1; differences of a tenth of a percent are level."""
-    told, ahead = [], []
+    measured, ahead = [], []
     for i, what in enumerate(("accuracy", "F1")):
         best = max(others, key=lambda m: others[m][i])
         ahead.append(mine[i] - others[best][i])
-        told.append(f"{what} {mine[i]:.2f} % against {others[best][i]:.2f} % of {shown(best)}")
+        measured.append(f"{what} {mine[i]:.2f} % against {others[best][i]:.2f} % of {shown(best)}")
     answer: Answer = "holds" if min(ahead) >= -0.1 else "in part" if max(ahead) >= -0.1 else "does not hold"
-    return Claim(claim, "; ".join(told) + ("; level with the best" if answer == "holds" and min(ahead) < 0.1 else ""), answer)
+    if answer == "holds" and min(ahead) < 0.1:
+        measured.append("level with the best")
+    return Claim(claim, "; ".join(measured), answer)
 
 
 def _ended(records: Sequence[Record]) -> str:
     """How runs ended that did not use up their work, in a few words."""
-    words = {"time": "time was up", "diverged": "diverges", "broke down": "breaks down"}
+    words = {"time": "time was up", "diverged": "diverges", "non-finite": "diverges", "broke down": "breaks down"}
     kinds = {record["outcome"].partition(":")[0] for record in records} & set(words)
     return f" ({', '.join(words[kind] for kind in sorted(kinds))})" if kinds else ""
 
@@ -281,13 +283,13 @@ def _settings(task: str) -> Table:
     """The chosen settings."""
     rows: list[list[Item]] = []
     for method, tried in learning.shipped()[task].items():
-        setting = ", ".join(f"{name} {_told(value)}" for name, value in learning.chosen(task, method).items())
+        setting = ", ".join(f"{name} {_shown_value(value)}" for name, value in learning.chosen(task, method).items())
         rows.append([shown(method), len(tried), setting])
     note = "Choice on seed 1000, which is not reported; learning.json in the package lists every trial and its result."
     return Table(f"{task}-settings", "What was tried and chosen.", ["method", "settings tried", "chosen"], rows, note)
 
 
-def _told(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, Mapping):
         ((name, arguments),) = value.items()
         return f"{name}({', '.join(f'{a:g}' for a in arguments)})"
@@ -340,14 +342,14 @@ class FewShotLearning(LearningTask):
         return QUICK_FEW_SHOT if options.quick else FEW_SHOT[10]
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        found = []
+        cells = []
         for case in [QUICK_FEW_SHOT] if options.quick else list(FEW_SHOT.values()):
             limited = replace(case, seconds=options.limit or case.seconds)
             entries = [(CONTENDERS[method], tuning.trained(self.name, method)) for method in METHODS]
             for contender, setting in [*entries, (CONTENDERS["automatic"], FRESH)]:
                 if options.wants(contender.name):
-                    found += [Cell("training", limited, contender, setting, s) for s in options.trained]
-        return found
+                    cells += [Cell("training", limited, contender, setting, s) for s in options.trained]
+        return cells
 
     def section(self, results: Records) -> Section:
         shown_cases = [case for case in self.cases if results.methods(case.name, "training")]
@@ -399,7 +401,7 @@ class FewShotLearning(LearningTask):
             pace = spread([1000 * r["last"]["seconds"] / max(r["last"]["step"], 1) for r in records])
             row.append(pace.cell(band=False))
             if theirs:
-                row += compared({m: told[1] for m, told in theirs.items()}, method)
+                row += compared({m: printed[1] for m, printed in theirs.items()}, method)
             rows.append(row)
         target = f"{100 * (case.target or 0):.0f} %"
         columns = ["method", f"seconds to {target}", "relative to MEHA", "batches", "ms a batch"]
@@ -412,16 +414,16 @@ class FewShotLearning(LearningTask):
         )
 
     def claims(self, results: Records) -> list[Claim]:
-        found = []
+        claims = []
         for case in self.cases:
             own, name = results.get(case.name, "MEHA", "training"), case.name.capitalize()
             if not own:
                 continue
             took, target = reached(own, "step"), f"{100 * (case.target or 0):.0f} %"
-            told = "not from most seeds" if took.middle is None else f"after {number(took.middle)} batches"
-            found.append(Claim(f"{name}: MEHA reaches {target}", told, holds(took.middle is not None)))
-            found.append(first(results, case.name, f"{name}: MEHA is fastest to {target}", "training"))
-        return found
+            measured = "not from most seeds" if took.middle is None else f"after {number(took.middle)} batches"
+            claims.append(Claim(f"{name}: MEHA reaches {target}", measured, holds(took.middle is not None)))
+            claims.append(first(results, case.name, f"{name}: MEHA is fastest to {target}", "training"))
+        return claims
 
 
 def _from_one(curve: Mapping[str, Sequence[float]], name: str) -> list[float]:

@@ -69,14 +69,14 @@ class LassoToy(Experiment):
         return [(LASSO[n], ("MEHA",)) for n in ((2, 100) if quick else (2, 100, 500, 1000, 2000))]
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        found = self.raced(options, tuning)
+        cells = self.raced(options, tuning)
         for n in (2, 100) if options.quick else (2, 100, 1000):
             names = ("GridSearch", "RandomSearch", "TPE") if n == 2 else ("RandomSearch", "TPE")
             for name in names:
                 if options.wants(name):
                     case, contender = options.adapt(LASSO[n]), CONTENDERS[name]
-                    found += [Cell("race", case, contender, _search(name, seed), seed) for seed in options.reported]
-        return found
+                    cells += [Cell("race", case, contender, _search(name, seed), seed) for seed in options.reported]
+        return cells
 
     def section(self, results: Records) -> Section:
         drawn = {f"n = {n}": results.get(LASSO[n].name, "MEHA") for n in (100, 500, 1000, 2000)}
@@ -146,14 +146,14 @@ class Sensitivity(Experiment):
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
         case = replace(options.adapt(LASSO[100 if options.quick else 1000]), work=2_500 if options.quick else 5_000)
         n = dict(case.arguments)["n"]
-        found = {}
+        cells = {}
         rows = paper.SENSITIVITY["main"][::3] if options.quick else itertools.chain(*paper.SENSITIVITY.values())
         for change, _, _ in rows if options.wants("MEHA") else ():
             for base in BASES:
                 numbers = _row(base, change, n)
                 cell = Cell("race", case, CONTENDERS["MEHA"], {"numbers": numbers}, 0, _label(base, change))
-                found[cell.key] = cell
-        return [*found.values(), *(Cell("race", case, CONTENDERS[name], {}, 0) for name in AUTOMATIC if options.wants(name))]
+                cells[cell.key] = cell
+        return [*cells.values(), *(Cell("race", case, CONTENDERS[name], {}, 0) for name in AUTOMATIC if options.wants(name))]
 
     def section(self, results: Records) -> Section:
         titles = {"main": "Sensitivity", "additional": "Sensitivity, additional rows"}
@@ -199,13 +199,13 @@ class Sensitivity(Experiment):
             )
         row: list[Item] = [", ".join(f"{name} {value:g}" for name, value in change.items()) or "nothing"]
         for base in BASES:
-            told = reached(cells[base], "step") if cells[base] else None
-            if told is None:
+            steps_taken = reached(cells[base], "step") if cells[base] else None
+            if steps_taken is None:
                 row.append(None)
-            elif told.middle is None:
+            elif steps_taken.middle is None:
                 row.append(Mark(f"no, {last_error(cells[base])}", "failed"))
             else:
-                row.append(told.cell(band=False))
+                row.append(steps_taken.cell(band=False))
         took = reached(cells["recipe"], "seconds")
         row.append(took.cell(band=False) if took.middle is not None else None)
         return [*row, Mark(f"{steps}", "paper", steps), Mark(f"{seconds}", "paper", seconds)]
@@ -215,14 +215,14 @@ class Sensitivity(Experiment):
         good, total = dict.fromkeys(BASES, 0), 0
         for base in BASES:
             lines = sorted({_label(base, change) for change in changes})
-            runs = [found for line in lines for case in LASSO.values() if (found := results.get(case.name, line))]
+            runs = [of_seeds for line in lines for case in LASSO.values() if (of_seeds := results.get(case.name, line))]
             total, good[base] = len(runs), sum(reached(records, "step").middle is not None for records in runs)
         if not total:
             return []
-        told = f"{good['recipe']} of {total} rows converge around the recipe, {good['printed']} with the printed numbers"
+        measured = f"{good['recipe']} of {total} rows converge around the recipe, {good['printed']} with the printed numbers"
         most = {base: hits > total / 2 for base, hits in good.items()}
         answer: Answer = "holds" if most["printed"] else "in part" if most["recipe"] else "does not hold"
-        return [Claim("MEHA converges for many choices of its numbers", told, answer)]
+        return [Claim("MEHA converges for many choices of its numbers", measured, answer)]
 
 
 def _label(base: str, change: Mapping[str, float]) -> str:
@@ -258,14 +258,14 @@ class GroupLasso(Experiment):
     about = "test error and time of six methods for m = 600, 1200, 2400, 3600 features, on data of five seeds"
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        found = []
+        cells = []
         for case in [GROUP_LASSO[600]] if options.quick else list(GROUP_LASSO.values()):
             for name, setting in PUBLISHED.items():
                 for seed in options.reported[:1] if options.quick and options.seeds is None else options.reported:
                     drawn = {**setting, "seed": seed} if name in ("RandomSearch", "TPE") else setting
                     if options.wants(name):
-                        found.append(Cell("race", options.adapt(case), CONTENDERS[name], drawn, seed))
-        return found
+                        cells.append(Cell("race", options.adapt(case), CONTENDERS[name], drawn, seed))
+        return cells
 
     def section(self, results: Records) -> Section:
         cases = [(m, case.name) for m, case in GROUP_LASSO.items() if results.methods(case.name)]
@@ -331,7 +331,7 @@ class GroupLasso(Experiment):
         )
 
     def claims(self, results: Records) -> list[Claim]:
-        found = []
+        claims = []
         for m, case in GROUP_LASSO.items():
             records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n not in OWN]
             if not records:
@@ -339,24 +339,24 @@ class GroupLasso(Experiment):
             mean, deviation = mean_of([r["last"]["test error"] for r in records])
             theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
             inside: Answer = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
-            told = f"{plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
-            found.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", told, inside))
+            measured = f"{plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
+            claims.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", measured, inside))
             if not others:
                 continue
             errors = {n: mean_of([r["last"]["test error"] for r in results.get(case.name, n)])[0] for n in others}
             best = min(errors, key=lambda n: errors[n])
-            told = f"{mean:.1f}; the least of the others is {shown(best)} with {errors[best]:.1f}"
-            found.append(Claim(f"{heading}MEHA's test error is the least", told, holds(mean < errors[best])))
+            measured = f"{mean:.1f}; the least of the others is {shown(best)} with {errors[best]:.1f}"
+            claims.append(Claim(f"{heading}MEHA's test error is the least", measured, holds(mean < errors[best])))
             speeds = {n: speed for n in others if (speed := _speed(results, case.name, n)) is not None}
-            told = ", ".join(
+            measured = ", ".join(
                 f"{shown(n)} {_factor(s).text.lstrip('×').strip()}" for n, s in speeds.items() if s.middle is not None
             )
             missed = [shown(n) for n, s in speeds.items() if s.middle is None]
-            told = f"times faster than {told}" if told else "faster than none"
-            told += f"; does not get to the validation error of {', '.join(missed)}" if missed else ""
+            measured = f"times faster than {measured}" if measured else "faster than none"
+            measured += f"; does not get to the validation error of {', '.join(missed)}" if missed else ""
             first = all(s.middle is not None and s.middle >= 1 for s in speeds.values())
-            found.append(Claim(f"{heading}MEHA is fastest to the same validation error", told, holds(first)))
-        return found
+            claims.append(Claim(f"{heading}MEHA is fastest to the same validation error", measured, holds(first)))
+        return claims
 
 
 def _best(record: Record) -> dict[str, float]:

@@ -53,18 +53,20 @@ def failure(records: Sequence[Record]) -> str:
     """What happened to the runs that missed the target, in a few words."""
     missed = [record for record in records if not record["reached"]]
     kind = Counter(record["outcome"].partition(":")[0] for record in missed).most_common(1)[0][0]
-    found = last_error([record for record in missed if record["outcome"].startswith(kind)])
-    told = {
+    error = last_error([record for record in missed if record["outcome"].startswith(kind)])
+    words = {
         "diverged": "diverges",
-        "broke down": f"breaks down, {found}",
+        "non-finite": "diverges",
+        "optimum at infinity": f"goes to infinity, {error}",
+        "broke down": f"breaks down, {error}",
         "refused": "refuses the problem",
-        "settled": f"settles elsewhere, {found}",
-        "work": f"{found} at the end of the budget",
-        "time": f"{found} when time is up",
-        "finished": f"{found} with nothing left to try",
-        "converged": f"ends elsewhere, {found}",
+        "settled": f"settles elsewhere, {error}",
+        "work": f"{error} at the end of the budget",
+        "time": f"{error} when time is up",
+        "finished": f"{error} with nothing left to try",
+        "converged": f"ends elsewhere, {error}",
     }
-    return told.get(kind, found)
+    return words.get(kind, error)
 
 
 def last_error(records: Sequence[Record]) -> str:
@@ -172,27 +174,25 @@ def first(results: Records, case: str, claim: str, kind: str = "race") -> Claim:
         return Claim(claim, "nothing to compare with" if others or results.get(case, "MEHA", kind) else "not measured", "open")
     own = reached(results.get(case, "MEHA", kind), "seconds")
     times = {method: reached(results.get(case, method, kind), "seconds") for method in others}
-    rivals = {method: found.middle for method, found in times.items() if found.middle is not None}
+    rivals = {method: took.middle for method, took in times.items() if took.middle is not None}
     best = min(rivals, key=lambda method: rivals[method]) if rivals else ""
     if own.middle is None:
         return Claim(claim, "MEHA does not reach the target" + (f"; {shown(best)} does" if best else ""), "does not hold")
-    never = [shown(method) for method, found in times.items() if not found.hits]
-    seldom = [
-        f"{shown(m)} on {found.hits} of {found.seeds} starts" for m, found in times.items() if found.hits and m not in rivals
-    ]
+    never = [shown(method) for method, took in times.items() if not took.hits]
+    seldom = [f"{shown(m)} on {took.hits} of {took.seeds} starts" for m, took in times.items() if took.hits and m not in rivals]
     rest = f"; {_listed(never)} {'does' if len(never) == 1 else 'do'} not reach it" if never else ""
     rest += f"; {_listed(seldom)} only" if seldom else ""
     if not rivals:
-        told = "the only one that reaches the target from most starts" if seldom else "the only one that reaches the target"
-        return Claim(claim, told + rest, "holds")
+        measured = "the only one that reaches the target from most starts" if seldom else "the only one that reaches the target"
+        return Claim(claim, measured + rest, "holds")
     if _overlap(own, times[best]):
-        told = f"level with {shown(best)}: {number(own.middle)} s against {number(rivals[best])} s, and the bands overlap"
-        return Claim(claim, told + rest, "in part")
+        measured = f"level with {shown(best)}: {number(own.middle)} s against {number(rivals[best])} s, and the bands overlap"
+        return Claim(claim, measured + rest, "in part")
     if rivals[best] > own.middle:
         return Claim(claim, f"first, {number(rivals[best] / own.middle)} times faster than {shown(best)}{rest}", "holds")
     ahead = sorted((method for method in rivals if rivals[method] < own.middle), key=lambda method: rivals[method])
-    told = ", ".join(f"{shown(method)} {number(own.middle / rivals[method])} times" for method in ahead)
-    return Claim(claim, f"not first; faster than MEHA: {told}{rest}", "does not hold")
+    measured = ", ".join(f"{shown(method)} {number(own.middle / rivals[method])} times" for method in ahead)
+    return Claim(claim, f"not first; faster than MEHA: {measured}{rest}", "does not hold")
 
 
 def _overlap(one: Spread, other: Spread) -> bool:

@@ -119,7 +119,7 @@ class StrongConvex(Experiment):
         )
 
     def claims(self, results: Records) -> list[Claim]:
-        found = [first(results, STRONG_CONVEX.name, "Strongly convex, n = 100: MEHA is fastest")]
+        claims = [first(results, STRONG_CONVEX.name, "Strongly convex, n = 100: MEHA is fastest")]
         case = STRONG_CONVEX.name
         peaks = {method: results.get(case, method, "memory")[0]["peak"] for method in results.methods(case, "memory")}
         peaks = {method: peak for method, peak in peaks.items() if peak is not None}
@@ -127,11 +127,11 @@ class StrongConvex(Experiment):
         if "MEHA" in peaks and others:
             best = min(others, key=lambda method: peaks[method])
             least = peaks["MEHA"] <= peaks[best]
-            told = f"MEHA {peaks['MEHA']:,} bytes, the least of the others {peaks[best]:,} ({best})"
+            measured = f"MEHA {peaks['MEHA']:,} bytes, the least of the others {peaks[best]:,} ({best})"
             if "BAMM" in peaks:
-                told += f"; {peaks['MEHA'] / peaks['BAMM']:.0%} of BAMM's (paper: 10 %)"
-            found.append(Claim("Strongly convex, n = 100: MEHA takes the least memory", told, holds(least)))
-        return found
+                measured += f"; {peaks['MEHA'] / peaks['BAMM']:.0%} of BAMM's (paper: 10 %)"
+            claims.append(Claim("Strongly convex, n = 100: MEHA takes the least memory", measured, holds(least)))
+        return claims
 
 
 class HighDimension(Experiment):

@@ -38,28 +38,28 @@ class Rates(Experiment):
     about = "beyond the paper: how fast the quantities of its convergence theorems fall"
 
     def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        found = []
+        cells = []
         for name, trial in TRIALS.items():
             steps = QUICK_STEPS if options.quick else trial.steps
             case = Case(f"rates, {name}", trial.problem.func, tuple(trial.problem.keywords.items()), steps=steps)
             settings = [{"trial": name, "p": p, "c": trial.c} for p in trial.powers]
-            found += [
+            cells += [
                 Cell("rates", case, CONTENDERS["MEHA"], setting, 0, _label(p))
                 for setting, p in zip(settings, trial.powers, strict=True)
                 if options.wants("MEHA")
             ]
-            found += [
+            cells += [
                 Cell("rates", case, CONTENDERS[method], {"trial": name}, 0) for method in AUTOMATIC if options.wants(method)
             ]
-        return found
+        return cells
 
     def _rates(self, results: Records) -> list[tuple[str, float, Rate]]:
-        found = []
+        rates = []
         for name, trial in TRIALS.items():
             for p in trial.powers:
                 for record in results.get(f"rates, {name}", _label(p), "rates"):
-                    found += [(name, p, rate) for rate in trial.rates(p, record["curve"])]
-        return found
+                    rates += [(name, p, rate) for rate in trial.rates(p, record["curve"])]
+        return rates
 
     def section(self, results: Records) -> Section:
         rows: list[list[Item]] = []
@@ -124,12 +124,12 @@ class Rates(Experiment):
             return []
         given = [record for record in results.all() if record["method"] not in AUTOMATIC]
         short = max(record["curve"]["K"][-1] for record in given) <= QUICK_STEPS
-        found = []
+        claims = []
         for theorem in (1, 2):
             own = [rate for name, _, rate in rates if TRIALS[name].theorem == theorem]
             good = sum(rate.agrees for rate in own)
-            told = f"{good} of {len(own)} slopes agree with the bounds"
+            measured = f"{good} of {len(own)} slopes agree with the bounds"
             if short:
-                told += f", but after {QUICK_STEPS} steps they have not settled"
-            found.append(Claim(f"The rates of Theorem {theorem}", told, "open" if short else holds(good == len(own))))
-        return found
+                measured += f", but after {QUICK_STEPS} steps they have not settled"
+            claims.append(Claim(f"The rates of Theorem {theorem}", measured, "open" if short else holds(good == len(own))))
+        return claims
