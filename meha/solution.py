@@ -128,7 +128,7 @@ class Solution:
         accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
         lines = [
             f"{self.method.name}: {self.status} after {self.steps} steps, {self.seconds:.2f} s",
-            textwrap.fill(self.message, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            f"  {self.message}",
             _line("F", "unknown" if self.upper is None else f"{self.upper:.6g}"),
             _line("gradients", work),
         ]

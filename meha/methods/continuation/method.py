@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meha._checks import check_count, check_tolerance
@@ -92,7 +92,7 @@ class Continuation(Method):
         return state.course.advance()
 
     def terminate(self, state: ContinuationState) -> Verdict | None:
-        return best_of(state.course.results).verdict if state.course.over else None
+        return state.course.verdict
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return (
@@ -124,6 +124,25 @@ class Course:
         """Whether all passes are done."""
         return self.scales is not None and len(self.results) == len(self.scales.starts)
 
+    @property
+    def agree(self) -> bool:
+        """Whether the results of all passes are the same point, as far as their accuracy shows."""
+        a, b = self.results[0], self.results[-1]
+        assert self.scales is not None
+        return size(a.x - b.x) / self.scales.x_size(a.x) <= max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The end of the better pass; None while there is something to do."""
+        if not self.over:
+            return None
+        best = best_of(self.results)
+        if self.agree:
+            return best.verdict
+        (other,) = (result for result in self.results if result is not best)
+        note = f"The other start ended at another local solution, F = {other.F:.6g}; there may be more."
+        return replace(best.verdict, message=f"{best.verdict.message} {note}")
+
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
         levels, method = self.levels, self.method
@@ -153,14 +172,8 @@ class Course:
             at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
             lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
         if len(self.results) == 2:
-            a, b = self.results
-            if size(a.x - b.x) / self.scales.x_size(a.x) <= max(TUNING.agreement * self.scales.tol, TUNING.least_agreement):
-                lines["starts"] = "upper level first and lower level first agree"
-            else:
-                lines["starts"] = (
-                    f"upper level first F = {a.F:.6g}, lower level first F = {b.F:.6g}: different local solutions, and there"
-                    " may be others"
-                )
+            ends = " and ".join(f"F = {result.F:.6g}" for result in self.results)
+            lines["starts"] = "upper level first and lower level first " + ("agree" if self.agree else f"end at {ends}")
         return lines
 
     def state_dict(self) -> dict[str, Any]:
