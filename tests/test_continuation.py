@@ -2,8 +2,8 @@
 
 import io
 import math
+from pathlib import Path
 
-import comparison
 import pytest
 import torch
 from structures import OnlyOnce
@@ -12,8 +12,15 @@ from torch import nn
 import meha
 from meha.methods.continuation import Continuation
 from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
+from meha.methods.continuation.stages import limits
 from meha.problems import collection
 from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
+from meha.reproduce.contenders import AUTOMATIC
+from meha.reproduce.experiments import EXPERIMENTS, Options
+from meha.reproduce.experiments.comparison import CASES
+from meha.reproduce.race import measure
+from meha.reproduce.store import Store
+from meha.reproduce.tuning import Tuning
 from meha.solution import Status
 
 F64 = torch.float64
@@ -106,17 +113,15 @@ def test_the_collection(half):
     assert sum(error <= 1e-5 for error in errors.values()) >= 0.8 * len(errors), errors
 
 
-@pytest.mark.parametrize("row", ["solve(problem, x0, y0)", "MEHA()"])
-def test_the_numbers_in_how_to_choose(row):
-    """Those of the table of methods without settings, on the problems of the table of methods with settings."""
-    (line,) = [line for line in comparison.PAGE.read_text().splitlines() if line.startswith(f"| `{row}` |")]
-    cells = line.strip("| ").split(" | ")[1:]
-    for make, cell in zip(comparison.PROBLEMS.values(), cells, strict=True):
-        work, error = (float(part.replace(",", "")) for part in cell.replace("*", "").split(", "))
-        solution = solved(problem := make(), method=meha.MEHA() if row == "MEHA()" else None)
-        assert solution.converged
-        assert solution.counts.lower + solution.counts.upper == pytest.approx(work, rel=0.25)
-        assert max(problem.distance(solution.x, solution.y)) == pytest.approx(error, rel=1.0, abs=1e-5), cell
+@pytest.mark.parametrize("row", AUTOMATIC)
+def test_the_recorded_runs_without_settings(row):
+    store = Store(Path(__file__).parent.parent / "results")
+    cells = [cell for cell in EXPERIMENTS["comparison"].cells(Options(), Tuning.shipped()) if cell.name == row]
+    assert len(cells) == len(CASES)
+    for cell in cells:
+        recorded, now = store.get(cell)["last"], measure(cell)["last"]
+        assert now["work"] == pytest.approx(recorded["work"], rel=0.25), cell.case.name
+        assert now["error x"] == pytest.approx(recorded["error x"], rel=1.0, abs=1e-5), cell.case.name
 
 
 def test_tol_is_reached_and_not_exceeded_by_much():
@@ -132,7 +137,7 @@ def test_tol_is_reached_and_not_exceeded_by_much():
     assert work == sorted(work)
 
 
-def test_all_that_can_be_had():
+def test_as_accurate_as_possible():
     solution = solved(problem := toy("strong convex, n = 10"), tol=None)
     assert problem.error(solution.x, solution.y) <= 1e-9
 
@@ -148,23 +153,31 @@ def test_different_local_solutions_are_reported():
     assert alone.counts.lower < 200
 
 
-def test_the_report_says_what_was_found():
+def test_the_report():
     solution = solved(in_units(toy("strong convex, n = 10"), f=2.0))
-    assert (
-        "F is curved in y by 1, f by 2, x acts on y with 2; both levels weigh the same at c = 0.5" in solution.report["problem"]
-    )
+    assert solution.report["problem"] == "curvature in y: F 1, f 2; coupling 2; balanced at c = 0.5"
     assert "stages" in solution.report["course"]
     estimate = float(solution.report["accuracy"].split("about ")[1].split(" ")[0])
     assert 0 < estimate <= 1e-6
 
 
-def test_optimum_at_infinity_is_recognised():
-    """A log-weight that is best infinite: y is shrunk to 0, and F wants that."""
-    problem = meha.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - 1).square().sum() + (x.exp() * y.square()).sum())
-    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.ones(2, dtype=F64))
-    assert solution.upper < 1e-3
-    assert "infinity" in solution.message
-    assert "Box" in solution.message
+@pytest.mark.parametrize(
+    ("upper", "lower"),
+    [
+        (lambda x, y: y.square().sum(), lambda x, y: (y - 1).square().sum() + (x.exp() * y.square()).sum()),
+        (lambda x, y: (-x).exp().sum() + y.square().sum(), lambda x, y: (y - 1).square().sum()),
+        (lambda x, y: y.square().sum(), lambda x, y: (y - 1 / (1 + x.square())).square().sum()),
+    ],
+    ids=["log-weight", "exponential", "rational"],
+)
+def test_an_optimum_at_infinity_is_never_converged(upper, lower):
+    problem = meha.Problem(upper, lower)
+    run = Continuation().start(problem, torch.ones(1, dtype=F64), torch.ones(2, dtype=F64))
+    while run.verdict is None:
+        run.step()
+    assert run.verdict.status is Status.AT_INFINITY
+    assert "x_set=meha.sets.Box" in run.verdict.message
+    assert abs(float(run.x)) > 10
 
 
 @pytest.mark.parametrize(
@@ -292,9 +305,10 @@ def test_the_second_run_cut_short():
     assert problem.error(solution.x, solution.y) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100"])
+@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100", "logistic, weight per feature"])
 def test_a_run_goes_on_from_its_state(name):
-    problem = toy(name)
+    """Bit for bit; the last one has matrices of curvature that grew pair by pair."""
+    problem = toy(name) if name in TOYS else next(entry for entry in collection() if entry.name == name).make()
     whole, other = (Continuation().start(problem, problem.x0, problem.y0) for _ in range(2))
     infos = []
     while whole.verdict is None:
@@ -308,7 +322,7 @@ def test_a_run_goes_on_from_its_state(name):
         file.seek(0)
         other.load_state_dict(torch.load(file, weights_only=True))
         assert [dict(other.step()) for _ in range(len(infos) - cut)] == infos[cut:]
-        assert other.converged == whole.converged
+        assert other.verdict == whole.verdict
         assert torch.equal(other.x, whole.x)
         assert other.counts == whole.counts
 
@@ -322,6 +336,24 @@ def test_checkpoint_of_a_solve(tmp_path):
     assert torch.equal(resumed.x, whole.x)
     assert resumed.history["upper"] == whole.history["upper"]
     assert resumed.report == whole.report
+
+
+# Extrapolation
+
+
+@pytest.mark.parametrize(("power", "digits"), [(1, 1e-4), (0.5, 1e-10)], ids=["1/c", "its root"])
+def test_limits(power, digits):
+    """Errors with a second term: Richardson's rule of second order; errors of another order: a geometric series."""
+    x, y = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([3.0], dtype=F64)
+    errors = [4.0 ** (-power * k) + (4.0 ** (-2 * k) if power == 1 else 0.0) for k in range(2, 6)]
+    xs, ys = ([z * (1 + error) for error in errors] for z in (x, y))
+    limit_x, limit_y = limits(xs, ys)
+    assert torch.allclose(limit_x, x, rtol=digits * errors[-1])
+    assert torch.allclose(limit_y, y, rtol=digits * errors[-1])
+    if power == 1:  # of first order with three stages
+        assert torch.allclose(limits(xs[1:], ys[1:])[0], (4 * xs[-1] - xs[-2]) / 3)
+    assert limits(xs[2:], ys[2:]) is None
+    assert limits(xs[::-1], ys[::-1]) is None
 
 
 # The quasi-Newton steps

@@ -10,6 +10,7 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._verdicts import Status
 from meha.methods._curvatures import flatten, write
+from meha.methods._extrapolation import richardson
 from meha.methods.adaptive.infinity import at_infinity
 from meha.methods.adaptive.state import AdaptiveState, Record
 from meha.methods.adaptive.steps import StepMap
@@ -62,7 +63,7 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
         state.status = Status.CONVERGED.value
         state.reason = f"(x, y) changed by {max(first, second):.1e} <= tol = {tol:.1e} (relative) while c grew to {c2:.3g}"
     if g0 == g1 == g2 and second <= TUNING.shrinks * first:
-        limit = z2 + (z2 - z1) / (c2 / c1 - 1)
+        limit = richardson(z2, z1, c2 / c1)
         write(limit, state.x, state.y)
         oracle.project(state.x.value, state.x.leaves, 1.0)
         oracle.prox(state.x.value, state.y.leaves, TUNING.inside / state.sight.curvatures["f_yy"])

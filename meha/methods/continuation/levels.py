@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meha._oracle import Oracle
 from meha._variables import Variable
-from meha.methods._curvatures import Curvatures, flatten, probe, upper_gradients, write
+from meha.methods._curvatures import Curvatures, balance, flatten, probe, upper_gradients, write
 from meha.methods.continuation.quasi_newton import Descent, Pairs, Point, PointT, size
 from meha.methods.continuation.tuning import TUNING
 from meha.problem import Prox
@@ -164,7 +164,7 @@ class Scales:
 
 
 def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
-    """Probe the curvatures at the present point, and balance both levels: in y, and in x for the first pass.
+    """Probe the curvatures at the present point, and balance both levels in y; for the first pass, also in x.
 
     Raises:
         ValueError: an objective is not finite there.
@@ -176,19 +176,19 @@ def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
         if not math.isfinite(value):
             raise ValueError(f"{level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
     curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=TUNING.probes)
-    F_yy, f_yy, F_xx, f_xy = (curvatures[name] for name in ("F_yy", "f_yy", "F_xx", "f_xy"))
+    F_xx, F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_xx", "F_yy", "f_yy", "f_xy"))
     slope, f_slope = size(F_y), size(lower.gradient)
     if F_yy and f_yy:
-        balance = F_yy / f_yy
+        in_y = F_yy / f_yy
     elif f_yy and slope:  # F is linear: where it draws y as far as y is from the lower level's solution
         apart = max(size(_rough_solution(levels, y0).z - y0), size(y0))
-        balance = slope / (f_yy * apart or f_yy)
+        in_y = slope / (f_yy * apart or f_yy)
     else:  # f is linear
-        balance = slope / f_slope if slope and f_slope else 1.0
-    in_both = min(balance, F_xx * f_yy / f_xy**2) if F_xx and f_xy and f_yy else balance
-    starts = (TUNING.upper_first * in_both, TUNING.lower_first * balance)[: 2 if both_starts else 1]
+        in_y = slope / f_slope if slope and f_slope else 1.0
+    in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
+    starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
     tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
-    return Scales(x0, y0, tol, curvatures, slope, balance, starts)
+    return Scales(x0, y0, tol, curvatures, slope, in_y, starts)
 
 
 def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:

@@ -127,9 +127,10 @@ class Course:
     @property
     def agree(self) -> bool:
         """Whether the results of all passes are the same point, as far as their accuracy shows."""
-        a, b = self.results[0], self.results[-1]
-        assert self.scales is not None
-        return size(a.x - b.x) / self.scales.x_size(a.x) <= max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
+        a, b, scales = self.results[0], self.results[-1], self.scales
+        assert scales is not None
+        same = max(TUNING.agreement * scales.tol, TUNING.least_agreement)
+        return a is b or size(a.x - b.x) / scales.x_size(a.x) <= same
 
     @property
     def verdict(self) -> Verdict | None:

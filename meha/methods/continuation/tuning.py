@@ -1,4 +1,4 @@
-"""The numbers behind Continuation's decisions, found by trial on the problems of :mod:`meha.problems.collection`."""
+"""The numbers behind Continuation's decisions, found by trial on the toys and half of the collection of problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tuning:
 
     # The start
     finest: float = 10.0  # least tol, in units of the rounding error to the power below: c times a difference cancels
-    finest_power: float = 2 / 3  # an error eps c from rounding and one of 1/c^2 from extrapolation meet there
+    finest_power: float = 2 / 3  # rounding errors eps c and the error 1/c^2 of an extrapolated x are equal there
     probes: int = 4  # power steps for each curvature: a factor of two is good enough
     upper_first: float = 0.1  # first c of the first pass, in units of the balance: F decides
     lower_first: float = 10.0  # first c of the second pass: f decides
@@ -24,10 +24,10 @@ class Tuning:
     pairs: int = 300  # pairs kept for y and theta: ill-conditioned lower levels need many
     composite_pairs: int = 50  # the same with a non-smooth g, under which the free coordinates change often
     outer_pairs: int = 30  # pairs kept for x, whose function changes with c
-    fewest_pairs: int = 5  # always kept
-    spare_pairs: int = 10  # more than twice the dimension and this many are of no use
+    fewest_pairs: int = 5  # kept in any case
+    spare_pairs: int = 10  # kept beyond twice the dimension, at most: more repeat themselves
     most_numbers: int = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
-    damping: float = 1e-4  # of the memory for x: where Phi is almost flat, steps stay bounded
+    damping: float = 1e-4  # added curvature in x, relative to the largest: where Phi is almost flat, steps stay bounded
     # The sequence of stages
     ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly
     max_stages: int = 40  # upper bound for one pass
@@ -39,11 +39,13 @@ class Tuning:
     tightening_power: float = 1.5  # superlinear, since extrapolation amplifies errors
     beyond_tol: float = 0.1  # finest accuracy of a stage and of the last lower solve, in units of tol
     # Steps in x
-    early_steps: int = 10  # in a stage whose upper level is not light: its solution matters little
-    late_steps: int = 50  # in a later stage
+    early_steps: int = 10  # most steps of a stage that F still shapes: its solution matters little
+    late_steps: int = 50  # most steps of a later stage
     max_failures: int = 3  # failed steps after which a stage ends
     first_step: float = 0.01  # length of the very first step, relative to x
-    negligible: float = 0.01  # of tau^2: a decrease of Phi, relative to F's range, or a gradient too small to matter
+    negligible: float = (
+        0.01  # times tau^2: decrease of Phi, relative to the change of F, or gradient, relative to the largest, to ignore
+    )
     stationary: float = 0.1  # a small step ends a stage only if the gradient fell to this part of the largest
     wandered: float = 100.0  # an early stage that went this far, relative to x, has no solution nearby
     far: float = 1e7  # a point this many times further away than all before it counts as divergence
@@ -52,7 +54,7 @@ class Tuning:
     fine: float = 1e-8  # the finest at the beginning of a stage
     finer: float = 1e-9  # the finest after a step in x
     finest_solve: float = 1e-10  # the finest after a failed step in x
-    in_step: float = 0.1  # accuracy per reduction of the gradient in x
+    in_step: float = 0.1  # times the gradient in x, relative to the largest: the accuracy of the next solves
     retry: float = 0.03  # factor after a failed step in x, which errors of the solves may have caused
     # The solves in y and theta
     inner_steps: int = 400  # upper bound on the steps of one solve
@@ -70,9 +72,9 @@ class Tuning:
     # The end of a pass
     joined: float = 0.01  # largest distance of y and theta, relative to y
     y_tol: float = 10.0  # accuracy in y, in units of that in x: the lower level determines y less well
-    unsettled: float = 0.01  # x still changes by more than this: an F that rests to tol does not depend on it
-    resting: float = 1e-3  # F rests if it changes by less than this times tol to the power below: below 1, F is flat in x
-    resting_power: float = 1.5  # F changes with the square of x near a solution; half way there
+    unsettled: float = 0.01  # while x changes by more than this, an F that changes by less than tol does not depend on it
+    resting: float = 1e-3  # otherwise F rests if it changes by less than this times tol to the power below
+    resting_power: float = 1.5  # between 1, for F as accurate as x, and 2, since F is quadratic near a solution
     rests: int = 3  # stages in a row in which F must rest
     blurred: float = 0.1  # rounding error of the next gradient, relative to its largest, at which accuracy ends
     beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
