@@ -51,8 +51,9 @@ class AdaptiveMEHA(Method):
     - gamma starts at 0.45 over the curvature of f, which the theorem allows for any f, and grows when a stage takes too long
       and the lower level looks convex.
 
-    The run has converged when the extrapolated limit, or (x, y) itself, rests. The method is scale-free: the run stays the same
-    when x, y, F or f are measured in other units.
+    The run has converged when the extrapolated limit, or (x, y) itself, rests, unless F is no higher when x goes twice as far
+    from x0: then the optimum may lie at infinity, which is a status of its own. The method is scale-free: the run stays the
+    same when x, y, F or f are measured in other units.
 
     The numbers of a step are those of :class:`~meha.MEHA`, and ``gamma``, at the last point that was not rejected.
 
@@ -91,9 +92,9 @@ class AdaptiveMEHA(Method):
         state, course = run.state, run.state.course
         lines = {"problem": describe(state.sight.curvatures)}
         lines["course"] = f"c = {state.pace.c:.2g}" + (f", gamma = {state.numbers['gamma']:.2g}" if state.numbers else "")
-        if math.isfinite(course.change) and state.status != Status.AT_INFINITY.value:
-            answer = "the limit for c to infinity" if course.extrapolated else "(x, y)"
-            lines["accuracy"] = f"{answer} changed by {course.change:.1e} in the last stage (an estimate, not a bound)"
+        if course.extrapolated and math.isfinite(course.change) and state.status != Status.AT_INFINITY.value:
+            change = f"changed by {course.change:.1e} in the last stage (an estimate, not a bound)"
+            lines["accuracy"] = f"the limit for c to infinity {change}"
         return lines
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveState:

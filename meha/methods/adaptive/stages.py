@@ -47,12 +47,14 @@ def set_course(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Reco
         _extrapolate(oracle, state, tol)
     if not course.extrapolated:
         write(point, state.x, state.y)
-    if state.status and (reason := at_infinity(oracle, state, tol)):
-        state.status, state.reason = Status.AT_INFINITY.value, reason
+    if state.reason:
+        endless = at_infinity(oracle, state, tol)
+        state.status = (Status.AT_INFINITY if endless else Status.CONVERGED).value
+        state.reason = endless or state.reason
 
 
 def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
-    """Put the limit for c to infinity into the answer, where the last stages show it, and see whether it rests."""
+    """Put the limit for c to infinity into the answer, where the last stages show it; give a reason if it, or (x, y), rests."""
     course = state.course
     before, course.extrapolated = flatten(state.x, state.y) if course.extrapolated else None, False
     if len(course.stages) <= 2 or not all(solved for _, _, solved, _ in course.stages):
@@ -60,7 +62,6 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
     (_, z0, _, g0), (c1, z1, _, g1), (c2, z2, _, g2) = course.stages
     first, second = _change(state, z1, z0), _change(state, z2, z1)
     if max(first, second) <= tol:
-        state.status = Status.CONVERGED.value
         state.reason = f"(x, y) changed by {max(first, second):.1e} <= tol = {tol:.1e} (relative) while c grew to {c2:.3g}"
     if g0 == g1 == g2 and second <= TUNING.shrinks * first:
         limit = richardson(z2, z1, c2 / c1)
@@ -70,7 +71,6 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
         course.extrapolated = True
         last, course.change = course.change, math.inf if before is None else _change(state, flatten(state.x, state.y), before)
         if course.change <= tol and last <= TUNING.near * tol and _change(state, limit, z2) <= TUNING.near * tol:
-            state.status = Status.CONVERGED.value
             state.reason = (
                 f"the limit for c to infinity changed by {course.change:.1e} <= tol = {tol:.1e} (relative), c = {c2:.3g}"
             )

@@ -1,4 +1,4 @@
-"""The numbers inside AdaptiveMEHA."""
+"""The numbers that AdaptiveMEHA does not ask for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["TUNING", "Tuning"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """The numbers inside AdaptiveMEHA, found by trials on toys in many units; all are relative, so that units do not matter."""
+    """Every heuristic number of AdaptiveMEHA. All are relative, so that the units of x, y, F and f do not matter."""
 
     # Steps
     safety: float = 0.6  # steps times curvatures; below 1, because curvatures are estimated from below
-    gamma: float = 0.45  # first gamma times the curvature of f; the theorem allows any f below 1/2
+    gamma: float = 0.45  # first gamma times the curvature of f; below 1/2 the theorem covers any f
 
     # Curvatures
     first_look: int = 4  # power steps for each curvature at the start; enough for its first digit
@@ -26,13 +26,13 @@ class Tuning:
     # Rejected points
     explosion: float = 10.0  # growth of the residual at which a plain step is rejected; some growth is normal across a kink
     overshoot: float = 2.0  # the same for an accelerated step, which is worth little when it does not reduce the residual
-    cut: float = 0.4  # factor on all steps after a rejected plain step
+    cut: float = 0.4  # factor on all steps after a rejected plain step, so that a few get below any curvature
     attempts: int = 30  # rejected plain steps in a row after which the run gives up, with steps of 1e-12 of their first size
 
     # Shorter steps
     excess: float = 1.3  # change of the residual, relative to the move, above which steps are cut; 1 if curvatures are right
     least_cut: float = 0.2  # smallest factor on steps at once, as one change may be exceptional
-    against: float = 0.1  # negative cosine of move and change of the residual at which acceleration starts again
+    against: float = 0.1  # negative cosine of move and residual's change at which acceleration starts again; less may be noise
 
     # Growth of gamma
     flat: float = 0.7  # share of the slope at y that is left at theta from which on f is too flat for gamma
@@ -53,12 +53,12 @@ class Tuning:
     first_c_linear: float = 0.1  # c at the start, relative to equal slopes, if F is linear: slopes do not tell how far it draws
     ratio: float = 2.0  # factor on c from stage to stage; a larger one makes the next solution hard to reach
     early: int = 15  # steps after which a stage is left unsolved, while the solution moves much with c
-    late: int = 60  # the same, later
-    late_share: float = 0.25  # the same as a share of all steps, so that the stages of hard problems get longer
+    late: int = 60  # the same once it moves little, and a solved stage is worth waiting for
+    late_share: float = 0.25  # the same as a share of all steps, so that hard problems get longer stages
     moving: float = 0.3  # relative change between stages above which the solution moves much
     accuracy: float = 0.05  # residual of a solved stage relative to grad F, times the relative change between the last stages
     accuracy_tol: float = 0.3  # the same, times tol, below which it need not be: well inside the changes to be seen
-    loosest: float = 0.1  # upper bound of that residual, relative to grad F
+    loosest: float = 0.1  # upper bound of that residual, relative to grad F; beyond, the stage shows nothing
     least_slope: float = 1e-3  # lower bound of grad F relative to its largest, for a minimum of F inside
     rounding: float = 4.0  # multiple of the rounding error of z below which the residual cannot get
     close: float = 10.0  # c stops growing unsolved if F can lose only this multiple of tol times its range
