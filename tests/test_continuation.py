@@ -144,10 +144,12 @@ def test_as_accurate_as_possible():
 
 def test_different_local_solutions_are_reported():
     problem = toy("sine, n = 10")
-    text = str(solved(problem))
-    assert "upper level first F = 0.46136" in text
-    assert "different local solutions" in text
-    assert "agree" in str(solved(toy("strong convex, n = 10")))
+    solution = solved(problem)
+    assert "another local solution, F = 127.74" in solution.message
+    assert "end at F = 0.46136" in solution.report["starts"]
+    solution = solved(toy("strong convex, n = 10"))
+    assert "another" not in solution.message
+    assert solution.report["starts"].endswith("agree")
     alone = meha.solve(problem, problem.x0, problem.y0, Continuation(both_starts=False))
     assert "starts" not in alone.report
     assert alone.counts.lower < 200
@@ -305,10 +307,9 @@ def test_the_second_run_cut_short():
     assert problem.error(solution.x, solution.y) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100", "logistic, weight per feature"])
+@pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100"])
 def test_a_run_goes_on_from_its_state(name):
-    """Bit for bit; the last one has matrices of curvature that grew pair by pair."""
-    problem = toy(name) if name in TOYS else next(entry for entry in collection() if entry.name == name).make()
+    problem = toy(name)
     whole, other = (Continuation().start(problem, problem.x0, problem.y0) for _ in range(2))
     infos = []
     while whole.verdict is None:
@@ -331,7 +332,7 @@ def test_checkpoint_of_a_solve(tmp_path):
     problem = toy("sine, n = 1")
     whole = solved(problem)
     path = tmp_path / "run.pt"
-    solved(problem, max_steps=7, checkpoint=path, every=3)
+    solved(problem, max_steps=7, checkpoint=meha.Checkpoint(path, every=3))
     resumed = solved(problem, checkpoint=path)
     assert torch.equal(resumed.x, whole.x)
     assert resumed.history["upper"] == whole.history["upper"]
@@ -341,7 +342,7 @@ def test_checkpoint_of_a_solve(tmp_path):
 # Extrapolation
 
 
-@pytest.mark.parametrize(("power", "digits"), [(1, 1e-4), (0.5, 1e-10)], ids=["1/c", "its root"])
+@pytest.mark.parametrize(("power", "digits"), [(1, 1e-4), (0.25, 1e-10)], ids=["1/c", "its fourth root"])
 def test_limits(power, digits):
     """Errors with a second term: Richardson's rule of second order; errors of another order: a geometric series."""
     x, y = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([3.0], dtype=F64)
@@ -401,6 +402,26 @@ def test_pairs_on_free_coordinates():
         pairs.add(s, A @ s)
     mask = torch.tensor([1.0, 0.0, 1.0], dtype=F64)
     assert torch.allclose(pairs.direction(torch.ones(3, dtype=F64), mask), torch.tensor([-1.0, 0.0, -1 / 9], dtype=F64))
+
+
+def test_saved_pairs_are_the_same_bit_for_bit():
+    """Matrices that grew pair by pair, on coordinates so different that those of all pairs at once would be others."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.diag(torch.logspace(0, 5, 6, dtype=F64))
+    steps = torch.randn(8, 6, generator=generator, dtype=F64)
+    r = torch.randn(6, generator=generator, dtype=F64)
+    pairs, copied, afresh = Pairs(10, damping=1e-4), Pairs(10, damping=1e-4), Pairs(10, damping=1e-4)
+    for s in steps[:6]:
+        pairs.add(s, A @ s)
+        pairs.direction(r)
+        afresh.add(s, A @ s)
+    assert not torch.allclose(afresh.direction(r), pairs.direction(r))
+    copied.load_state_dict(pairs.state_dict())
+    for s in steps[6:]:
+        assert torch.equal(copied.direction(r), pairs.direction(r))
+        pairs.add(s, A @ s)
+        copied.add(s, A @ s)
+    assert torch.equal(copied.direction(r), pairs.direction(r))
 
 
 def test_pairs_without_curvature_are_left_out():

@@ -43,9 +43,7 @@ class Tuning:
     late_steps: int = 50  # most steps of a later stage
     max_failures: int = 3  # failed steps after which a stage ends
     first_step: float = 0.01  # length of the very first step, relative to x
-    negligible: float = (
-        0.01  # times tau^2: decrease of Phi, relative to the change of F, or gradient, relative to the largest, to ignore
-    )
+    negligible: float = 0.01  # times tau^2: relative decrease of Phi, or relative gradient, too small for a step
     stationary: float = 0.1  # a small step ends a stage only if the gradient fell to this part of the largest
     wandered: float = 100.0  # an early stage that went this far, relative to x, has no solution nearby
     far: float = 1e7  # a point this many times further away than all before it counts as divergence
