@@ -24,7 +24,7 @@ REMEDY = "give another path, or delete the file to start over"
 
 
 class Checkpoint:
-    """A file that is replaced as a whole: whenever the process is killed, the file is the last one that was written in full.
+    """A file for ``solve(..., checkpoint=...)`` that always holds the last complete state of a run, also when it is killed.
 
     Args:
         path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
@@ -90,7 +90,7 @@ class Checkpoint:
             self._part.unlink(missing_ok=True)
 
     def read(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """What the file holds, None when there is no file; tensors that were on a GPU are put on ``device``.
+        """Read the file; None when there is none. Tensors that were on a GPU are put on ``device``.
 
         Raises:
             OSError: it cannot be opened.
@@ -112,7 +112,7 @@ class Checkpoint:
             raise OSError(f"checkpoint: {self.path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
             raise ValueError(
-                f"checkpoint: {self.path} is damaged or no checkpoint ({_first_line(error)}); {REMEDY}."
+                f"checkpoint: {self.path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}."
             ) from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
             raise ValueError(f"checkpoint: {self.path} was not written by this version of meha.solve; {REMEDY}.")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meha._oracle import Counts, Oracle
 from meha._torch import BREAKDOWNS
-from meha._variables import Variable, norm
+from meha._variables import Variable, all_finite
 from meha._verdicts import Status, Verdict
 from meha.problem import Problem
 from meha.schedules import evaluate, rests
@@ -177,7 +177,7 @@ class Run:
     def verdict(self) -> Verdict | None:
         """Why the run is over; None while there is something to do."""
         verdict = self.ended
-        if verdict is None and self.k and not math.isfinite(float(norm(self.state.x.leaves, self.state.y.leaves).detach())):
+        if verdict is None and self.k and not all_finite(self.state.x.leaves + self.state.y.leaves):
             verdict = self._verdict = Verdict(Status.NON_FINITE, f"Step {self.k} gave NaN or infinity.")
         return verdict
 

@@ -29,6 +29,7 @@ __all__ = [
     "Variable",
     "add_",
     "add_difference_",
+    "all_finite",
     "copy_",
     "distance",
     "inner",
@@ -259,6 +260,11 @@ def norm(*variables: Leaves) -> Tensor:
     if len(leaves) == 1:
         return torch.linalg.vector_norm(leaves[0])
     return torch.linalg.vector_norm(torch.stack(foreach_norm(leaves)))
+
+
+def all_finite(leaves: Leaves) -> bool:
+    """Whether no leaf holds NaN or infinity; the host waits for the device."""
+    return bool(torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all())
 
 
 def inner(a: Leaves, b: Leaves) -> Tensor:

@@ -141,7 +141,7 @@ class _Trace(Facts):
 
     @property
     def text(self) -> str:
-        """Equal for equal computations."""
+        """The graph as text: equal for equal computations."""
         return str(self.graph.python_code("self").src)
 
     @property

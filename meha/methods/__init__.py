@@ -1,4 +1,4 @@
-"""Methods: hyper-parameters in a frozen dataclass, with init and step; a Run is a method at work."""
+"""Methods for bilevel problems, and what a method of your own needs: Method, State, Oracle, Variable, At."""
 
 from meha._oracle import Oracle
 from meha._running import At, Run, StepInfo

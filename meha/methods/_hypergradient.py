@@ -29,7 +29,7 @@ class HypergradientState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class HypergradientMethod(Method):
-    """Each step: lower steps on y, an estimate h of the hypergradient, x <- proj_X(x - alpha h).
+    """Base class of methods that take lower steps on y, estimate the hypergradient h, and set x <- proj_X(x - alpha h).
 
     Args:
         alpha, beta: step sizes of x and of y, numbers or functions of k; those left out are chosen from the problem's

@@ -17,7 +17,7 @@ Objective = Callable[[int, Variable], list[Term]]
 
 
 def lower_objective(oracle: Oracle, x: Variable) -> Objective:
-    """f itself, in every step."""
+    """The objective f, the same in every step."""
     return lambda t, y: [(1.0, oracle.lower, x, y)]
 
 
@@ -32,7 +32,7 @@ def descend(
     trace: list[Leaves] | None = None,
     ridge: float = 0.0,
 ) -> None:
-    """y <- proj_Y(y - step * grad_y objective(t, y)) for t = 0, ..., steps - 1, in place; f is the objective by default.
+    """Set y <- proj_Y(y - step * grad_y objective(t, y)) for t = 0, ..., steps - 1; f is the objective by default.
 
     Args:
         trace: takes copies of y_0, ..., y_{steps}.
@@ -97,7 +97,7 @@ def unroll(
     batch: Any,
     objective: Objective | None = None,
 ) -> list[Variable]:
-    """y and what :func:`descend` makes of it in each of the steps, with the graph that leads there from x and from the first.
+    """Unroll the steps of :func:`descend`: y and each iterate, with the graph that leads there from x and from the first.
 
     One backward pass from any of them then does what :func:`reverse` does step by step: in less time, with the memory of all
     graphs. y itself stays where it is.

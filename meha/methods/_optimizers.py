@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim that take the steps of a level, with schedules of their learning rates and bounded directions."""
+"""Optimizers of torch.optim for a level, with schedules of their learning rates and clipping."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def text(value: Any, *, sample: bool = False) -> str:
 
 
 def _try(function: Callable[[int], float], k: int) -> float | None:
-    """The value of a user's function, None where it cannot be had."""
+    """The value of a user's function, or None where it raises."""
     try:
         return float(function(k))
     except Exception:  # a table, for example, that ends before k

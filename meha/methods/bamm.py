@@ -39,7 +39,9 @@ class BAMMState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class BAMM(Method):
-    """Averaged method of multipliers, single loop (Liu et al. 2023). With psi = mu_k F + (1 - mu_k) f, at once
+    """Averaged method of multipliers, single loop (Liu et al. 2023).
+
+    With psi = mu_k F + (1 - mu_k) f, at once
 
         y <- y - beta psi_y;    v <- v - eta (psi_yy [v] - F_y);    x <- proj_X( x - alpha (F_x - psi_xy [v]) ),
 

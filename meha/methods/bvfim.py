@@ -52,7 +52,7 @@ class BVFIM(PenaltyMethod):
         m1, theta: weights of ||z||^2/2 and ||y||^2/2 at first; may be 0.
         m2: how far above its minimum f may be at first.
         tau: the weight of the penalty at first.
-        hold: all of these stay as they are for so many steps.
+        hold: number of steps for which all of these stay as they are.
         power, floor: how fast they fall, and to which part of their first values.
         upper_steps: T_y, the steps on y.
         beta: the longest step of y; there is no ``y_optimizer``, because the search decides about lengths.

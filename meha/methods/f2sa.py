@@ -18,7 +18,9 @@ GROWING = Power(1.0, p=1 / 3)
 
 @dataclass(frozen=True, kw_only=True)
 class F2SA(PenaltyMethod):
-    """Fully first-order stochastic approximation (Kwon et al. 2023). With the weight c_k and s = min(1, 1/c_k),
+    """Fully first-order stochastic approximation (Kwon et al. 2023).
+
+    With the weight c_k and s = min(1, 1/c_k),
 
         T times:  z <- proj_Y( z - eta f_y(x, z) ),    y <- proj_Y( y - beta s (F_y + c_k f_y)(x, y) )
         x <- proj_X( x - alpha s (F_x(x, y) + c_k (f_x(x, y) - f_x(x, z))) )

@@ -58,10 +58,11 @@ class IGJO(Method):
         alpha: s at the start.
         threshold: see above. The lower solver finds exact zeros, so that 0 will do; it must be less than the entries of y.
         decrease: the run is finished when a step lowers F by less (an absolute number, as in the source),
-        min_alpha: when s falls under this,
-        iterations: and after so many steps.
+        min_alpha: or when s falls below this,
+        iterations: or after this many steps.
         inner_steps, lower_tol: of the lower solves, as in :func:`meha._lower.solve_lower`.
-        linear_steps, linear_tol: at most so many iterations on the linear system, until its relative residual is this small.
+        linear_steps, linear_tol: upper bound on the iterations on the linear system, and the relative residual at which they
+            end.
 
     Where y = 0 there is no support, and the method does not move: start from small weights. Values of F on different batches do
     not compare, so objectives should see all data.

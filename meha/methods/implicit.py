@@ -22,7 +22,7 @@ __all__ = ["CG", "NS", "ImplicitMethod"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImplicitMethod(HypergradientMethod):
-    """h = F_x - f_xy [v] with f_yy v = F_y, at (x, y) after T lower steps; subclasses say how the system is solved."""
+    """Base class of methods with h = F_x - f_xy [v], where f_yy v = F_y at (x, y) after T lower steps."""
 
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
 
@@ -38,7 +38,7 @@ class ImplicitMethod(HypergradientMethod):
 
     @abstractmethod
     def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
-        """v with f_yy v = rhs, approximately."""
+        """Solve f_yy v = rhs approximately."""
 
 
 @dataclass(frozen=True, kw_only=True)

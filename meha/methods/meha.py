@@ -34,7 +34,9 @@ class MEHAState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class MEHA(Method):
-    """The paper's Algorithm 1: one loop, first-order gradients only, for non-convex and non-smooth lower levels. Step k is
+    """The paper's Algorithm 1: one loop, first-order gradients only, for non-convex and non-smooth lower levels.
+
+    Step k = 0, 1, ... is
 
         theta <- prox_{eta g(x,.)}( theta - eta (grad_y f(x, theta) + (theta - y) / gamma) )
         x     <- proj_X( x - alpha grad_x [ F(x, y) / c_k + (f+g)(x, y) - (f+g)(x, theta) ] )
@@ -43,7 +45,7 @@ class MEHA(Method):
     with prox including the projection on Y, theta = y at the start, and c_k = c (k+1)^p. It costs 4 gradients of f and 2 of F
     (1 if F does not depend on x), and never a double backward pass. The smooth case is the same code with g = 0.
 
-    Lower levels that belong to a batch, such as the heads of its tasks, begin anew with each batch. For them, and wherever x
+    Lower levels that belong to a batch, such as the heads of its tasks, start over with each batch. For them, and wherever x
     should wait for y, there are further steps of theta and y at the same x.
 
     Args:
@@ -54,7 +56,7 @@ class MEHA(Method):
             :class:`~meha.Optimizer` with a schedule or clipping; the optimizer then takes the step along the direction instead
             of ``- alpha *``, and alpha is not given. A prox or a projection that mixes coordinates is only correct after plain
             steps, so there only SGD is accepted, and its lr is the step of the prox.
-        gradients: how many gradients of f a step takes. 4 is the algorithm above. Fewer share evaluations between the
+        gradients: number of gradients of f per step. 4 is the algorithm above. Fewer share evaluations between the
             directions; the fixed points are the same, the way there differs a little:
 
             3 (and 1 of F): y moves along its direction at the old x, so that f and F are differentiated in x and y at once,

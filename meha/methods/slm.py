@@ -26,7 +26,9 @@ class SLMState(PenaltyState):
 
 @dataclass(frozen=True, kw_only=True)
 class SLM(PenaltyMethod):
-    """Smoothed first-order Lagrangian method (Lu 2023), experimental. For the constraint q = f(x, y) - f(x, z) - delta <= 0,
+    """Smoothed first-order Lagrangian method (Lu 2023), experimental.
+
+    For the constraint q = f(x, y) - f(x, z) - delta <= 0,
 
         T times:  z <- proj_Y( z - eta f_y(x, z) )
         (x, y) <- proj( (x, y) - (alpha, beta) s grad[ F + lam q + r/2 ||(x, y) - centre||^2 ] ),   s = min(1, 1/lam), at once

@@ -17,7 +17,9 @@ GROWING = Ramp(0.0, 10.0, steps=1000)
 
 @dataclass(frozen=True, kw_only=True)
 class VPBGD(PenaltyMethod):
-    """Value-function penalty-based bilevel gradient descent (Shen and Chen 2023). With the weight c_k and s = min(1, 1/c_k),
+    """Value-function penalty-based bilevel gradient descent (Shen and Chen 2023).
+
+    With the weight c_k and s = min(1, 1/c_k),
 
         T times:  z <- proj_Y( z - eta f_y(x, z) )
         x <- proj_X( x - alpha s (F_x + c_k (f_x(x, y) - f_x(x, z))) ),    y <- proj_Y( y - beta s (F_y + c_k f_y(x, y)) )

@@ -58,7 +58,7 @@ class VFiDCAState(State):
     beta: float
     error: float = math.inf
     violation: float = math.inf
-    given: InitVar[Model | None] = None  # made anew with every run, and no part of its state
+    given: InitVar[Model | None] = None  # built for every run, and not a part of its state
 
     def __post_init__(self, given: Model | None) -> None:
         assert given is not None
@@ -67,8 +67,9 @@ class VFiDCAState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class VFiDCA(Method):
-    """Value function based difference-of-convex algorithm (VF-iDCA, Gao et al. 2022), for convex quadratic F and f of y alone,
-    and L1, GroupL2 or SparseGroup with the entries of x for weights.
+    """Value function based difference-of-convex algorithm (VF-iDCA, Gao et al. 2022).
+
+    It takes convex quadratic F and f of y alone, and L1, GroupL2 or SparseGroup with the entries of x for weights.
 
     Weights become radii: gamma >= 0 are the multipliers of
 
@@ -91,9 +92,9 @@ class VFiDCA(Method):
             and r has no reason to shrink. The run then ends at the y of least F among those of least f, and says so.
         tol: see above. The source's 0.1 is met early.
         eps, beta, rho, c, delta: see above; beta at the start.
-        iterations: the run is finished after so many steps.
-        inner_steps, inner_tol: of v(r): at most so many steps, until the residual is this small relative to the gradient of f
-            at 0.
+        iterations: upper bound on the number of steps.
+        inner_steps, inner_tol: of v(r): upper bound on the steps, and the residual, relative to the gradient of f at 0, at which
+            they end.
 
     y approaches a lower solution only as beta grows, with an error of about 1 / beta: take a small ``tol`` and many iterations
     where this matters. Clarabel has trouble with a beta of more than some hundred.
