@@ -93,8 +93,8 @@ class VFiDCA(Method):
         tol: see above. The source's 0.1 is met early.
         eps, beta, rho, c, delta: see above; beta at the start.
         iterations: upper bound on the number of steps.
-        inner_steps, inner_tol: of v(r): upper bound on the steps, and the residual, relative to the gradient of f at 0, at which
-            they end.
+        inner_steps, inner_tol: of v(r): upper bound on the steps, and the residual, relative to the gradient of f at 0, at
+            which they end.
 
     y approaches a lower solution only as beta grows, with an error of about 1 / beta: take a small ``tol`` and many iterations
     where this matters. Clarabel has trouble with a beta of more than some hundred.
