@@ -1,4 +1,4 @@
-"""The README's examples run and print what it says."""
+"""The examples of the README and of docs/runs.md run and print what is said there."""
 
 import contextlib
 import io
@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
+ROOT = Path(__file__).parent.parent
+PAGES = {"README.md": 5, "docs/runs.md": 2}
+BLOCKS = [
+    block
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+]
 NUMBER = re.compile(r"\d+\.\d+(?:e[-+]\d+)?")
 
 
@@ -27,4 +32,6 @@ def test_examples(block, tmp_path, monkeypatch):
 
 
 def test_every_example_is_followed_by_its_output():
-    assert len(BLOCKS) == README.read_text().count("```python") == 5
+    assert len(BLOCKS) == sum(PAGES.values())
+    for page, count in PAGES.items():
+        assert (ROOT / page).read_text().count("```python") == count
