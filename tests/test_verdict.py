@@ -65,7 +65,7 @@ def test_the_loop_on_the_verdict_ends_on_every_kind_of_end(end):
     with pytest.raises(RuntimeError, match=rf"step: the run is over \({verdict.status}: .*ask run.verdict .* start a new run"):
         run.step()
     assert run.k == k
-    assert torch.equal(run.x, x)
+    torch.testing.assert_close(run.x, x, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("end", ENDS)
