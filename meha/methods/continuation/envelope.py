@@ -10,7 +10,7 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from meha.methods.continuation.levels import Levels, LowerPoint, PenaltyPoint, Scales
+from meha.methods.continuation.levels import Levels, LowerPoint, Scales
 from meha.methods.continuation.quasi_newton import Pairs, Point, PointT, size
 from meha.methods.continuation.tuning import TUNING
 
@@ -39,13 +39,16 @@ class EnvelopePoint(Point):
 class LowerSolve(Generic[PointT]):
     """Minimises F/c + f + g, or f + g (c infinite), again and again as x and c change.
 
+    Args:
+        evaluate: the point at y, with the weight 1/c of F.
+
     Attributes:
         pairs, t: its memory of curvature, and the plain step.
         force: the size of F's pull on y, 1/c of its gradient.
         solved: whether the last solve got the residual to the size of the force.
     """
 
-    def __init__(self, levels: Levels, scales: Scales, evaluate: Callable[[Tensor], PointT]) -> None:
+    def __init__(self, levels: Levels, scales: Scales, evaluate: Callable[[Tensor, float], PointT]) -> None:
         self.levels, self.scales, self.evaluate = levels, scales, evaluate
         self.pairs = Pairs.sized(TUNING.composite_pairs if levels.composite else TUNING.pairs, len(scales.y0))
         self.force, self.solved = 0.0, False
@@ -60,7 +63,7 @@ class LowerSolve(Generic[PointT]):
     def __call__(self, z: Tensor, other: Tensor, eps: float) -> PointT:
         """Minimise from z on, until the distance from ``other`` is known to the relative accuracy ``eps``."""
         scales, rounding = self.scales, self.levels.eps
-        descent = self.levels.descent(self.evaluate, self.pairs, self.t)
+        descent = self.levels.descent(lambda at: self.evaluate(at, 1 / self.c), self.pairs, self.t)
         point = descent.evaluate(z)
         if not point.finite:
             return point
@@ -111,11 +114,8 @@ class Envelope:
 
     def __init__(self, levels: Levels, scales: Scales) -> None:
         self.levels, self.scales = levels, scales
-        self.solve_y = LowerSolve(levels, scales, self._penalty)
-        self.solve_theta = LowerSolve(levels, scales, levels.lower)
-
-    def _penalty(self, y: Tensor) -> PenaltyPoint:
-        return self.levels.penalty(y, 1 / self.c)
+        self.solve_y = LowerSolve(levels, scales, levels.penalty)
+        self.solve_theta = LowerSolve(levels, scales, lambda theta, weight: levels.lower(theta))
 
     def enter(self, c: float, eps: float) -> None:
         """Begin a stage."""
