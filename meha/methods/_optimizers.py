@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -73,6 +75,8 @@ class RunningOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, clip: float | None) -> None:
         self.optimizer, self.scheduler, self.clip = optimizer, scheduler, clip
+        self.steps = 0  # since it was made or loaded
+        self._recording = False
 
     @property
     def lr(self) -> float:
@@ -88,31 +92,76 @@ class RunningOptimizer:
         users = [leaf.grad for leaf in leaves]
         try:
             for leaf, part in zip(leaves, direction, strict=True):
-                leaf.grad = part
+                leaf.grad = part if part.stride() == leaf.stride() else torch.empty_like(leaf).copy_(part)
             self.optimizer.step()
         finally:
             for leaf, user in zip(leaves, users, strict=True):
                 leaf.grad = user
+        self.steps += 1
+        if not self._recording:
+            self.advance()
+
+    def advance(self) -> None:
+        """Give the next step its learning rate."""
         if self.scheduler is not None:
             self.scheduler.step()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Take steps that do not advance the schedule; a graph of them reads the learning rate from a tensor."""
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
 
     def forget(self) -> None:
         """Drop moments and the like, which belong to another problem; the schedule goes on."""
         self.optimizer.state.clear()
 
     def make_capturable(self) -> bool:
-        """Let it work on the GPU alone, so that its steps can be recorded as a CUDA graph; False where it cannot."""
+        """Let it work on the GPU alone, so that its steps can be recorded as a CUDA graph; False where it cannot.
+
+        A learning rate with a schedule becomes a tensor, which the schedule fills before each step.
+        """
         groups = self.optimizer.param_groups
         plain = isinstance(self.optimizer, torch.optim.SGD)
-        if self.scheduler is not None or not (plain or all("capturable" in group for group in groups)):
+        if not (plain or all("capturable" in group for group in groups)):
             return False
-        for group in () if plain else groups:
+        for group in groups:
+            if self.scheduler is not None:
+                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+                if plain:  # the other forms of SGD read a learning rate on the host
+                    group["fused"], group["foreach"] = True, False
+            if plain:
+                continue
             group["capturable"] = True
             for leaf in group["params"]:
                 state = self.optimizer.state.get(leaf, {})
                 if "step" in state:
                     state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(leaf.device)
         return True
+
+    def release(self) -> None:
+        """Keep the learning rate on the host again."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(group["lr"])
+            if isinstance(self.optimizer, torch.optim.SGD) and self.scheduler is not None:
+                group["fused"], group["foreach"] = None, None
+
+    @property
+    def schedule(self) -> tuple[Any, list[float]]:
+        """The state of the scheduler, and the learning rates."""
+        state = None if self.scheduler is None else copy.deepcopy(self.scheduler.state_dict())
+        return state, [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @schedule.setter
+    def schedule(self, state: tuple[Any, list[float]]) -> None:
+        if self.scheduler is None:
+            return
+        self.scheduler.load_state_dict(state[0])
+        for group, lr in zip(self.optimizer.param_groups, state[1], strict=True):
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
 
     def tensors(self) -> Leaves:
         """What it remembers."""
@@ -121,7 +170,10 @@ class RunningOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizer and the scheduler."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"optimizer": self.optimizer.state_dict(), "scheduler": scheduler}
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
+        return {"optimizer": optimizer, "scheduler": scheduler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``."""

@@ -119,10 +119,8 @@ class DARTS(Method):
         add_(ahead.leaves, ahead_by, -1.0)
         (upper,), (h, d) = oracle.gradients((x, ahead), [(1.0, oracle.upper, x, ahead)], batch)
         d = [rate * part for rate, part in zip(rates, d, strict=True)]
-        size = float(norm(d))
-        if not size > 0:
-            return upper, h
-        e = self.epsilon / size
+        size = norm(d)
+        e = self.epsilon / size.clamp(min=torch.finfo(size.dtype).tiny)  # where d = 0, both slopes below are the same
         for sign in (1, -1):
             copy_(ahead.leaves, y.leaves)
             add_(ahead.leaves, d, sign * e)
@@ -130,7 +128,7 @@ class DARTS(Method):
             h = [a - sign / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
         return upper, h
 
-    def _ahead(self, state: DARTSState, at: At, f_y: Leaves) -> tuple[Leaves, list[float]]:
+    def _ahead(self, state: DARTSState, at: At, f_y: Leaves) -> tuple[Leaves, list[Any]]:
         """The step that y would take now, and its length for each leaf."""
         if state.y_optimizer is None:
             return [at.beta * part for part in f_y], [at.beta] * len(f_y)
@@ -138,7 +136,7 @@ class DARTS(Method):
         slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
         moves, rates = {}, {}
         for group in optimizer.param_groups:
-            sgd, rate = isinstance(optimizer, torch.optim.SGD), float(group["lr"])
+            sgd, rate = isinstance(optimizer, torch.optim.SGD), group["lr"]
             for leaf in group["params"]:
                 part = slopes[id(leaf)] + group["weight_decay"] * leaf if sgd else slopes[id(leaf)]
                 buffer = optimizer.state.get(leaf, {}).get("momentum_buffer") if sgd else None

@@ -1,0 +1,26 @@
+"""Differentiable architecture search: a super-network, derived cells, final networks, and searches in stages."""
+
+from meha.tasks.architecture_search.genotype import Genotype, SearchSpace, random_genotype
+from meha.tasks.architecture_search.networks import FinalNetwork, SuperNetwork
+from meha.tasks.architecture_search.operations import OPERATIONS, Style
+from meha.tasks.architecture_search.searching import Found, LowerDescent, Stage, Trained, search, train_final
+from meha.tasks.architecture_search.task import ArchitectureSearch, FinalTraining, architecture_search
+
+__all__ = [
+    "OPERATIONS",
+    "ArchitectureSearch",
+    "FinalNetwork",
+    "FinalTraining",
+    "Found",
+    "Genotype",
+    "LowerDescent",
+    "SearchSpace",
+    "Stage",
+    "Style",
+    "SuperNetwork",
+    "Trained",
+    "architecture_search",
+    "random_genotype",
+    "search",
+    "train_final",
+]
