@@ -425,13 +425,14 @@ def test_download_command(tmp_path, monkeypatch):
         "mnist",
         "fashion-mnist",
         "omniglot",
+        "cifar10",
     ]
     result = invoke("download", "Fashion_MNIST", "mnist")
     assert result.exit_code == 0
     assert result.output == f"fashion-mnist: {tmp_path / 'fashion-mnist'}\nmnist: {tmp_path / 'mnist'}\n"
     strange = invoke("download", "mnist", "cifar")
     assert strange.exit_code == 2
-    assert "must be one of 'mnist', 'fashion-mnist', 'omniglot', got 'cifar'" in strange.output
+    assert "must be one of 'mnist', 'fashion-mnist', 'omniglot', 'cifar10', got 'cifar'" in strange.output
     assert asked == ["fashion-mnist", "mnist"]
 
 

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import tarfile
 import threading
 import tracemalloc
 import zipfile
@@ -20,7 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-from meha.datasets import digits, download, fashion_mnist, fetch, load, mnist, omniglot
+from meha.datasets import DataError, archives, cifar10, digits, download, fashion_mnist, fetch, load, mnist, omniglot
+from meha.datasets.cifar10 import CLASSES, EACH
 from meha.datasets.images import COUNTS
 from meha.datasets.omniglot import CHARACTERS, LARGEST
 from meha.datasets.sources import SOURCES, cache_folder
@@ -31,6 +33,7 @@ REAL = os.environ.get("MEHA_DATA")
 needs_real_files = pytest.mark.skipif(not REAL, reason="MEHA_DATA names no folder with the real files")
 IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 BACKGROUND, EVALUATION = CHARACTERS
+BINARY, FOLDERS = "cifar-10-binary.tar.gz", "cifar-10-images.tar.gz"
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +46,13 @@ def own_folders(monkeypatch, tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Data sets of the published layout with 6 + 4 images, and 3 + 2 characters."""
-    for table, numbers in ((COUNTS, {"train": 6, "test": 4}), (CHARACTERS, {BACKGROUND: 3, EVALUATION: 2})):
+    """Data sets of the published layout with 6 + 4 images, 3 + 2 characters, and 20 + 10 colour images."""
+    tables = (
+        (COUNTS, {"train": 6, "test": 4}),
+        (CHARACTERS, {BACKGROUND: 3, EVALUATION: 2}),
+        (EACH, {"train": 2, "test": 1}),
+    )
+    for table, numbers in tables:
         for name, number in numbers.items():
             monkeypatch.setitem(table, name, number)
 
@@ -92,6 +100,63 @@ def write_omniglot(folder, change=lambda content: None):
         with zipfile.ZipFile(folder / archive, "w", zipfile.ZIP_DEFLATED) as file:
             for name, data in content.items():
                 file.writestr(name, data)
+    return folder
+
+
+def pack(content, mode="w:gz", **options):
+    """A tar archive of names with contents; a content may be a ``TarInfo`` without a name, for all that is no plain file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode, **options) as archive:
+        for name, data in content.items():
+            if isinstance(data, tarfile.TarInfo):
+                data.name = name
+                archive.addfile(data)
+            else:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def colours(seed):
+    return np.random.default_rng(seed).integers(0, 256, (3, 32, 32), np.uint8)
+
+
+def records(labels, seed):
+    return b"".join(bytes([label]) + colours(seed + place).tobytes() for place, label in enumerate(labels))
+
+
+def binary_content():
+    """Five batches of 4 and one of 10 records; image number i was made with the seed i, or 100 + i for the test."""
+    labels = [*range(10), *reversed(range(10))]
+    content = {"cifar-10-batches-bin/readme.html": b"<html>", "cifar-10-batches-bin/test_batch.bin": records(range(10), 100)}
+    for place in range(5):
+        content[f"cifar-10-batches-bin/data_batch_{place + 1}.bin"] = records(labels[4 * place : 4 * place + 4], 4 * place)
+    return content
+
+
+def picture(seed, kind="PNG", side=32, mode="RGB"):
+    buffer = io.BytesIO()
+    Image.fromarray(np.resize(colours(seed).transpose(1, 2, 0), (side, side, 3))).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
+def image_content(kind="PNG"):
+    """Image number i of a class was made with the seed 10 i + class, or 100 + class for the test."""
+    content = {}
+    for label, name in enumerate(CLASSES):
+        for place in range(2):
+            content[f"train/{name}/{place:04}.{kind.lower()}"] = picture(10 * place + label, kind)
+        content[f"test/{name}/0000.{kind.lower()}"] = picture(100 + label, kind)
+    return content
+
+
+def write_cifar10(folder, name=FOLDERS, change=lambda content: None, **options):
+    """One of the two archives; ``change`` may alter its names and contents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = binary_content() if name.startswith("cifar-10-binary") else image_content()
+    change(content)
+    (folder / name).write_bytes(pack(content, **options))
     return folder
 
 
@@ -150,6 +215,8 @@ def test_load_by_name(small, tmp_path):
     assert len(load("mnist", "test", folder=tmp_path)) == 4
     for name in ("fashion-mnist", "fashion_mnist", "Fashion-MNIST"):
         assert load(name, folder=tmp_path).classes[1] == "Trouser"
+    write_cifar10(tmp_path / "cifar10")
+    assert repr(load("CIFAR10", "test", folder=tmp_path)) == "Images(10 of 3x32x32, 10 classes)"
 
 
 def test_omniglot_is_read(small, tmp_path):
@@ -183,7 +250,72 @@ def test_omniglot_ignores_what_is_no_drawing_and_the_order_in_the_archive(small,
     assert plain.characters == repacked.characters
 
 
-# The cache of decoded drawings
+@pytest.mark.parametrize("name", [BINARY, "cifar-10-binary.tar"])
+def test_cifar10_is_read_from_the_published_archive(small, tmp_path, name):
+    folder = write_cifar10(tmp_path / "cifar10", name, mode="w:gz" if name == BINARY else "w:")
+    train = cifar10(folder=folder)
+    assert (train.images.dtype, train.labels.dtype) == (torch.uint8, torch.int64)
+    assert train.labels.tolist() == [*range(10), *reversed(range(10))]
+    assert np.array_equal(train.images.numpy(), [colours(seed) for seed in range(20)])
+    assert train.classes == CLASSES
+    assert CLASSES[3] == "cat"
+    test = cifar10("test", folder=folder)
+    assert test.labels.tolist() == list(range(10))
+    assert np.array_equal(test.images.numpy(), [colours(100 + seed) for seed in range(10)])
+    both = cifar10("all", folder=tmp_path)
+    assert repr(both) == "Images(30 of 3x32x32, 10 classes)"
+    assert torch.equal(both.images, torch.cat([train.images, test.images]))
+    assert torch.equal(both.labels, torch.cat([train.labels, test.labels]))
+    both.images[0] = 7  # may be changed by who asked for it
+    assert torch.equal(cifar10("all", folder=tmp_path).images[:20], train.images)
+
+
+def test_cifar10_is_read_from_folders_of_images(small, tmp_path):
+    """The classes take turns, whatever the order in the archive, and what is no image is ignored."""
+    train, test = (cifar10(part, folder=write_cifar10(tmp_path / "plain")) for part in ("train", "test"))
+    assert train.labels.tolist() == [*range(10), *range(10)]
+    assert np.array_equal(train.images.numpy(), [colours(seed) for seed in range(20)])
+    assert test.labels.tolist() == list(range(10))
+    assert np.array_equal(test.images.numpy(), [colours(100 + seed) for seed in range(10)])
+
+    def repack(content):
+        plain = dict(content)
+        content.clear()
+        for name in reversed(list(plain)):
+            content[f"./CIFAR-10/{name}"] = plain[name]
+        content["CIFAR-10/train/cat/._0000.png"] = b"x"
+        content["CIFAR-10/list.csv"] = bytes(100_000)
+
+    other = write_cifar10(tmp_path / "other", "cifar-10-images.tar", repack, mode="w:")
+    assert torch.equal(cifar10("all", folder=other).images, torch.cat([train.images, test.images]))
+
+
+def test_cifar10_takes_jpeg_and_grey_images(small, tmp_path):
+    first, second = "train/airplane/0000.png", "train/airplane/0001.png"
+    jpeg, grey = picture(5, "JPEG"), picture(6, mode="L")
+
+    def change(content):
+        del content[first]
+        content.update({"train/airplane/0000.JPEG": jpeg, second: grey})
+
+    images = cifar10(folder=write_cifar10(tmp_path, change=change)).images
+    assert np.array_equal(images[0].numpy().transpose(1, 2, 0), np.asarray(Image.open(io.BytesIO(jpeg))))
+    assert np.array_equal(images[10].numpy(), [np.asarray(Image.open(io.BytesIO(grey)))] * 3)
+
+
+def test_the_published_archive_is_preferred(small, tmp_path, monkeypatch):
+    """Wherever it is: their orders of labels tell them apart."""
+    monkeypatch.setenv("MEHA_DATA", str(tmp_path / "data"))
+    write_cifar10(tmp_path / "data" / "cifar10", FOLDERS)
+    assert cifar10().labels[10] == 0
+    assert cifar10(download=True).labels[10] == 0  # nothing is missing
+    write_cifar10(tmp_path / "cache" / "cifar10", BINARY)
+    assert cifar10().labels[10] == 9
+    (tmp_path / "cache" / "cifar10" / BINARY).unlink()
+    assert cifar10().labels[10] == 0
+
+
+# The cache of decoded images
 
 
 def cache_file(size=28):
@@ -195,6 +327,8 @@ def no_decoding(monkeypatch):
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(sys.modules["meha.datasets.omniglot"], "_decode", fail)
+    for name in ("_decode_batches", "_decode_folders"):
+        monkeypatch.setattr(sys.modules["meha.datasets.cifar10"], name, fail)
 
 
 def test_drawings_are_decoded_once(small, tmp_path, monkeypatch):
@@ -269,6 +403,35 @@ def test_a_cache_that_cannot_be_written_is_a_warning(small, tmp_path, monkeypatc
         assert torch.equal(omniglot(folder=folder).images, first.images)
 
 
+@pytest.mark.parametrize("name", [BINARY, FOLDERS])
+def test_cifar10_is_decoded_once(small, tmp_path, monkeypatch, name):
+    folder = write_cifar10(tmp_path / "cifar10", name)
+    first = cifar10("all", folder=folder)
+    assert files_under(folder) == [name]
+    cache = cache_folder() / "cifar10" / name.replace(".tar.gz", ".npz")
+    assert files_under(cache_folder()) == [cache.name]
+    for harm in (flip_byte, lambda path: path.write_bytes(path.read_bytes()[:1000])):
+        harm(cache)
+        assert torch.equal(cifar10("all", folder=folder).images, first.images)
+    with monkeypatch.context() as patch:
+        no_decoding(patch)
+        again = cifar10("all", folder=folder)
+        assert torch.equal(again.images, first.images)
+        assert torch.equal(again.labels, first.labels)
+        assert torch.equal(cifar10("test", folder=folder).images, first.images[20:])
+
+    def swap(content):
+        one, other = list(content)[-2:]
+        content[one], content[other] = content[other], content[one]
+
+    other = cifar10("all", folder=write_cifar10(folder, name, swap))
+    assert not torch.equal(other.images, first.images)
+    make_folder(cache)
+    with pytest.warns(UserWarning, match=r"cifar10: .*MEHA_CACHE") as caught:
+        assert torch.equal(cifar10("all", folder=folder).images, other.images)
+    assert caught[0].filename == __file__
+
+
 # Where files are looked for
 
 
@@ -304,14 +467,16 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "home" / ".cache" / "meha"
 
 
-@pytest.mark.parametrize(("read", "name"), [(mnist, "mnist"), (fashion_mnist, "fashion-mnist"), (omniglot, "omniglot")])
+@pytest.mark.parametrize(
+    ("read", "name"), [(mnist, "mnist"), (fashion_mnist, "fashion-mnist"), (omniglot, "omniglot"), (cifar10, "cifar10")]
+)
 def test_missing_files_are_named_with_remedies(read, name, tmp_path, monkeypatch):
     monkeypatch.setenv("MEHA_DATA", str(tmp_path / "data"))
     with pytest.raises(FileNotFoundError) as caught:
         read()
     message = str(caught.value)
     subfolder = name.replace("-", "_")
-    files = (BACKGROUND, EVALUATION) if read is omniglot else (IMAGES, LABELS)
+    files = {omniglot: (BACKGROUND, EVALUATION), cifar10: (BINARY, FOLDERS)}.get(read, (IMAGES, LABELS))
     places = (str(tmp_path / "data" / subfolder), str(tmp_path / "cache" / subfolder))
     for part in (name, *files, *places, "MEHA_DATA", "folder=", "download=True", f"meha download {name}"):
         assert part in message
@@ -323,9 +488,10 @@ def test_missing_files_are_named_with_remedies(read, name, tmp_path, monkeypatch
     [
         (lambda: mnist("valid"), r"part: must be 'train', 'test' or 'all', got 'valid'\."),
         (lambda: load("digits", "train"), r"part: must be 'all' for 'digits', got 'train'\."),
-        (lambda: load("cifar"), r"name: must be one of 'digits', 'mnist', 'fashion-mnist', got 'cifar'\."),
+        (lambda: cifar10("valid"), r"part: must be 'train', 'test' or 'all', got 'valid'\."),
+        (lambda: load("cifar"), r"name: must be one of 'digits', 'mnist', 'fashion-mnist', 'cifar10', got 'cifar'\."),
         (lambda: load(None), r"name: must be one of .*, got None\."),
-        (lambda: download("digits"), r"name: must be one of 'mnist', 'fashion-mnist', 'omniglot', got 'digits'\."),
+        (lambda: download("digits"), r"name: must be one of 'mnist', 'fashion-mnist', 'omniglot', 'cifar10', got 'digits'\."),
         (lambda: omniglot(size=106), r"size: must be a whole number from 1 to 105, got 106\."),
         (lambda: omniglot(size=28.0), r"size: .*got 28\.0\."),
         (lambda: omniglot(size=True), r"size: .*got True\."),
@@ -488,6 +654,155 @@ def test_an_archive_that_lies_about_sizes_is_not_unpacked(small, tmp_path):
     assert peak_memory(read) < 3_000_000 + LARGEST
 
 
+def member(kind, size=0, **fields):
+    info = tarfile.TarInfo()
+    info.type, info.size = kind, size
+    for name, value in fields.items():
+        setattr(info, name, value)
+    return info
+
+
+HOSTILE = {
+    "parent": ({"../x": b""}, "its member '../x' leads out of the archive"),
+    "hidden parent": ({"train/../../x": b""}, "its member 'train/../../x' leads out of the archive"),
+    "absolute": ({"/etc/passwd": b""}, "its member '/etc/passwd' leads out of the archive"),
+    "symbolic link": ({"x": member(tarfile.SYMTYPE, linkname="/etc/passwd")}, "its member 'x' is a link"),
+    "hard link": ({"x": member(tarfile.LNKTYPE, linkname="train/cat/0000.png")}, "its member 'x' is a link"),
+    "character device": ({"x": member(tarfile.CHRTYPE)}, "its member 'x' is neither a plain file nor a folder"),
+    "block device": ({"x": member(tarfile.BLKTYPE)}, "its member 'x' is neither a plain file nor a folder"),
+    "pipe": ({"x": member(tarfile.FIFOTYPE)}, "its member 'x' is neither a plain file nor a folder"),
+    "holes": ({"x": member(tarfile.REGTYPE, pax_headers={"GNU.sparse.size": "9" * 12, "GNU.sparse.map": "0,0"})}, "with holes"),
+    "control characters": ({"\x1b[2J/../x": b""}, r"its member '\x1b[2J/../x' leads out"),
+    "long header": ({"x": member(tarfile.REGTYPE, pax_headers={"comment": "x" * 10_000})}, "it has a header of"),
+    "negative header": ({"x": member(tarfile.XHDTYPE, -512)}, "it has a header of -512 bytes"),
+    "negative size": ({"x": member(tarfile.REGTYPE, -1024)}, "its member 'x' has a negative size"),
+    "huge size": ({"x": member(tarfile.REGTYPE, 2**60)}, "its member 'x' has 1,152,921,504,606,846,976 bytes, more than"),
+}
+
+
+@pytest.mark.parametrize("name", [BINARY, FOLDERS])
+@pytest.mark.parametrize(("extra", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_archives(small, tmp_path, name, extra, message):
+    def change(content):
+        whole = dict(content)
+        content.clear()
+        content.update({**extra, **whole})
+
+    extended = any(isinstance(data, tarfile.TarInfo) and data.pax_headers for data in extra.values())
+    form = tarfile.PAX_FORMAT if extended else tarfile.GNU_FORMAT
+    folder = write_cifar10(tmp_path / "cifar10", name, change, format=form)
+    refuse_cifar10(folder / name, message)
+
+
+def refuse_cifar10(path, message):
+    before = files_under(path.parent.parent)
+    with pytest.raises(DataError) as caught:
+        cifar10(folder=path.parent)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ")
+    remedy = "download it again" if path.name == BINARY else "Replace this file, or delete it and download the published one"
+    assert text.endswith(f"{remedy}: meha download cifar10")
+    assert any(part in text for part in message.split("|")), text
+    assert files_under(path.parent.parent) == before  # nothing was unpacked or cached
+
+
+CAT = "train/cat/0000.png"
+BAD_PICTURES = {
+    "missing image": (lambda c: c.pop(CAT), "must have 2 train images of cat, got 1"),
+    "one image more": (lambda c: c.update({"test/frog/1.png": picture(0)}), "must have 1 test images of frog, got 2"),
+    "nothing": (lambda c: c.clear(), "must have 2 train images of airplane, got 0"),
+    "unknown class": (lambda c: c.update({"train/zebra/0.png": b""}), "its image 'train/zebra/0.png' must be in train/<class>"),
+    "unknown part": (lambda c: c.update({"valid/cat/0.png": b""}), "its image 'valid/cat/0.png' must be in train/<class>"),
+    "no folder": (lambda c: c.update({"0.png": b""}), "its image '0.png' must be in train/<class>"),
+    "twice": (lambda c: c.update({f"x/{CAT}": c[CAT]}), f"has two images '{CAT}'"),
+    "text": (lambda c: c.update({CAT: b"hello"}), f"its image '{CAT}' cannot be read"),
+    "empty": (lambda c: c.update({CAT: b""}), f"its image '{CAT}' cannot be read"),
+    "other kind": (lambda c: c.update({CAT: picture(0, "BMP")}), f"its image '{CAT}' cannot be read"),
+    "cut PNG": (lambda c: c.update({CAT: c[CAT][:-200]}), f"its image '{CAT}' cannot be read"),
+    "cut JPEG": (lambda c: c.update({CAT: picture(0, "JPEG")[:-200]}), f"its image '{CAT}' cannot be read"),
+    "other size": (lambda c: c.update({CAT: picture(0, side=31)}), "must have 32x32 pixels, got 31x31"),
+    "huge image": (lambda c: c.update({CAT: huge_png()}), f"its image '{CAT}' cannot be read"),
+    "large file": (lambda c: c.update({CAT: bytes(70_000)}), f"its member '{CAT}' has 70,000 bytes, more than 65,536"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_PICTURES.values(), ids=BAD_PICTURES)
+def test_damaged_pictures(small, tmp_path, change, message):
+    refuse_cifar10(write_cifar10(tmp_path / "cifar10", change=change) / FOLDERS, message)
+
+
+FIRST_BATCH = "cifar-10-batches-bin/data_batch_1.bin"
+BAD_BATCHES = {
+    "missing batch": (lambda c: c.pop(FIRST_BATCH), "must have data_batch_1.bin"),
+    "batch twice": (lambda c: c.update({"data_batch_1.bin": c[FIRST_BATCH]}), "has two files data_batch_1.bin"),
+    "cut record": (lambda c: c.update({FIRST_BATCH: c[FIRST_BATCH][:-1]}), "must have 12,292 bytes, got 12,291"),
+    "one record more": (lambda c: c.update({FIRST_BATCH: c[FIRST_BATCH] + bytes(3073)}), "must have 12,292 bytes, got 15,365"),
+    "large batch": (
+        lambda c: c.update({FIRST_BATCH: bytes(50_000)}),
+        f"its member '{FIRST_BATCH}' has 50,000 bytes, more than",
+    ),
+    "label": (
+        lambda c: c.update({FIRST_BATCH: records([0, 1, 2, 10], 0)}),
+        "data_batch_1.bin must have labels up to 9, got 10",
+    ),
+    "other classes": (lambda c: c.update({FIRST_BATCH: records([0, 1, 2, 2], 0)}), "must have 2 train images of bird, got 3"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_BATCHES.values(), ids=BAD_BATCHES)
+def test_damaged_batches(small, tmp_path, change, message):
+    refuse_cifar10(write_cifar10(tmp_path / "cifar10", BINARY, change) / BINARY, message)
+
+
+@pytest.mark.parametrize("name", [BINARY, FOLDERS])
+def test_cut_archives(small, tmp_path, name):
+    """Wherever it is cut, packed or not, the archive is refused, but for the empty blocks at its end."""
+    path = write_cifar10(tmp_path / "cifar10", name) / name
+    packed = path.read_bytes()
+    plain = gzip.decompress(packed)
+    with tarfile.open(fileobj=io.BytesIO(plain)) as archive:
+        end = max(file.offset_data + file.size for file in archive)
+    cuts = [packed[:at] for at in (0, 1, 5, 100, len(packed) // 2, len(packed) - 8, len(packed) - 1)]
+    cuts += [plain[:at] for at in (100, 512, 600, 5000, 10_240, end // 2)]
+    for content in [*cuts, packed[:-8] + b"\0\0\0\0" + packed[-4:], b"hello", b"hello" * 1000]:
+        path.write_bytes(content)
+        refuse_cifar10(path, "is not a readable tar archive|must have")
+    path.write_bytes(plain[: end - 1])
+    refuse_cifar10(path, "it ends after")
+    path.write_bytes(plain[: end + -end % 512])
+    assert len(cifar10(folder=path.parent)) == 20
+
+
+def test_archive_bombs_are_not_unpacked(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "UNPACKED", 20_000_000)
+    monkeypatch.setattr(archives, "MEMBERS", 100)
+    path = write_cifar10(tmp_path / "cifar10", change=lambda content: content.update({"x": bytes(50_000_000)})) / FOLDERS
+    bombs = [(path.read_bytes(), "its member 'x' has 50,000,000 bytes, more than 20,000,000")]
+    many = {**image_content(), **{f"{i}.txt": bytes(1_000_000) for i in range(30)}}
+    bombs += [(pack(many), "it unpacks to more than 20,000,000 bytes")]
+    bombs += [(gzip.compress(pack(image_content(), "w:") + bytes(50_000_000), 1), "it unpacks to more than 20,000,000 bytes")]
+    bombs += [(pack({**image_content(), **{f"{i}": b"" for i in range(71)}}), "has more than 100 members")]
+    bombs += [(pack({"x": member(tarfile.XHDTYPE, 50_000_000)}) + gzip.compress(bytes(50_000_000)), "it has a header of")]
+    del many
+    for bomb, message in bombs:
+        path.write_bytes(bomb)
+        assert peak_memory(lambda message=message: refuse_cifar10(path, message)) < 3_000_000
+    path.write_bytes(pack({**image_content(), **{f"{i}": b"" for i in range(70)}}))
+    assert len(cifar10(folder=path.parent)) == 20
+    with path.open("wb") as file:
+        file.truncate(20_000_001)
+    refuse_cifar10(path, "has 20,000,001 bytes, more than 20,000,000")
+
+
+def test_a_folder_or_a_pipe_in_place_of_an_archive(small, tmp_path):
+    path = tmp_path / "cifar10" / BINARY
+    path.mkdir(parents=True)
+    refuse_cifar10(path, "is a folder or a device")
+    path.rmdir()
+    os.mkfifo(path)
+    refuse_cifar10(path, "is a folder or a device")
+
+
 # Download, from a server on this machine
 
 
@@ -568,6 +883,10 @@ def test_readers_download_what_they_miss_if_they_may(small, server, tmp_path, mo
     assert len(omniglot(download=True)) == 5
     assert files_under(tmp_path / "cache") == ["drawings-28.npz", BACKGROUND, EVALUATION]
     assert len(server.asked) == 4
+    publish(server, monkeypatch, write_cifar10(tmp_path / "tar", BINARY), "cifar10")
+    assert len(cifar10("all", folder=tmp_path / "own", download=True)) == 30
+    assert files_under(tmp_path / "own" / "cifar10") == [BINARY]
+    assert server.asked[4:] == [f"/{BINARY}"]
 
 
 def test_download_without_progress_is_silent(small, server, tmp_path, monkeypatch, capsys):
@@ -693,7 +1012,8 @@ import meha.datasets as datasets
 assert not {"PIL", "sklearn", "rich"} & set(sys.modules), sorted(sys.modules)
 sys.modules["PIL"] = sys.modules["sklearn"] = sys.modules["sklearn.datasets"] = None
 from pathlib import Path
-for call in (datasets.digits, lambda: sys.modules["meha.datasets.omniglot"]._decode(Path("x"), {}, 28)):
+omniglot, cifar10 = sys.modules["meha.datasets.omniglot"], sys.modules["meha.datasets.cifar10"]
+for call in (datasets.digits, lambda: omniglot._decode(Path("x"), {}, 28), lambda: cifar10._decode_folders(Path("x"))):
     try:
         call()
     except ImportError as error:
@@ -702,7 +1022,7 @@ for call in (datasets.digits, lambda: sys.modules["meha.datasets.omniglot"]._dec
     root = Path(__file__).parent.parent
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count('pip install "meha[data]"') == 2
+    assert result.stdout.count('pip install "meha[data]"') == 3
 
 
 # The real files
@@ -773,3 +1093,25 @@ def test_omniglot_is_the_published_one(monkeypatch):
     monkeypatch.setattr(sys.modules["meha.datasets.omniglot"], "_decode", None)
     again = omniglot(folder=REAL)  # from the cache
     assert torch.equal(again.images, data.images)
+
+
+@needs_real_files
+def test_cifar10_has_the_published_images(monkeypatch):
+    """One test, because decoding takes some seconds; the images may be the published ones, compressed again."""
+    path = Path(REAL) / "cifar10" / FOLDERS
+    if not path.is_file():
+        pytest.skip(f"MEHA_DATA has no {FOLDERS}")
+    data = cifar10("all", folder=path.parent)
+    assert data.images.shape == (60_000, 3, 32, 32)
+    assert data.labels[:50_000].bincount().tolist() == [5000] * 10
+    assert data.labels[50_000:].bincount().tolist() == [1000] * 10
+    train = data.images[:50_000]
+    mean = [float(train[:, channel].float().mean()) / 255 for channel in range(3)]
+    assert mean == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-4)  # of the published training images
+
+    with tarfile.open(path) as archive:
+        first = archive.extractfile("test/airplane/0000.jpg").read()
+    assert np.array_equal(data.images[50_000].numpy().transpose(1, 2, 0), np.asarray(Image.open(io.BytesIO(first))))
+
+    no_decoding(monkeypatch)
+    assert torch.equal(cifar10("test", folder=path.parent).images, data.images[50_000:])

@@ -21,7 +21,7 @@ Report = Callable[[str, int, int | None], None]
 
 TIMEOUT = 30.0  # seconds without data
 CHUNK = 2**16
-LIMIT = 2**28  # ten times the largest file; a server that sends more sends something else
+LIMIT = 2**28  # more than the largest file has unpacked; a server that sends more sends something else
 
 
 def download(name: str, folder: Folder | None = None, progress: bool = True) -> Path:
@@ -31,33 +31,40 @@ def download(name: str, folder: Folder | None = None, progress: bool = True) -> 
     published one, it is not downloaded again; otherwise an error is raised.
 
     Args:
-        name: "mnist", "fashion-mnist" or "omniglot".
-        folder: the parent of the subfolder ``mnist``, ``fashion_mnist`` or ``omniglot``; the cache by default.
+        name: "mnist", "fashion-mnist", "omniglot" or "cifar10".
+        folder: the parent of the subfolder ``mnist``, ``fashion_mnist``, ``omniglot`` or ``cifar10``; the cache by default.
         progress: show a bar, or one line per file if rich is missing or stderr is not a terminal.
 
     >>> download("imagenet")
     Traceback (most recent call last):
-    ValueError: name: must be one of 'mnist', 'fashion-mnist', 'omniglot', got 'imagenet'.
+    ValueError: name: must be one of 'mnist', 'fashion-mnist', 'omniglot', 'cifar10', got 'imagenet'.
     """
     source = source_of(name)
     return _fetch(source, source.files, folder, progress)
 
 
-def find(source: Source, names: Sequence[str], folder: Folder | None, may_download: bool) -> list[Path]:
-    """Return the paths of these files, all in one folder; a file may be there without ``.gz``."""
+def find(
+    source: Source, names: Sequence[str], folder: Folder | None, may_download: bool, instead: Sequence[str] = ()
+) -> list[Path]:
+    """Return the paths of these files, all in one folder; a file may be there without ``.gz``.
+
+    Files ``instead`` are taken where the others are in no folder; they cannot be downloaded.
+    """
     places = _places(source, folder)
-    for place in places:
-        paths = [_present(place, name) for name in names]
-        present = [path for path in paths if path is not None]
-        if len(present) == len(names):
-            return present
+    choices = [choice for choice in (names, instead) if choice]
+    for choice in choices:
+        for place in places:
+            paths = [_present(place, name) for name in choice]
+            present = [path for path in paths if path is not None]
+            if len(present) == len(choice):
+                return present
     if may_download:
         place = _fetch(source, names, folder, progress=True)
         return [place / name for name in names]
     plain = " (or without .gz)" if any(name.endswith(".gz") for name in names) else ""
     raise FileNotFoundError(
-        f"{source.name}: {' and '.join(names)}{plain} not found in {' or '.join(map(str, places))}. "
-        f"Download them with download=True or the command meha download {source.name}, "
+        f"{source.name}: {' or '.join(map(' and '.join, choices))}{plain} not found in {' or '.join(map(str, places))}. "
+        f"Download {' and '.join(names) if instead else 'them'} with download=True or the command meha download {source.name}, "
         f"or pass folder=... (or set MEHA_DATA) with a subfolder {source.subfolder!r} that has them."
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import struct
 import zlib
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from meha.datasets.archives import check_file, open_packed
 from meha.datasets.fetch import find
-from meha.datasets.sources import SOURCES, Folder, Source, damaged, spelling
+from meha.datasets.sources import SOURCES, Folder, Source, damaged
 
-__all__ = ["Images", "Part", "digits", "fashion_mnist", "load", "mnist"]
+__all__ = ["Images", "Part", "digits", "fashion_mnist", "mnist", "pieces_of"]
 
 Part = Literal["train", "test", "all"]
 
@@ -31,16 +31,18 @@ GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Sh
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Images:
-    """Grey images with one label each.
+    """Images with one label each.
 
     Args:
-        images: (n, height, width), uint8; 0 is background, 255 is ink.
+        images: uint8. Grey: (n, height, width), 0 is background, 255 is ink. Colour: (n, 3, height, width), red, green, blue.
         labels: (n,), int64; indices into ``classes``.
         classes: the names of the labels.
 
-    >>> digits = load("digits")
-    >>> digits.images.shape, digits.labels[:5], digits.classes[4]
+    >>> data = digits()
+    >>> data.images.shape, data.labels[:5], data.classes[4]
     (torch.Size([1797, 8, 8]), tensor([0, 1, 2, 3, 4]), '4')
+    >>> Images(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 0]), ("cat", "dog"))
+    Images(2 of 3x32x32, 2 classes)
     """
 
     images: Tensor
@@ -51,8 +53,7 @@ class Images:
         return len(self.images)
 
     def __repr__(self) -> str:
-        count, height, width = self.images.shape
-        return f"Images({count} of {height}x{width}, {len(self.classes)} classes)"
+        return f"Images({len(self)} of {'x'.join(map(str, self.images.shape[1:]))}, {len(self.classes)} classes)"
 
 
 def mnist(part: Part = "train", folder: Folder | None = None, download: bool = False) -> Images:
@@ -104,37 +105,21 @@ def digits() -> Images:
     return Images(torch.from_numpy(levels), torch.from_numpy(data.target.astype(np.int64)), NUMERALS)
 
 
-def load(name: str, part: Part = "all", folder: Folder | None = None, download: bool = False) -> Images:
-    """Load a data set by name: :func:`digits`, :func:`mnist` or :func:`fashion_mnist`.
+def pieces_of(part: Part) -> tuple[str, ...]:
+    """Return the pieces of a part, in order.
 
-    Args:
-        name: "digits", "mnist" or "fashion-mnist".
-        part: "train", "test" or "all"; "digits" has only "all".
-        folder: see :func:`mnist`; "digits" does not need it.
-        download: see :func:`mnist`; "digits" does not need it.
-
-    >>> load("digits")
-    Images(1797 of 8x8, 10 classes)
-    >>> load("cifar")
-    Traceback (most recent call last):
-    ValueError: name: must be one of 'digits', 'mnist', 'fashion-mnist', got 'cifar'.
+    >>> pieces_of("all")
+    ('train', 'test')
     """
-    readers = {"mnist": mnist, "fashion-mnist": fashion_mnist}
-    known = spelling(name)
-    if known == "digits":
-        if part != "all":
-            raise ValueError(f"part: must be 'all' for 'digits', got {part!r}.")
-        return digits()
-    if known not in readers:
-        raise ValueError(f"name: must be one of {', '.join(map(repr, ('digits', *readers)))}, got {name!r}.")
-    return readers[known](part, folder, download)
+    pieces = {"train": ("train",), "test": ("test",), "all": ("train", "test")}
+    if part not in pieces:
+        raise ValueError(f"part: must be 'train', 'test' or 'all', got {part!r}.")
+    return pieces[part]
 
 
 def _read(source: Source, classes: tuple[str, ...], part: Part, folder: Folder | None, download: bool) -> Images:
-    if part not in (*COUNTS, "all"):
-        raise ValueError(f"part: must be 'train', 'test' or 'all', got {part!r}.")
     images, labels = [], []
-    for piece in COUNTS if part == "all" else (part,):
+    for piece in pieces_of(part):
         prefix, count = PREFIXES[piece], COUNTS[piece]
         names = [f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz"]
         image_path, label_path = find(source, names, folder, download)
@@ -148,13 +133,12 @@ def _read(source: Source, classes: tuple[str, ...], part: Part, folder: Folder |
 
 def _read_idx(path: Path, shape: tuple[int, ...], source: Source) -> NDArray[np.uint8]:
     """Read an IDX file, packed or not, that must have this shape; its header does not decide how much is allocated."""
-    if not path.is_file():
-        raise damaged(path, source, "is a folder or a device, not a file")
+    check_file(path, source)
     magic = 0x800 + len(shape)  # 8: unsigned bytes
     data = np.empty(shape, np.uint8)
     view, done = data.reshape(-1).data, 0
     try:
-        with _open(path) as stream:
+        with open_packed(path) as stream:
             header = stream.read(4 * (1 + len(shape)))
             if header[:4] != struct.pack(">I", magic):
                 raise damaged(path, source, f"must start with the bytes {magic:08x}, got {header[:4].hex() or 'none'}")
@@ -169,13 +153,3 @@ def _read_idx(path: Path, shape: tuple[int, ...], source: Source) -> NDArray[np.
     if done < len(view) or more:
         raise damaged(path, source, f"must have {len(view):,} bytes after its header, got {'more' if more else f'{done:,}'}")
     return data
-
-
-def _open(path: Path) -> io.BufferedIOBase:
-    """Open a file, and unpack it if it is packed, whatever its name."""
-    file = path.open("rb")
-    packed = file.peek(2)[:2] == b"\x1f\x8b"
-    if not packed:
-        return file
-    file.close()
-    return gzip.open(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from meha._files import write_atomically
+from meha.datasets.archives import check_file
+from meha.datasets.decoded import Arrays, decoded_once
 from meha.datasets.fetch import find
-from meha.datasets.sources import SOURCES, Folder, cache_folder, damaged
+from meha.datasets.sources import SOURCES, Folder, damaged
 
 __all__ = ["Omniglot", "omniglot"]
 
@@ -75,15 +75,16 @@ def omniglot(folder: Folder | None = None, download: bool = False, size: int = 2
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= SIDE:
         raise ValueError(f"size: must be a whole number from 1 to {SIDE}, got {size!r}.")
-    paths = find(SOURCES["omniglot"], list(CHARACTERS), folder, download)
+    source = SOURCES["omniglot"]
+    paths = find(source, list(CHARACTERS), folder, download)
     archives = {path: _drawings(path, count) for path, count in zip(paths, CHARACTERS.values(), strict=True)}
     names = [name for drawings in archives.values() for name in drawings]
-    cache = cache_folder() / "omniglot" / f"drawings-{size}.npz"
-    key = _key(archives)
-    images = _stored(cache, key, (len(names), DRAWINGS, size, size))
-    if images is None:
-        images = np.concatenate([_decode(path, drawings, size) for path, drawings in archives.items()])
-        _store(cache, key, images)
+
+    def decode() -> Arrays:
+        return {"images": np.concatenate([_decode(path, drawings, size) for path, drawings in archives.items()])}
+
+    shapes = {"images": (len(names), DRAWINGS, size, size)}
+    images = decoded_once(source, f"drawings-{size}.npz", _key(archives), shapes, decode, compress=True)["images"]
     first = next(iter(archives.values()))
     return Omniglot(
         torch.from_numpy(images),
@@ -96,8 +97,7 @@ def omniglot(folder: Folder | None = None, download: bool = False, size: int = 2
 def _drawings(path: Path, count: int) -> Drawings:
     """List the archive by alphabet and character; it must have ``count`` characters of 20 drawings."""
     source = SOURCES["omniglot"]
-    if not path.is_file():
-        raise damaged(path, source, "is a folder or a device, not a file")
+    check_file(path, source)
     with path.open("rb") as file:
         try:
             entries = sorted(zipfile.ZipFile(file).infolist(), key=lambda entry: entry.filename)
@@ -149,28 +149,3 @@ def _key(archives: dict[Path, Drawings]) -> str:
         for (alphabet, character), entries in drawings.items():
             digest.update(f"{alphabet}/{character}: {[entry.CRC for entry in entries]}\n".encode())
     return digest.hexdigest()
-
-
-def _stored(cache: Path, key: str, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
-    """The images from :func:`_store`, if they are intact and have this key."""
-    try:
-        with cache.open("rb") as file, np.load(file) as stored:  # an .npz file has a checksum of each array
-            if str(stored["key"]) != key:
-                return None
-            images: NDArray[np.uint8] = stored["images"]
-    except Exception:  # it can be made again
-        return None
-    return images if images.shape == shape and images.dtype == np.uint8 else None
-
-
-def _store(cache: Path, key: str, images: NDArray[np.uint8]) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, key=np.array(key), images=images)
-    try:
-        write_atomically(cache, buffer.getvalue())
-    except OSError as error:
-        warnings.warn(
-            f"omniglot: the images could not be cached in {cache} ({error}), so the next call decodes them again. "
-            f"Set the environment variable MEHA_CACHE to a writable folder.",
-            stacklevel=3,
-        )

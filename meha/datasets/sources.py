@@ -62,6 +62,11 @@ SOURCES = {
                 "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
             },
         ),
+        Source(
+            "cifar10",
+            "https://www.cs.toronto.edu/~kriz/",
+            {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+        ),
     )
 }
 
@@ -109,4 +114,10 @@ class DataError(ValueError):
 
 def damaged(path: Path, source: Source, what: str) -> DataError:
     """Return the error for such a file, with the remedy."""
-    return DataError(f"{path}: {what}. Delete this file and download it again: meha download {source.name}")
+    published = {path.name, f"{path.name}.gz"} & set(source.files)
+    remedy = (
+        "Delete this file and download it again"
+        if published
+        else "Replace this file, or delete it and download the published one"
+    )
+    return DataError(f"{path}: {what}. {remedy}: meha download {source.name}")
