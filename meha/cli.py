@@ -39,6 +39,9 @@ def main(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Experiments; all by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small cases, two seeds, seconds instead of minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The paper's whole protocol of architecture search: days of GPU.")
+    ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, max=1000, help="Number of seeds; by default 5, for learning tasks 3; with --quick 2 and 1."),
@@ -66,7 +69,7 @@ def reproduce(
         if listing:
             Console().print(_listing(list_experiments()))
         else:
-            run(Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw))
+            run(Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw, full))
     except KeyboardInterrupt:
         Console().print("Interrupted. Finished runs are kept; repeat the command to continue.")
         raise typer.Exit(130) from None

@@ -15,7 +15,7 @@ from meha.reproduce.contenders import Contender, Setting
 
 __all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
-Kind = Literal["race", "memory", "rates", "training", "solve"]
+Kind = Literal["race", "memory", "rates", "training", "solve", "architecture"]
 
 Record = dict[str, Any]
 """What a measurement gave: plain values, as JSON has them."""
@@ -95,8 +95,8 @@ class Cell:
     """One measurement: a method with a setting on a case, for a seed.
 
     Attributes:
-        kind: "race" to the target, "memory" of some steps, "rates" of the theorems, "training" on a task, or "solve", one call
-            of :func:`meha.solve`.
+        kind: "race" to the target, "memory" of some steps, "rates" of the theorems, "training" on a task, "solve", one call
+            of :func:`meha.solve`, or "architecture", a search and the training of what it found.
         label: the name in tables and figures; that of the contender when empty.
     """
 

@@ -43,6 +43,7 @@ class Asked:
     jobs: int | None
     tune: bool
     draw: bool
+    full: bool = False
 
     @property
     def workers(self) -> int:
@@ -86,7 +87,7 @@ def _options(asked: Asked) -> Options:
     strange = [method for method in wanted if method not in spelled]
     if strange:
         raise RefusalError(f"--methods: there is no method {strange[0]!r}; there are {', '.join(CONTENDERS)}.")
-    return Options(asked.quick, asked.seeds, frozenset(spelled[method] for method in wanted), asked.limit)
+    return Options(asked.quick, asked.seeds, frozenset(spelled[method] for method in wanted), asked.limit, asked.full)
 
 
 def _choice(console: Console, asked: Asked, names: Sequence[str], options: Options, store: Store) -> Tuning:

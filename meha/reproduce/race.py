@@ -6,6 +6,7 @@ import math
 import platform
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from meha._verdicts import Status
 from meha.methods import Run
 from meha.problems import KnownProblem
 from meha.reproduce import learning, rates
+from meha.reproduce.architecture import measure_architecture
 from meha.reproduce.cells import Case, Cell, Record, ended
 from meha.reproduce.memory import peak
 from meha.reproduce.solving import solve_cell
@@ -44,14 +46,21 @@ SETTLED, LOOK = 1e-10, 200
 def measure(cell: Cell) -> Record:
     """Run a cell. Failures of the method are results; only errors of the program are raised."""
     begin = time.perf_counter()
-    kinds = {"race": _race, "memory": _memory, "rates": _rates, "training": learning.train, "solve": solve_cell}
+    kinds: dict[str, Callable[[Cell], Record]] = {
+        "race": _race,
+        "memory": _memory,
+        "rates": _rates,
+        "training": learning.train,
+        "solve": solve_cell,
+        "architecture": measure_architecture,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the theorem's range, for example, which the page discusses
         found = kinds[cell.kind](cell)
     about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
     took = time.perf_counter() - begin
     machine = processor()
-    if cell.kind == "training" and torch.cuda.is_available():
+    if cell.kind in ("training", "architecture") and torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()} with {machine}"
     return _plain({**about, **found, "took": took, "machine": machine, "torch": str(torch.__version__)})
 

@@ -56,7 +56,7 @@ def draw(
     left = sum(some.missing for some in shown.values())
     if left:
         lead.append(f"{left} runs have not been measured yet; meha reproduce continues with them.")
-    bare = sum("curve" in record and not record["curve"] and bool(record["last"]) for record in records)
+    bare = sum("curve" in record and not record["curve"] and bool(record.get("last")) for record in records)
     if bare:
         lead.append(f"The curves of {bare} runs were not kept; figures leave these runs out.")
     title = "The experiments of the MEHA paper, measured again"
@@ -107,7 +107,7 @@ def _write_runs(records: Sequence[Record], path: Path) -> None:
     others = ("F", "test error", "accuracy", "f1", "validation loss")
     writer.writerow([*columns, *(f"{name} ({moment})" for moment, name in moments), *others, "peak bytes", "error"])
     for record in records:
-        last = record.get("last") or {}
+        last = record.get("last") or record.get("final") or {}
         numbers = [(record.get(moment) or {}).get(name) for moment, name in moments]
         rest = [*(last.get(name) for name in others), record.get("peak"), record.get("error")]
         writer.writerow([*(record[name] for name in columns), *numbers, *rest])

@@ -1,5 +1,6 @@
 """The experiments: what is measured for each table and figure, and what the page says about it."""
 
+from meha.reproduce.experiments.architecture_search import ArchitectureSearch
 from meha.reproduce.experiments.automatic import Automatic
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Records
 from meha.reproduce.experiments.comparison import Comparison
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Rates(),
         HyperCleaning(),
         FewShotLearning(),
+        ArchitectureSearch(),
         Comparison(),
         Automatic(),
     )

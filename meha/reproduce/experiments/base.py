@@ -53,12 +53,14 @@ class Options:
         seeds: number of seeds that are reported; by default two when quick, otherwise five, and fewer for learning tasks.
         methods: the methods to run; all when empty.
         limit: seconds for a run, instead of those that its case allows.
+        full: the paper's whole protocol where the default is a reduced one.
     """
 
     quick: bool = False
     seeds: int | None = None
     methods: frozenset[str] = field(default=frozenset())
     limit: float | None = None
+    full: bool = False
 
     @property
     def reported(self) -> range:

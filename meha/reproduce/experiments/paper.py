@@ -173,3 +173,15 @@ FEW_SHOT = {
         "MEHA": (89.96, 235.77),
     },
 }
+
+# Accuracy in percent: search train, search valid, inference train, inference valid, test; then parameters in millions.
+ARCHITECTURE_SEARCH = {
+    "DARTS, order 1": (98.320, 88.940, 99.481, 95.639, 95.569, 1.277),  # the paper does not say which order
+    "P-DARTS": (96.168, 90.488, 99.802, 95.701, 95.710, 1.359),
+    "PC-DARTS": (84.821, 83.516, 98.163, 95.630, 95.540, 1.570),
+    "RHG": (98.448, 89.556, 99.688, 95.340, 95.340, 1.359),
+    "CG": (99.126, 89.298, 98.909, 95.499, 95.370, 1.268),
+    "IAPTT": (98.904, 99.512, 99.776, 95.840, 95.809, 1.963),
+    "MEHA": (99.060, 99.764, 99.419, 96.150, 96.070, 1.524),
+    "MEHA, Swish": (99.292, 99.786, 99.360, 95.870, 95.870, 1.479),
+}

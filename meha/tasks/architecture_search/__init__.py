@@ -3,8 +3,9 @@
 from meha.tasks.architecture_search.genotype import Genotype, SearchSpace, random_genotype
 from meha.tasks.architecture_search.networks import FinalNetwork, SuperNetwork
 from meha.tasks.architecture_search.operations import OPERATIONS, Style
-from meha.tasks.architecture_search.searching import Found, LowerDescent, Stage, Trained, search, train_final
-from meha.tasks.architecture_search.task import ArchitectureSearch, FinalTraining, architecture_search
+from meha.tasks.architecture_search.searching import Found, Stage, search
+from meha.tasks.architecture_search.task import ArchitectureSearch, architecture_search
+from meha.tasks.architecture_search.training import FinalTraining, LowerDescent, Trained, train_final
 
 __all__ = [
     "OPERATIONS",

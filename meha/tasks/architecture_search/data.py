@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-__all__ = ["Batches", "Pictures", "Scaling", "crop_and_flip", "cut_out"]
+__all__ = ["JUDGED", "Batches", "Pictures", "Scaling", "chunks", "crop_and_flip", "cut_out", "precision"]
+
+CHUNK, JUDGED = 512, 10_000
+"""Images in one pass of an evaluation, and the most training images that are used for one."""
 
 PADDING = 1 / 8
 """Of the width, on each side of an image before it is cropped: 4 of 32 pixels."""
@@ -72,6 +76,17 @@ def cut_out(images: Tensor, generator: torch.Generator) -> Tensor:
         inside.append((place >= middle - half) & (place < middle + half))
     square = inside[0][:, None, :, None] & inside[1][:, None, None, :]
     return images.masked_fill(square, 0.0)
+
+
+def chunks(pictures: Pictures, scaling: Scaling, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Scaled images and labels, some at a time, of the first ``most`` pictures."""
+    for images, labels in zip(*(part[:most].split(CHUNK) for part in pictures), strict=True):
+        yield scaling(images), labels
+
+
+def precision(device: torch.device, half: bool) -> AbstractContextManager[Any]:
+    """The context of a pass: on a GPU, bfloat16 where torch finds it safe, if ``half``."""
+    return torch.autocast("cuda", torch.bfloat16) if half and device.type == "cuda" else nullcontext()
 
 
 class Batches:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import avg_pool2d, max_pool2d
 
 from meha.tasks.architecture_search.genotype import INCOMING, INPUTS, CellGenotype, Genotype, SearchSpace
 from meha.tasks.architecture_search.operations import SKIP, FactorisedReduction, Projection, Skip, Style, Zero
@@ -59,12 +58,11 @@ class Body(nn.Module):
 
     def inputs_of(self, i: int, states: Sequence[Tensor]) -> list[Tensor]:
         """The inputs of cell i, with as many channels as it has."""
-        first, second = self.before[i]
-        return [first(states[-2]), second(states[-1])]
+        return [before(state) for before, state in zip(self.before[i].children(), states[-INPUTS:], strict=True)]
 
     def classify(self, features: Tensor) -> Tensor:
         """Class scores from the output of the last cell."""
-        scores: Tensor = self.linear(features.mean(dim=(2, 3)))
+        scores: Tensor = self.linear(avg_pool2d(features, features.shape[2:]).flatten(1))
         return scores
 
 
@@ -95,10 +93,11 @@ class Fan(nn.Module):
             weights: (edges, operations); those of operations that an edge lacks are not used.
             masks: (N, edges), factors of the skip connections.
         """
-        active = state[:, : self.active] if self.partial > 1 else state
+        active, others = state.split([self.active, state.shape[1] - self.active], dim=1) if self.partial > 1 else (state, None)
         whole: Tensor | None = None
         parts: list[list[Tensor]] = [[] for _ in range(self.count)]
-        for column, (edges, operations) in enumerate(zip(self.edges, self.operations, strict=True)):
+        for column, (edges, made) in enumerate(zip(self.edges, self.operations, strict=True)):
+            operations = list(made.children())
             if not edges or isinstance(operations[0], Zero):
                 continue
             images = _evaluate(operations, active, _pick(weights[:, column], edges, 0))
@@ -113,16 +112,15 @@ class Fan(nn.Module):
         for edge, image in enumerate([] if whole is None else whole.chunk(self.count, dim=1)):
             parts[edge].append(image)
         mixed = [_sum(images) if images else torch.zeros_like(active[:, :, :: self.stride, :: self.stride]) for images in parts]
-        return mixed if self.partial == 1 else self._with_others(mixed, state)
+        return mixed if others is None else self._with_others(mixed, others)
 
-    def _with_others(self, mixed: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+    def _with_others(self, mixed: Sequence[Tensor], others: Tensor) -> list[Tensor]:
         """Append the channels that pass, and shuffle, so that others go through the operations of the next edge."""
-        others = state[:, self.active :]
         others = others if self.stride == 1 else max_pool2d(others, 2)
         return [_shuffle(torch.cat([image, others], dim=1), self.partial) for image in mixed]
 
 
-def _evaluate(operations: Any, x: Tensor, weights: Tensor) -> Tensor:
+def _evaluate(operations: Sequence[nn.Module], x: Tensor, weights: Tensor) -> Tensor:
     """The images of several operations of a kind at x, times their weights, as blocks of channels."""
     together = getattr(type(operations[0]), "together", None)
     if together is not None:
@@ -139,12 +137,12 @@ def _pick(tensor: Tensor, places: Sequence[int], dim: int) -> Tensor:
 
 
 def _shuffle(x: Tensor, groups: int) -> Tensor:
-    """Interleave ``groups`` blocks of channels.
+    """Interleave ``groups`` blocks of channels; in memory, channels come last.
 
     >>> _shuffle(torch.arange(6).reshape(1, 6, 1, 1), 2).flatten().tolist()
     [0, 3, 1, 4, 2, 5]
     """
-    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+    return x.permute(0, 2, 3, 1).unflatten(3, (groups, -1)).transpose(3, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 class MixedCell(nn.Module):
@@ -198,6 +196,10 @@ class SuperNetwork(Body):
         kept: the operations of each edge, for "normal" and "reduction"; as many on each edge of a kind. All by default.
     """
 
+    order: Tensor
+    places_normal: Tensor
+    places_reduction: Tensor
+
     def __init__(
         self,
         space: SearchSpace,
@@ -228,7 +230,7 @@ class SuperNetwork(Body):
 
         Args:
             x: the architecture parameters.
-            noise: (N, cells, edges), uniform in [0, 1): a skip connection is dropped for an example where it is below ``dropout``.
+            noise: (N, cells, edges), uniform in [0, 1): where it is below ``dropout``, the skip connection is dropped.
             dropout: the rate, a number.
         """
         weights = {

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm, conv2d, relu, silu
+from torch.nn.functional import batch_norm, conv2d, pad, relu, silu
 
 __all__ = [
     "OPERATIONS",
@@ -57,8 +57,8 @@ Factory = Callable[[int, int, Style], nn.Module]
 """Makes an operation from the number of channels, the stride and the style.
 
 An operation maps images (N, channels, H, W) to (N, channels, H / stride, W / stride). Its class may have a static method
-``together(operations, x, weights)`` that returns the images of several operations of this kind at the same x, each multiplied by its
-weight, with their channels one after the other; the images of a class without it are computed one by one.
+``together(operations, x, weights)``: the images of several operations of this kind at the same x, each multiplied by its
+weight, with their channels one after the other. Without it, they are computed one by one.
 """
 
 
@@ -114,11 +114,15 @@ class Projection(nn.Module):
         self.norm = style.norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.conv(self.style.activate(x)))  # type: ignore[no-any-return]
+        projected: Tensor = self.norm(self.conv(self.style.activate(x)))
+        return projected
 
 
 class FactorisedReduction(nn.Module):
-    """Halve height and width: two convolutions of 1 x 1 with stride 2, one of them a pixel further, and normalisation."""
+    """Halve height and width: two convolutions of 1 x 1 with stride 2, one of them a pixel further, and normalisation.
+
+    Both are one convolution of 2 x 2 with zeros in its kernel.
+    """
 
     def __init__(self, inputs: int, outputs: int, style: Style) -> None:
         super().__init__()
@@ -128,16 +132,16 @@ class FactorisedReduction(nn.Module):
         self.norm = style.norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.style.activate(x)
-        return self.norm(torch.cat([self.even(x), self.odd(x[:, :, 1:, 1:])], dim=1))  # type: ignore[no-any-return]
+        halved: Tensor = self.norm(conv2d(self.style.activate(x), self._kernel(), stride=2))
+        return halved
 
     @staticmethod
     def together(operations: Sequence[FactorisedReduction], x: Tensor, weights: Tensor) -> Tensor:
-        x = operations[0].style.activate(x)
-        even, odd = (torch.cat([getattr(each, name).weight for each in operations]) for name in ("even", "odd"))
-        halves = conv2d(x, even, stride=2), conv2d(x[:, :, 1:, 1:], odd, stride=2)
-        blocks = [block for pair in zip(*(half.chunk(len(operations), 1) for half in halves), strict=True) for block in pair]
-        return _weighted_norm(torch.cat(blocks, dim=1), weights)
+        kernel = torch.cat([operation._kernel() for operation in operations])
+        return _weighted_norm(conv2d(operations[0].style.activate(x), kernel, stride=2), weights)
+
+    def _kernel(self) -> Tensor:
+        return torch.cat([pad(self.even.weight, (0, 1, 0, 1)), pad(self.odd.weight, (1, 0, 1, 0))])
 
 
 class SeparableConv(nn.Module):
@@ -186,14 +190,19 @@ class SeparableConv(nn.Module):
             kernel = (pointwise.unflatten(0, (len(operations), -1)) * each).flatten(0, 1)
             return conv2d(x, kernel, None, stride, self.padding, self.dilation, groups)
         if layer == 0 and len(operations) > 1:
-            x = x.repeat(1, len(operations), 1, 1)
+            x = _copies(x, len(operations))
         x = conv2d(x, depthwise, None, stride, self.padding, self.dilation, x.shape[1])
         return conv2d(x, pointwise, groups=len(operations))
 
 
 def _repeat(x: Tensor, weights: Tensor) -> Tensor:
     """The same images for each weight, multiplied by it."""
-    return x.repeat(1, len(weights), 1, 1) * _per_channel(weights, x.shape[1]).to(x.dtype)[:, None, None]
+    return _copies(x, len(weights)) * _per_channel(weights, x.shape[1]).to(x.dtype)[:, None, None]
+
+
+def _copies(x: Tensor, count: int) -> Tensor:
+    """Copies of the images as blocks of channels; unlike ``repeat``, it keeps the order in memory."""
+    return torch.cat([x] * count, dim=1) if count > 1 else x
 
 
 def _weighted_norm(x: Tensor, weights: Tensor) -> Tensor:
@@ -203,7 +212,8 @@ def _weighted_norm(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def _per_channel(weights: Tensor, channels: int) -> Tensor:
-    return weights[:, None].expand(-1, channels).reshape(-1)
+    """Each weight for all channels of its block; batch_norm reads wrong numbers from a view that repeats one number."""
+    return weights[:, None].expand(-1, channels).reshape(-1).contiguous()
 
 
 def _skip(channels: int, stride: int, style: Style) -> nn.Module:

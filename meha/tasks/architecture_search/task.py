@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -13,22 +12,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from meha._checks import check_count
-from meha.datasets import digits
+from meha.datasets import cifar10, digits
 from meha.problem import Problem
-from meha.tasks.architecture_search.data import Batches, Pictures, Scaling, crop_and_flip, cut_out
+from meha.tasks.architecture_search.data import JUDGED, Batches, Pictures, Scaling, chunks, crop_and_flip, precision
 from meha.tasks.architecture_search.genotype import Genotype, SearchSpace, edge_weights
-from meha.tasks.architecture_search.networks import KINDS, FinalNetwork, Kept, SuperNetwork, edge_factors
+from meha.tasks.architecture_search.networks import KINDS, Kept, SuperNetwork, edge_factors
+from meha.tasks.architecture_search.training import FinalTraining
 
-__all__ = ["ArchitectureSearch", "FinalBatch", "FinalTraining", "SearchBatch", "architecture_search"]
+__all__ = ["ArchitectureSearch", "SearchBatch", "architecture_search", "entropy"]
 
 SPREAD = 1e-3
 """Standard deviation of the architecture parameters at the start, as in DARTS."""
-
-CHUNK = 512
-"""Images in one pass of an evaluation."""
-
-AUXILIARY = 0.4
-"""Weight of the auxiliary head in the loss of the final network, as in DARTS."""
 
 
 class SearchBatch(NamedTuple):
@@ -40,14 +34,6 @@ class SearchBatch(NamedTuple):
     validation_labels: Tensor
     noise: Tensor | None
     dropout: Tensor | None
-
-
-class FinalBatch(NamedTuple):
-    """Scaled images, their labels, and the factors of drop path (N, cells, edges)."""
-
-    images: Tensor
-    labels: Tensor
-    masks: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +53,7 @@ class ArchitectureSearch:
         partial: K of PC-DARTS: 1/K of the channels goes through the operations; 1 for all.
         edge_normalisation: whether x has a parameter for each edge as well (PC-DARTS).
         kept: the operations that remain on each edge (P-DARTS); all by default.
-        skip_dropout: the rate at which skip connections are dropped for an example (P-DARTS); it falls to 0 over ``steps`` batches.
+        skip_dropout: rate at which skip connections are dropped for an example (P-DARTS); it falls to 0 in ``steps`` batches.
         steps: see ``skip_dropout``.
         most_skips: upper bound on the skip connections of the derived normal cell (P-DARTS).
         half: compute in bfloat16 where torch finds it safe; on a GPU only.
@@ -86,7 +72,7 @@ class ArchitectureSearch:
     validation: Pictures
     test: Pictures
     classes: int = 10
-    space: SearchSpace = SearchSpace()
+    space: SearchSpace = field(default_factory=SearchSpace)
     channels: int = 16
     cells: int = 3
     batch: int = 64
@@ -134,18 +120,14 @@ class ArchitectureSearch:
         return Problem(upper=self._upper, lower=self._lower)
 
     def _upper(self, x: Mapping[str, Tensor], y: SuperNetwork, batch: SearchBatch) -> Tensor:
-        with self.precision():
+        with precision(self.device, self.half):
             scores = y(batch.validation, x, batch.noise, batch.dropout)
         return cross_entropy(scores.to(batch.validation.dtype), batch.validation_labels)
 
     def _lower(self, x: Mapping[str, Tensor], y: SuperNetwork, batch: SearchBatch) -> Tensor:
-        with self.precision():
+        with precision(self.device, self.half):
             scores = y(batch.train, x, batch.noise, batch.dropout)
         return cross_entropy(scores.to(batch.train.dtype), batch.train_labels)
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """Return the context of a pass: bfloat16 where it is asked for."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.half and self.device.type == "cuda" else nullcontext()
 
     def start(self) -> tuple[dict[str, Tensor], SuperNetwork]:
         """Return architecture parameters near zero, and a new super-network."""
@@ -183,20 +165,23 @@ class ArchitectureSearch:
 
     @torch.no_grad()
     def evaluate(self, x: Mapping[str, Tensor], y: SuperNetwork) -> dict[str, float]:
-        """Return the accuracy of the super-network on both levels' images, the loss on those of the upper level, and the
-        mean entropy of the mixtures of all edges (in nats)."""
+        """Return accuracies, the loss on the images of the upper level, and the mean entropy of all edges (in nats).
+
+        At most 10,000 images of each level are used, with the statistics of their batches.
+        """
         _, train = self._judge(x, y, self.train)
         loss, validation = self._judge(x, y, self.validation)
         return {"train accuracy": train, "accuracy": validation, "validation loss": loss, "entropy": entropy(x)}
 
     def _judge(self, x: Mapping[str, Tensor], y: SuperNetwork, pictures: Pictures) -> tuple[float, float]:
         total = right = torch.zeros((), device=self.device)
-        for images, labels in _chunks(pictures, self.scaling):
-            with self.precision():
+        count = 0
+        for images, labels in chunks(pictures, self.scaling, JUDGED):
+            with precision(self.device, self.half):
                 scores = y(images, x).float()
             total = total + cross_entropy(scores, labels, reduction="sum")
             right = right + (scores.argmax(dim=1) == labels).sum()
-        count = len(pictures.labels)
+            count += len(labels)
         return float(total) / count, float(right) / count
 
     def genotype(self, x: Mapping[str, Tensor]) -> Genotype:
@@ -222,7 +207,7 @@ class ArchitectureSearch:
         return kept
 
     def final(
-        self, genotype: Genotype, *, epochs: int = 600, channels: int = 36, cells: int = 8, batch: int = 96, **options: Any
+        self, genotype: Genotype, *, epochs: float = 600, channels: int = 36, cells: int = 8, batch: int = 96, **options: Any
     ) -> FinalTraining:
         """Return the training of a genotype's network on the images of both levels.
 
@@ -260,122 +245,6 @@ def entropy(x: Mapping[str, Tensor]) -> float:
     return float(torch.cat([-(row.exp() * row).sum(dim=1) for row in rows]).mean())
 
 
-def _chunks(pictures: Pictures, scaling: Scaling) -> Iterator[tuple[Tensor, Tensor]]:
-    for images, labels in zip(pictures.images.split(CHUNK), pictures.labels.split(CHUNK), strict=True):
-        yield scaling(images), labels
-
-
-@dataclass(frozen=True, eq=False)
-class FinalTraining:
-    """Training of the final network of a genotype, as a task whose only level is the lower one: y is the network.
-
-    Attributes:
-        genotype: the cells.
-        train, test: the images.
-        classes, space, channels, cells, batch, activation, half, seed: as in :class:`ArchitectureSearch`.
-        epochs: passes over the images.
-        drop_path: rate at which edges are dropped for an example; it grows from 0 to this one.
-        cutout: whether a square of each image is erased.
-        auxiliary: whether there is an auxiliary head.
-    """
-
-    genotype: Genotype
-    train: Pictures
-    test: Pictures
-    classes: int = 10
-    space: SearchSpace = SearchSpace()
-    channels: int = 36
-    cells: int = 8
-    batch: int = 96
-    epochs: int = 600
-    activation: Literal["relu", "swish"] = "relu"
-    drop_path: float = 0.2
-    cutout: bool = True
-    auxiliary: bool = True
-    half: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("channels", "cells", "batch", "epochs"):
-            check_count(name, getattr(self, name))
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path: must be at least 0 and below 1, got {self.drop_path}.")
-
-    @property
-    def steps(self) -> int:
-        """Number of batches in all epochs."""
-        return self.epochs * (len(self.train.labels) // self.batch)
-
-    @cached_property
-    def scaling(self) -> Scaling:
-        """The scaling of the images."""
-        return Scaling.of(self.train.images)
-
-    @property
-    def problem(self) -> Problem:
-        """The loss, as both levels of a problem; methods that train y alone use the lower one."""
-        return Problem(upper=self._loss, lower=self._loss)
-
-    def _loss(self, x: Tensor, y: FinalNetwork, batch: FinalBatch) -> Tensor:
-        with self._precision():
-            scores, extra = y.scores(batch.images, batch.masks)
-        loss = cross_entropy(scores.float(), batch.labels)
-        return loss if extra is None else loss + AUXILIARY * cross_entropy(extra.float(), batch.labels)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        device = self.train.images.device.type
-        return torch.autocast(device, torch.bfloat16) if self.half and device == "cuda" else nullcontext()
-
-    def start(self) -> tuple[Tensor, FinalNetwork]:
-        """Return a number that is not used, and a new network."""
-        device, size = self.train.images.device, self.train.images.shape[-1]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            network = FinalNetwork(
-                self.genotype,
-                self.space,
-                inputs=self.train.images.shape[1],
-                classes=self.classes,
-                channels=self.channels,
-                cells=self.cells,
-                activation=self.activation,
-                size=size,
-                auxiliary=self.auxiliary,
-            )
-        return torch.zeros(1, device=device), network.to(device)
-
-    def batches(self) -> Batches:
-        """Return endless batches of cropped, flipped and cut images with factors of drop path."""
-        edges = len(self.genotype.normal)
-
-        def make(drawn: list[Pictures], count: int, generator: torch.Generator) -> FinalBatch:
-            images = self.scaling(crop_and_flip(drawn[0].images, generator))
-            if self.cutout:
-                images = cut_out(images, generator)
-            rate = self.drop_path * min(count / self.steps, 1.0)
-            noise = torch.rand(self.batch, self.cells, edges, generator=generator, device=images.device)
-            return FinalBatch(images, drawn[0].labels, (noise >= rate).float() / (1 - rate))
-
-        return Batches([self.train], self.batch, make, self.seed)
-
-    @torch.no_grad()
-    def evaluate(self, x: Any, y: FinalNetwork) -> dict[str, float]:
-        """Return the accuracy on the training and the test images, with the running statistics of the network."""
-        training = y.training
-        y.eval()
-        try:
-            return {"train accuracy": self._accuracy(y, self.train), "accuracy": self._accuracy(y, self.test)}
-        finally:
-            y.train(training)
-
-    def _accuracy(self, y: FinalNetwork, pictures: Pictures) -> float:
-        right = torch.zeros((), device=pictures.images.device)
-        for images, labels in _chunks(pictures, self.scaling):
-            with self._precision():
-                right = right + (y(images).argmax(dim=1) == labels).sum()
-        return float(right) / len(pictures.labels)
-
-
 def architecture_search(
     data: Literal["cifar10", "digits"] = "cifar10",
     *,
@@ -394,14 +263,10 @@ def architecture_search(
         options: further attributes of :class:`ArchitectureSearch`.
     """
     if data == "cifar10":
-        from meha.datasets import cifar10
-
         training, test = (Pictures(part.images, part.labels) for part in (cifar10("train"), cifar10("test")))
     elif data == "digits":
         found = digits()
-        images = (
-            (found.images.float() * (255 / 16)).round().byte()[:, None] if found.images.max() <= 16 else found.images[:, None]
-        )
+        images = found.images[:, None]
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
         test, training = (
             Pictures(images[part], found.labels[part]) for part in (order[: len(order) // 3], order[len(order) // 3 :])
