@@ -1,6 +1,5 @@
 """The same numbers on a GPU as on the CPU, without a host synchronisation in a step."""
 
-import dataclasses
 import warnings
 from contextlib import contextmanager
 from functools import partial

@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from meha.datasets.sources import cache_folder
-from meha.methods import CG, DARTS, IAPTT, MEHA, RHG, Method, default_method
+from meha.methods import CG, DARTS, IAPTT, MEHA, RHG, Method
 from meha.methods._optimizers import Optimizer
 from meha.reproduce.cells import Cell, Record
 from meha.reproduce.learning import device
@@ -32,8 +32,8 @@ from meha.tasks.architecture_search.training import SGD
 
 __all__ = ["FULL", "LONGER", "QUICK", "REDUCED", "ROWS", "Protocol", "Row", "measure_architecture", "methods_of", "stages_of"]
 
-WORK = {"DARTS, order 1": 2, "DARTS, order 2": 5, "RHG": 3, "CG": 4, "IAPTT": 5, "MEHA": 3, "automatic": 3}
-"""Gradients and Hessian-vector products in a step (of IAPTT, at most; the automatic one begins with some more)."""
+WORK = {"DARTS, order 1": 2, "DARTS, order 2": 5, "RHG": 3, "CG": 4, "IAPTT": 5, "MEHA": 3}
+"""Gradients and Hessian-vector products in a step (of IAPTT, at most)."""
 
 RECORDED = ("DARTS, order 1", "DARTS, order 2", "RHG", "MEHA")
 """Methods whose steps can be recorded as CUDA graphs; CG and IAPTT decide in Python how far they go."""
@@ -167,7 +167,6 @@ ROWS: Mapping[str, Row] = {
     "IAPTT": Row("IAPTT"),
     "MEHA": Row("MEHA"),
     "MEHA, Swish": Row("MEHA", activation="swish"),
-    "automatic": Row("automatic"),
     "MEHA on P-DARTS": Row("MEHA", "P-DARTS"),
     "MEHA on PC-DARTS": Row("MEHA", "PC-DARTS"),
     "Random search": Row("RandomSearch"),
@@ -269,9 +268,6 @@ def measure_architecture(cell: Cell) -> Record:
 
 
 def _search(row: Row, protocol: Protocol, task: ArchitectureSearch, folder: Path, on_gpu: bool) -> Found:
-    if row.method == "automatic":
-        default = default_method(task.problem, *task.start(), task.batches())
-        return search(task, lambda steps: default, stages_of(row, protocol, len(task.train.labels)), folder=folder)
     momentum = Optimizer(torch.optim.SGD, lr=protocol.rate, **SGD)
     stages = stages_of(row, protocol, len(task.train.labels))
     compile = on_gpu and row.method in RECORDED
