@@ -170,7 +170,7 @@ class Genotype:
         return "\n".join(f"{node:<6}{normal:<{max(width, 33)}}{reduction}" for node, normal, reduction in rows)
 
     def draw(self) -> Figure:
-        """Draw both cells as graphs. Needs matplotlib: ``pip install "meha[plots]"``."""
+        """Draw both cells as graphs. Needs matplotlib: ``pip install "meha[plot]"``."""
         from meha.tasks.architecture_search.drawing import draw
 
         return draw(self)
