@@ -27,6 +27,7 @@ from meha.problem import Problem
 from meha.tasks.architecture_search.data import JUDGED, Batches, Pictures, Scaling, chunks, crop_and_flip, cut_out, precision
 from meha.tasks.architecture_search.genotype import Genotype, SearchSpace
 from meha.tasks.architecture_search.networks import FinalNetwork
+from meha.tasks.architecture_search.operations import Style
 
 __all__ = ["HISTORY", "RATE", "SGD", "FinalBatch", "FinalTraining", "LowerDescent", "Trained", "in_folder", "train_final"]
 
@@ -112,6 +113,7 @@ class FinalTraining:
         for name in ("channels", "cells", "batch"):
             check_count(name, getattr(self, name))
         check_positive("epochs", self.epochs)
+        Style(self.activation)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path: must be at least 0 and below 1, got {self.drop_path}.")
 
