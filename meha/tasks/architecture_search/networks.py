@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, max_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
 from meha.tasks.architecture_search.genotype import INCOMING, INPUTS, CellGenotype, Genotype, SearchSpace
 from meha.tasks.architecture_search.operations import SKIP, FactorisedReduction, Projection, Skip, Style, Zero
@@ -28,11 +28,7 @@ def _is_reduction(cell: int, cells: int) -> bool:
 
 
 class Body(nn.Module):
-    """Stem, cells, average over the pixels and a linear layer: what both kinds of networks have in common.
-
-    Args:
-        make: makes a cell from its channels, whether it reduces, and the preprocessing of its two inputs.
-    """
+    """Stem, preprocessing of the inputs of cells, average over the pixels and a linear layer: what both networks share."""
 
     def __init__(self, inputs: int, classes: int, channels: int, cells: int, style: Style, nodes: int) -> None:
         super().__init__()
@@ -295,14 +291,20 @@ class DerivedCell(nn.Module):
         return torch.cat(states[INPUTS:], dim=1)
 
 
-class AuxiliaryHead(nn.Sequential):
-    """A second classifier on images of 8 x 8 (others are pooled to 2 x 2), which helps to train a deep network."""
+class HeadPool(nn.Module):
+    """Averages over images of any size, to 2 x 2; on images of 8 x 8, over the overlapping windows of DARTS."""
 
-    def __init__(self, channels: int, classes: int, size: int) -> None:
-        pool = nn.AvgPool2d(5, stride=3, count_include_pad=False) if size == 8 else nn.AdaptiveAvgPool2d(2)
+    def forward(self, x: Tensor) -> Tensor:
+        return avg_pool2d(x, 5, stride=3) if x.shape[2:] == (8, 8) else adaptive_avg_pool2d(x, 2)
+
+
+class AuxiliaryHead(nn.Sequential):
+    """A second classifier, which helps to train a deep network."""
+
+    def __init__(self, channels: int, classes: int) -> None:
         narrow, wide = 128, 768
         super().__init__(
-            nn.ReLU(), pool, nn.Conv2d(channels, narrow, 1, bias=False), nn.BatchNorm2d(narrow),
+            nn.ReLU(), HeadPool(), nn.Conv2d(channels, narrow, 1, bias=False), nn.BatchNorm2d(narrow),
             nn.ReLU(), nn.Conv2d(narrow, wide, 2, bias=False), nn.BatchNorm2d(wide),
             nn.ReLU(), nn.Flatten(), nn.Linear(wide, classes),
         )  # fmt: skip
@@ -314,7 +316,6 @@ class FinalNetwork(Body):
     Args:
         genotype: the cells.
         space: makes the operations that the genotype names.
-        size: height and width of the images, for the auxiliary head.
         auxiliary: whether there is an auxiliary head after two thirds of the cells.
         inputs, classes, channels, cells, activation: see :class:`SuperNetwork`.
 
@@ -333,7 +334,6 @@ class FinalNetwork(Body):
         channels: int = 36,
         cells: int = 8,
         activation: str = "relu",
-        size: int = 32,
         auxiliary: bool = False,
     ) -> None:
         style, space = Style(activation, final=True), space or SearchSpace()  # type: ignore[arg-type]
@@ -347,7 +347,7 @@ class FinalNetwork(Body):
             DerivedCell(space, getattr(genotype, KINDS[reduction]), width, reduction, style) for width, reduction in self.plan
         )
         self.head_after = 2 * cells // 3
-        self.auxiliary = AuxiliaryHead(self.widths[self.head_after], classes, size // 4) if auxiliary else None
+        self.auxiliary = AuxiliaryHead(self.widths[self.head_after], classes) if auxiliary else None
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor:
         """Return class scores; ``masks`` (N, cells, edges) are the factors of drop path."""

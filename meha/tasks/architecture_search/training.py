@@ -140,7 +140,7 @@ class FinalTraining:
 
     def start(self) -> tuple[Tensor, FinalNetwork]:
         """Return a number that is not used, and a new network."""
-        device, size = self.train.images.device, self.train.images.shape[-1]
+        device = self.train.images.device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = FinalNetwork(
@@ -151,7 +151,6 @@ class FinalTraining:
                 channels=self.channels,
                 cells=self.cells,
                 activation=self.activation,
-                size=size,
                 auxiliary=self.auxiliary,
             )
         return torch.zeros(1, device=device), network.to(device)
