@@ -22,6 +22,25 @@ Kept = Mapping[str, Sequence[Sequence[str]]]
 KINDS = ("normal", "reduction")
 
 
+def check_kept(space: SearchSpace, kept: Kept) -> None:
+    """Raise unless each kind of cell keeps as many different operations of the space on each of its edges."""
+    for kind in KINDS:
+        edges = kept.get(kind, ())
+        if len(edges) != space.edges:
+            raise ValueError(f"kept: must have {space.edges} edges for {kind!r}, got {len(edges)}.")
+        for edge, names in enumerate(edges):
+            unknown = [name for name in names if name not in space.operations]
+            if unknown:
+                raise ValueError(
+                    f"kept: edge {edge} of {kind!r} has {unknown} that the space lacks; there are {list(space.operations)}."
+                )
+            if not names or len(set(names)) != len(names) or len(names) != len(edges[0]):
+                raise ValueError(
+                    f"kept: all edges of {kind!r} must have as many different operations, got {list(edges[0])} on edge 0 and"
+                    f" {list(names)} on edge {edge}."
+                )
+
+
 def _is_reduction(cell: int, cells: int) -> bool:
     """Whether a cell halves height and width: two of them do, a third and two thirds of the way."""
     return cell in (cells // 3, 2 * cells // 3)
@@ -210,6 +229,7 @@ class SuperNetwork(Body):
         style = Style(activation)  # type: ignore[arg-type]
         super().__init__(inputs, classes, channels, cells, style, space.nodes)
         kept = kept or dict.fromkeys(KINDS, space.all_kept())
+        check_kept(space, kept)
         self.sizes = [INPUTS + node for node in range(space.nodes)]
         order = [edge for edges in space.leaving for edge in edges]
         self.register_buffer("order", torch.tensor(order), persistent=False)
