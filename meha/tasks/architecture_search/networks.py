@@ -246,8 +246,8 @@ class SuperNetwork(Body):
 
         Args:
             x: the architecture parameters.
-            noise: (N, cells, edges), uniform in [0, 1): where it is below ``dropout``, the skip connection is dropped. Its edges
-                are ordered by the state that they leave (``space.leaving``).
+            noise: (N, cells, edges), uniform in [0, 1): where it is below ``dropout``, the skip connection is dropped. Its
+                edges are ordered by the state that they leave (``space.leaving``).
             dropout: the rate, a number.
         """
         weights = {
