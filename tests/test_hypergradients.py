@@ -416,3 +416,20 @@ def test_darts_steps_ahead_as_its_optimizer_would():
         y = y - lr * buffer
         assert np.allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
         assert np.allclose(run.y.numpy(), y, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", ["F without y", "lr of 0"])
+def test_darts_of_order_2_where_nothing_leads_ahead(case, dtype):
+    """With d = 0 there is no difference quotient to take, and x moves along F_x alone."""
+    centre = torch.tensor([1.0, -2.0], dtype=dtype)
+    pull = 0.0 if case == "F without y" else 1.0
+    problem = meha.Problem(
+        upper=lambda x, y: (x - centre).square().sum() + pull * (x * y).sum(),
+        lower=lambda x, y: (y - 3 * x).square().sum() + y.sum(),
+    )
+    x0, y0 = torch.tensor([0.5, 0.25], dtype=dtype), torch.tensor([2.0, -1.0], dtype=dtype)
+    sgd = partial(torch.optim.SGD, lr=0.0 if case == "lr of 0" else 0.1)
+    run = DARTS(alpha=0.1, order=2, y_optimizer=sgd).start(problem, x0, y0)
+    run.step()
+    torch.testing.assert_close(run.x, x0 - 0.1 * (2 * (x0 - centre) + pull * y0))

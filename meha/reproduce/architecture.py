@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -52,6 +53,9 @@ MOST_SKIPS = 2
 
 PARTIAL = 4
 """PC-DARTS sends a quarter of the channels through the operations."""
+
+DIGITS = 9
+"""Decimals to which a number of steps is rounded before it is rounded up, against errors of floating-point numbers."""
 
 LAST_RATE = 1 / 25
 """The learning rate of y at the end of a search, relative to the start: 0.001 after 0.025 in DARTS."""
@@ -216,7 +220,7 @@ def stages_of(row: Row, protocol: Protocol, images: int) -> list[Stage]:
     else:
         each = share + (1 - share) * WORK[row.method]
         total = int(protocol.work / stages / each)
-    warm_up = round(share * total)
+    warm_up = math.ceil(round(share * total, DIGITS))
     steps = total - warm_up
     if stages == 1:
         return [Stage(steps, warm_up)]
@@ -278,8 +282,9 @@ def _random_search(task: ArchitectureSearch, protocol: Protocol, seed: int, fold
     """The best of some random genotypes: small networks, trained on the images of the lower level with an equal share of the
     passes each, and judged on those of the upper level."""
     generator = torch.Generator().manual_seed(seed)
-    each = (protocol.work or protocol.epochs * (len(task.train.labels) // task.batch) * 2) / protocol.candidates  # type: ignore[operator]
-    epochs = each / (len(task.train.labels) // task.batch)
+    batches = len(task.train.labels) // task.batch
+    each = (protocol.work or protocol.epochs * batches * 2) // protocol.candidates  # type: ignore[operator]
+    epochs = each / batches
     best, scores, seconds = None, dict[str, float](), 0.0
     for i in range(protocol.candidates):
         genotype = random_genotype(task.space, generator)
@@ -293,7 +298,7 @@ def _random_search(task: ArchitectureSearch, protocol: Protocol, seed: int, fold
     assert best is not None
     return best, {
         **scores,
-        "steps": round(each) * protocol.candidates,
-        "work": round(each) * protocol.candidates,
+        "steps": each * protocol.candidates,
+        "work": each * protocol.candidates,
         "seconds": seconds,
     }

@@ -142,7 +142,9 @@ def _work(console: Console, cells: dict[str, list[Cell]], store: Store, jobs: in
 def _check_extras(cells: dict[str, list[Cell]]) -> None:
     """Refuse at the start, and not after an hour, if a package is missing."""
     flat = [cell for found in cells.values() for cell in found]
-    kinds, data = {cell.contender.kind for cell in flat}, {dict(cell.case.arguments).get("data") for cell in flat}
+    arguments = [dict(cell.case.arguments) for cell in flat]
+    data = {given["protocol"].task["data"] if "protocol" in given else given.get("data") for given in arguments}
+    kinds = {cell.contender.kind for cell in flat}
     needs = [("optuna", methods.TPE in kinds), ("cvxpy", methods.VFiDCA in kinds)]
     for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
         if needed and find_spec(package) is None:

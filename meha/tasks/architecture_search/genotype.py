@@ -104,7 +104,13 @@ class SearchSpace:
         for node in range(INPUTS, INPUTS + self.nodes):
             entering = [edge for edge, target in enumerate(self.targets) if target == node]
             by_weight = sorted(entering, key=lambda edge: -_best(allowed[edge])[1])
-            chosen += sorted(by_weight[:INCOMING])
+            best = by_weight[:INCOMING]
+            if not all(allowed[edge] for edge in best):
+                raise ValueError(
+                    f"weights: node {node} needs two edges with an operation other than {ZERO!r}; keep more operations on its"
+                    " edges, or raise most_skips."
+                )
+            chosen += sorted(best)
         return chosen
 
 
@@ -171,7 +177,10 @@ class Genotype:
 
     def draw(self) -> Figure:
         """Draw both cells as graphs. Needs matplotlib: ``pip install "meha[plot]"``."""
-        from meha.tasks.architecture_search.drawing import draw
+        try:
+            from meha.tasks.architecture_search.drawing import draw
+        except ImportError as error:
+            raise ImportError('draw() needs matplotlib; install it with: pip install "meha[plot]"') from error
 
         return draw(self)
 

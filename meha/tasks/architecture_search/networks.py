@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, max_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
 from meha.tasks.architecture_search.genotype import INCOMING, INPUTS, CellGenotype, Genotype, SearchSpace
 from meha.tasks.architecture_search.operations import SKIP, FactorisedReduction, Projection, Skip, Style, Zero
@@ -22,17 +22,32 @@ Kept = Mapping[str, Sequence[Sequence[str]]]
 KINDS = ("normal", "reduction")
 
 
+def check_kept(space: SearchSpace, kept: Kept) -> None:
+    """Raise unless each kind of cell keeps as many different operations of the space on each of its edges."""
+    for kind in KINDS:
+        edges = kept.get(kind, ())
+        if len(edges) != space.edges:
+            raise ValueError(f"kept: must have {space.edges} edges for {kind!r}, got {len(edges)}.")
+        for edge, names in enumerate(edges):
+            unknown = [name for name in names if name not in space.operations]
+            if unknown:
+                raise ValueError(
+                    f"kept: edge {edge} of {kind!r} has {unknown} that the space lacks; there are {list(space.operations)}."
+                )
+            if not names or len(set(names)) != len(names) or len(names) != len(edges[0]):
+                raise ValueError(
+                    f"kept: all edges of {kind!r} must have as many different operations, got {list(edges[0])} on edge 0 and"
+                    f" {list(names)} on edge {edge}."
+                )
+
+
 def _is_reduction(cell: int, cells: int) -> bool:
     """Whether a cell halves height and width: two of them do, a third and two thirds of the way."""
     return cell in (cells // 3, 2 * cells // 3)
 
 
 class Body(nn.Module):
-    """Stem, cells, average over the pixels and a linear layer: what both kinds of networks have in common.
-
-    Args:
-        make: makes a cell from its channels, whether it reduces, and the preprocessing of its two inputs.
-    """
+    """Stem, preprocessing of the inputs of cells, average over the pixels and a linear layer: what both networks share."""
 
     def __init__(self, inputs: int, classes: int, channels: int, cells: int, style: Style, nodes: int) -> None:
         super().__init__()
@@ -214,6 +229,7 @@ class SuperNetwork(Body):
         style = Style(activation)  # type: ignore[arg-type]
         super().__init__(inputs, classes, channels, cells, style, space.nodes)
         kept = kept or dict.fromkeys(KINDS, space.all_kept())
+        check_kept(space, kept)
         self.sizes = [INPUTS + node for node in range(space.nodes)]
         order = [edge for edges in space.leaving for edge in edges]
         self.register_buffer("order", torch.tensor(order), persistent=False)
@@ -230,7 +246,8 @@ class SuperNetwork(Body):
 
         Args:
             x: the architecture parameters.
-            noise: (N, cells, edges), uniform in [0, 1): where it is below ``dropout``, the skip connection is dropped.
+            noise: (N, cells, edges), uniform in [0, 1): where it is below ``dropout``, the skip connection is dropped. Its
+                edges are ordered by the state that they leave (``space.leaving``).
             dropout: the rate, a number.
         """
         weights = {
@@ -295,14 +312,20 @@ class DerivedCell(nn.Module):
         return torch.cat(states[INPUTS:], dim=1)
 
 
-class AuxiliaryHead(nn.Sequential):
-    """A second classifier on images of 8 x 8 (others are pooled to 2 x 2), which helps to train a deep network."""
+class HeadPool(nn.Module):
+    """Averages over images of any size, to 2 x 2; on images of 8 x 8, over the overlapping windows of DARTS."""
 
-    def __init__(self, channels: int, classes: int, size: int) -> None:
-        pool = nn.AvgPool2d(5, stride=3, count_include_pad=False) if size == 8 else nn.AdaptiveAvgPool2d(2)
+    def forward(self, x: Tensor) -> Tensor:
+        return avg_pool2d(x, 5, stride=3) if x.shape[2:] == (8, 8) else adaptive_avg_pool2d(x, 2)
+
+
+class AuxiliaryHead(nn.Sequential):
+    """A second classifier, which helps to train a deep network."""
+
+    def __init__(self, channels: int, classes: int) -> None:
         narrow, wide = 128, 768
         super().__init__(
-            nn.ReLU(), pool, nn.Conv2d(channels, narrow, 1, bias=False), nn.BatchNorm2d(narrow),
+            nn.ReLU(), HeadPool(), nn.Conv2d(channels, narrow, 1, bias=False), nn.BatchNorm2d(narrow),
             nn.ReLU(), nn.Conv2d(narrow, wide, 2, bias=False), nn.BatchNorm2d(wide),
             nn.ReLU(), nn.Flatten(), nn.Linear(wide, classes),
         )  # fmt: skip
@@ -314,7 +337,6 @@ class FinalNetwork(Body):
     Args:
         genotype: the cells.
         space: makes the operations that the genotype names.
-        size: height and width of the images, for the auxiliary head.
         auxiliary: whether there is an auxiliary head after two thirds of the cells.
         inputs, classes, channels, cells, activation: see :class:`SuperNetwork`.
 
@@ -333,7 +355,6 @@ class FinalNetwork(Body):
         channels: int = 36,
         cells: int = 8,
         activation: str = "relu",
-        size: int = 32,
         auxiliary: bool = False,
     ) -> None:
         style, space = Style(activation, final=True), space or SearchSpace()  # type: ignore[arg-type]
@@ -347,7 +368,7 @@ class FinalNetwork(Body):
             DerivedCell(space, getattr(genotype, KINDS[reduction]), width, reduction, style) for width, reduction in self.plan
         )
         self.head_after = 2 * cells // 3
-        self.auxiliary = AuxiliaryHead(self.widths[self.head_after], classes, size // 4) if auxiliary else None
+        self.auxiliary = AuxiliaryHead(self.widths[self.head_after], classes) if auxiliary else None
 
     def forward(self, images: Tensor, masks: Tensor | None = None) -> Tensor:
         """Return class scores; ``masks`` (N, cells, edges) are the factors of drop path."""

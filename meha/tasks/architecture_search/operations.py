@@ -44,6 +44,10 @@ class Style:
     activation: Literal["relu", "swish"] = "relu"
     final: bool = False
 
+    def __post_init__(self) -> None:
+        if self.activation not in ("relu", "swish"):
+            raise ValueError(f"activation: must be 'relu' or 'swish', got {self.activation!r}.")
+
     def activate(self, x: Tensor) -> Tensor:
         """Apply the activation."""
         return relu(x) if self.activation == "relu" else silu(x)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._checks import check_count
 from meha._oracle import Counts
 from meha._solving import solve
 from meha.methods import Method
@@ -39,6 +40,16 @@ class Stage:
     cells: int | None = None
     operations: int | None = None
     skip_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps)
+        if self.warm_up != 0:
+            check_count("warm_up", self.warm_up)
+        for name in ("cells", "operations"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if not 0 <= self.skip_dropout < 1:
+            raise ValueError(f"skip_dropout: must be at least 0 and below 1, got {self.skip_dropout}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from meha.datasets import cifar10, digits
 from meha.problem import Problem
 from meha.tasks.architecture_search.data import JUDGED, Batches, Pictures, Scaling, chunks, crop_and_flip, precision
 from meha.tasks.architecture_search.genotype import Genotype, SearchSpace, edge_weights
-from meha.tasks.architecture_search.networks import KINDS, Kept, SuperNetwork, edge_factors
+from meha.tasks.architecture_search.networks import KINDS, Kept, SuperNetwork, check_kept, edge_factors
+from meha.tasks.architecture_search.operations import Style
 from meha.tasks.architecture_search.training import FinalTraining
 
 __all__ = ["ArchitectureSearch", "SearchBatch", "architecture_search", "entropy"]
@@ -89,10 +90,10 @@ class ArchitectureSearch:
     def __post_init__(self) -> None:
         for name in ("channels", "cells", "batch", "partial", "steps"):
             check_count(name, getattr(self, name))
-        if self.activation not in ("relu", "swish"):
-            raise ValueError(f"activation: must be 'relu' or 'swish', got {self.activation!r}.")
+        Style(self.activation)
         if self.channels % self.partial:
             raise ValueError(f"channels: must be a multiple of partial = {self.partial}, got {self.channels}.")
+        check_kept(self.space, self.remaining)
         if not 0 <= self.skip_dropout < 1:
             raise ValueError(f"skip_dropout: must be at least 0 and below 1, got {self.skip_dropout}.")
         if self.train.images.shape[-1] % 4 or self.train.images.shape[-2] % 4:

@@ -27,6 +27,7 @@ from meha.problem import Problem
 from meha.tasks.architecture_search.data import JUDGED, Batches, Pictures, Scaling, chunks, crop_and_flip, cut_out, precision
 from meha.tasks.architecture_search.genotype import Genotype, SearchSpace
 from meha.tasks.architecture_search.networks import FinalNetwork
+from meha.tasks.architecture_search.operations import Style
 
 __all__ = ["HISTORY", "RATE", "SGD", "FinalBatch", "FinalTraining", "LowerDescent", "Trained", "in_folder", "train_final"]
 
@@ -112,6 +113,7 @@ class FinalTraining:
         for name in ("channels", "cells", "batch"):
             check_count(name, getattr(self, name))
         check_positive("epochs", self.epochs)
+        Style(self.activation)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path: must be at least 0 and below 1, got {self.drop_path}.")
 
@@ -138,7 +140,7 @@ class FinalTraining:
 
     def start(self) -> tuple[Tensor, FinalNetwork]:
         """Return a number that is not used, and a new network."""
-        device, size = self.train.images.device, self.train.images.shape[-1]
+        device = self.train.images.device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             network = FinalNetwork(
@@ -149,7 +151,6 @@ class FinalTraining:
                 channels=self.channels,
                 cells=self.cells,
                 activation=self.activation,
-                size=size,
                 auxiliary=self.auxiliary,
             )
         return torch.zeros(1, device=device), network.to(device)
