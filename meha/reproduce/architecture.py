@@ -42,6 +42,9 @@ RECORDED = ("DARTS, order 1", "DARTS, order 2", "RHG", "MEHA")
 WARM_UP = {"P-DARTS": 10 / 25, "PC-DARTS": 15 / 50}
 """The share of the epochs before x moves."""
 
+OWN = {"P-DARTS": (96, 0.025), "PC-DARTS": (256, 0.1)}
+"""Batches and learning rates in the papers of the courses."""
+
 DROPOUT = (0.0, 0.4, 0.7)
 """Rates of P-DARTS on skip connections at the start of each stage, on CIFAR-10."""
 
@@ -183,7 +186,7 @@ def methods_of(row: Row, protocol: Protocol) -> Callable[[int], Method]:
     rate = protocol.meha_x_rate if row.method == "MEHA" else protocol.x_rate
     rate *= 1 if row.course == "DARTS" else 2
     adam = partial(torch.optim.Adam, lr=rate, betas=(0.5, 0.999), weight_decay=1e-3)
-    weights = protocol.rate
+    _, weights = _batch_and_rate(row, protocol)
 
     def sgd(steps: int) -> Optimizer:
         schedule = partial(CosineAnnealingLR, T_max=steps, eta_min=LAST_RATE * weights)
@@ -216,7 +219,7 @@ def stages_of(row: Row, protocol: Protocol, images: int) -> list[Stage]:
     if protocol.work is None:
         assert protocol.epochs is not None
         epochs = protocol.epochs / 2 if stages == 3 else protocol.epochs
-        total = round(epochs * (images // _batch(row, protocol)))
+        total = round(epochs * (images // _batch_and_rate(row, protocol)[0]))
     else:
         each = share + (1 - share) * WORK[row.method]
         total = int(protocol.work / stages / each)
@@ -228,10 +231,10 @@ def stages_of(row: Row, protocol: Protocol, images: int) -> list[Stage]:
     return [Stage(steps, warm_up, cells, operations, dropout) for cells, operations, dropout in parts]
 
 
-def _batch(row: Row, protocol: Protocol) -> int:
-    """Images in a batch: in the full protocol those of the papers."""
-    own = {"P-DARTS": 96, "PC-DARTS": 256} if protocol.work is None else {}
-    return own.get(row.course, int(protocol.task["batch"]))
+def _batch_and_rate(row: Row, protocol: Protocol) -> tuple[int, float]:
+    """Images in a batch and the learning rate of the weights: in the full protocol those of each course's paper."""
+    common = int(protocol.task["batch"]), protocol.rate
+    return OWN.get(row.course, common) if protocol.work is None else common
 
 
 def measure_architecture(cell: Cell) -> Record:
@@ -239,7 +242,7 @@ def measure_architecture(cell: Cell) -> Record:
     protocol: Protocol = dict(cell.case.arguments)["protocol"]
     folder, on_gpu = cache_folder() / "searches" / cell.key, device().type == "cuda"
     row = ROWS.get(cell.setting.get("row", ""), Row(""))
-    options = {**protocol.task, "batch": _batch(row, protocol), "activation": row.activation}
+    options = {**protocol.task, "batch": _batch_and_rate(row, protocol)[0], "activation": row.activation}
     if row.course == "PC-DARTS":
         options |= {"partial": PARTIAL, "edge_normalisation": True}
     if row.course == "P-DARTS":
@@ -272,7 +275,7 @@ def measure_architecture(cell: Cell) -> Record:
 
 
 def _search(row: Row, protocol: Protocol, task: ArchitectureSearch, folder: Path, on_gpu: bool) -> Found:
-    momentum = Optimizer(torch.optim.SGD, lr=protocol.rate, **SGD)
+    momentum = Optimizer(torch.optim.SGD, lr=_batch_and_rate(row, protocol)[1], **SGD)
     stages = stages_of(row, protocol, len(task.train.labels))
     compile = on_gpu and row.method in RECORDED
     return search(task, methods_of(row, protocol), stages, warm_up=momentum, folder=folder, compile=compile)
