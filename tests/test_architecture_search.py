@@ -368,8 +368,10 @@ def test_genotypes_are_drawn(monkeypatch):
     for ax, operations in ((normal, ["sep 3x3"] * 5 + ["skip"] * 2 + ["dil 3x3"]), (reduction, [MAX] * 5 + ["skip"] * 3)):
         assert sorted(text.get_text() for text in ax.texts) == sorted(states + operations)
         assert len(ax.patches) == 8 + 4  # an arrow for each edge, a line from each node to the output
-    places = [text.get_position() for text in normal.texts]
-    assert len(set(places)) == len(places)  # parallel edges do not hide each other
+    twice = Genotype(((SEP3, 0), (MAX, 0)), ((SKIP, 1), (SKIP, 1)))
+    for ax in (*figure.axes, *twice.draw().axes):
+        places = [text.get_position() for text in ax.texts]
+        assert len(set(places)) == len(places)  # also parallel edges do not hide each other
     figure.canvas.draw()
     monkeypatch.setitem(sys.modules, "meha.tasks.architecture_search.drawing", None)
     with pytest.raises(ImportError, match=re.escape('draw() needs matplotlib; install it with: pip install "meha[plot]"')):
@@ -421,7 +423,7 @@ def test_drop_path_leaves_identities_alone():
 
 @pytest.mark.parametrize(
     ("sides", "cells", "pooled"),
-    [((32, 32), 3, (8, 8)), ((32, 32), 1, (16, 16)), ((16, 16), 3, (4, 4)), ((32, 64), 3, (8, 16))],
+    [((32, 32), 3, (8, 8)), ((32, 32), 4, (8, 8)), ((32, 32), 1, (16, 16)), ((16, 16), 3, (4, 4)), ((32, 64), 3, (8, 16))],
 )
 def test_the_auxiliary_head(sides, cells, pooled):
     network = FinalNetwork(SMALL, channels=4, cells=cells, auxiliary=True).double()

@@ -24,8 +24,8 @@ TINY = replace(
     final={"epochs": 1, "channels": 2, "cells": 3, "batch": 4, "drop_path": 0.2, "cutout": True},
 )
 
-LIVES = 0.3
-"""The share of all passes after which a process is killed, so that it takes four."""
+LIVES = (0.2, 0.35, 0.4)
+"""Shares of all passes after which processes are killed: in the first stage, in a later one, in the final training."""
 
 
 def measure(row, folder, name, dies=None):
@@ -99,9 +99,9 @@ def kill_and_repeat(rows, folder):
         place = f"{folder}/{row}"
         os.mkdir(place)
         assert in_a_process(partial(measure, row, place, "whole"))
-        dies = int(LIVES * torch.load(f"{place}/whole", weights_only=True)["passes"])
-        for _ in range(3):
-            assert not in_a_process(partial(measure, row, place, "broken", dies))
+        passes = torch.load(f"{place}/whole", weights_only=True)["passes"]
+        for share in LIVES:
+            assert not in_a_process(partial(measure, row, place, "broken", int(share * passes)))
             assert any(Path(place, "broken-cache").rglob("*.pt"))  # it goes on from there
         assert in_a_process(partial(measure, row, place, "broken"))
 
@@ -138,14 +138,14 @@ def check(rows, folder):
         assert_same(broken["results"], whole["results"], row)
         assert len(whole["results"]) == 1 + (TINY.candidates if row == "Random search" else 1)
         # Each of three deaths repeats a part of one step, of at most a dozen passes.
-        dead = 3 * (int(LIVES * whole["passes"]) - 1)
+        dead = sum(int(share * whole["passes"]) - 1 for share in LIVES)
         assert whole["passes"] <= dead + broken["passes"] <= whole["passes"] + 3 * 12, row
         for name in ("whole", "broken"):
             assert not list((folder / row / f"{name}-cache").rglob("*.pt"))
 
 
 def test_killed_searches_go_on(tmp_path):
-    check(["MEHA on P-DARTS", "PC-DARTS", "Random search"], tmp_path)
+    check(["MEHA on P-DARTS", "Random search"], tmp_path)
 
 
 @pytest.mark.slow

@@ -343,7 +343,7 @@ class FinalNetwork(Body):
     >>> genotype = Genotype((("skip", 0), ("skip", 1)), (("max pool 3x3", 0), ("skip", 1)))
     >>> network = FinalNetwork(genotype, channels=4, cells=3)
     >>> network(torch.zeros(2, 3, 32, 32)).shape, network.parameter_count
-    (torch.Size([2, 10]), 1094)
+    (torch.Size([2, 10]), 1414)
     """
 
     def __init__(

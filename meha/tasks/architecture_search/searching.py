@@ -13,6 +13,7 @@ from torch import Tensor
 from meha._checks import check_count
 from meha._oracle import Counts
 from meha._solving import solve
+from meha._verdicts import Status
 from meha.methods import Method
 from meha.methods._optimizers import Optimizer, OptimizerFactory
 from meha.observers import Recorder
@@ -63,7 +64,7 @@ class Found:
         history: numbers of the steps of the bilevel method in all stages; "entropy" is that of x.
         counts: gradients and Hessian-vector products of all stages.
         seconds: time of the steps.
-        outcome: how the last stage ended, such as "max steps".
+        outcome: how the search ended, such as "max steps"; the failure of a stage, if one failed.
     """
 
     task: ArchitectureSearch
@@ -105,7 +106,7 @@ def search(
     if not stages:
         raise ValueError("stages: is empty; give at least one Stage(steps).")
     history: dict[str, list[float]] = {}
-    counts, seconds = Counts(), 0.0
+    counts, seconds, outcome = Counts(), 0.0, Status.MAX_STEPS
     for i, stage in enumerate(stages):
         task = replace(
             task, cells=stage.cells or task.cells, skip_dropout=stage.skip_dropout, steps=stage.warm_up + stage.steps
@@ -132,6 +133,7 @@ def search(
             **options,
         )
         x, y = found.x, found.y
+        outcome = found.status if outcome is Status.MAX_STEPS else outcome
         counts.add(found.counts, 1)
         seconds += found.seconds
         for name, values in found.history.items():
@@ -139,7 +141,7 @@ def search(
         genotype = task.genotype(x)
         if stage.operations is not None and i + 1 < len(stages):
             task = replace(task, kept=task.pruned(x, stage.operations))
-    return Found(task, x, y, genotype, history, counts, seconds, str(found.status))
+    return Found(task, x, y, genotype, history, counts, seconds, str(outcome))
 
 
 def _entropy(run: Any, info: Any) -> dict[str, float]:
