@@ -88,7 +88,7 @@ class ArchitectureSearch(Experiment):
                 blocks += self._cells(results, protocol, methods)
         if results.methods(LONGER.name, KIND):
             blocks += [self._longer(results), prose(self.name, "longer")]
-        blocks += [prose(self.name, part) for part in ("seen", "courses", "speed", "care")]
+        blocks += [prose(self.name, part) for part in ("why", "courses", "speed", "care")]
         return Section(self.name, self.title, blocks)
 
     def _accuracies(self, results: Records, protocol: Protocol, methods: Sequence[str]) -> Table:
