@@ -10,8 +10,8 @@ from structures import OnlyOnce
 from torch import nn
 
 import meha
+from meha.methods._quasi_newton import Descent, Pairs, Point
 from meha.methods.continuation import Continuation
-from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.methods.continuation.stages import limits
 from meha.problems import collection
 from meha.problems.variants import TOYS, VARIANTS, in_units, started_near

@@ -1,4 +1,4 @@
-"""What a claim of convergence is worth: small problems on which a point of the lower level that is no solution looks like one."""
+"""What a claim of convergence is worth: small problems with points of the lower level that only look like solutions."""
 
 import pytest
 import torch

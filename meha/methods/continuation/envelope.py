@@ -10,8 +10,9 @@ from typing import Any, Generic
 import torch
 from torch import Tensor
 
-from meha.methods.continuation.levels import Levels, LowerPoint, Scales
-from meha.methods.continuation.quasi_newton import Pairs, Point, PointT, size
+from meha.methods._levels import Levels, LowerPoint
+from meha.methods._quasi_newton import Pairs, Point, PointT, size
+from meha.methods.continuation.scales import Scales
 from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Envelope", "EnvelopePoint", "LowerSolve"]

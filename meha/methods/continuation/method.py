@@ -13,9 +13,10 @@ from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
 from meha.methods._curvatures import describe
-from meha.methods.continuation.levels import Levels, Scales, measure
+from meha.methods._levels import Levels
+from meha.methods._quasi_newton import size
 from meha.methods.continuation.passes import Pass, Result, best_of
-from meha.methods.continuation.quasi_newton import size
+from meha.methods.continuation.scales import Scales, measure
 from meha.methods.continuation.tuning import TUNING
 from meha.problem import Problem
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from meha._verdicts import Status, Verdict
+from meha.methods._levels import Levels
+from meha.methods._quasi_newton import INSIDE, Descent, Pairs, size
 from meha.methods.continuation.envelope import Envelope, EnvelopePoint
-from meha.methods.continuation.levels import Levels, Scales
-from meha.methods.continuation.quasi_newton import INSIDE, Descent, Pairs, size
+from meha.methods.continuation.scales import Scales
 from meha.methods.continuation.stages import Stage, accuracy, compared, limits, verdict
 from meha.methods.continuation.tuning import TUNING
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from meha._verdicts import Status, Verdict
 from meha.methods._extrapolation import richardson
-from meha.methods.continuation.levels import Scales
-from meha.methods.continuation.quasi_newton import size
+from meha.methods._quasi_newton import size
+from meha.methods.continuation.scales import Scales
 from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Stage", "accuracy", "compared", "limits", "verdict"]

@@ -24,9 +24,6 @@ class Tuning:
     pairs: int = 300  # pairs kept for y and theta: ill-conditioned lower levels need many
     composite_pairs: int = 50  # the same with a non-smooth g, under which the free coordinates change often
     outer_pairs: int = 30  # pairs kept for x, whose function changes with c
-    fewest_pairs: int = 5  # kept in any case
-    spare_pairs: int = 10  # kept beyond twice the dimension, at most: more repeat themselves
-    most_numbers: int = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
     damping: float = 1e-4  # added curvature in x, relative to the largest: where Phi is almost flat, steps stay bounded
     # The sequence of stages
     ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly

@@ -16,8 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from meha.methods.continuation.tuning import TUNING
-
 __all__ = ["INSIDE", "Descent", "Pairs", "Point", "PointT", "size"]
 
 DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
@@ -31,6 +29,9 @@ SPREAD, ENOUGH = 100.0, 3  # ratio of curvatures and number of pairs from which 
 POSITIVE, POSITIVE_FREE = 1e-10, 1e-8  # least cosine between the changes of a pair; on the free coordinates, where many fail
 DOWNHILL = 1e-10  # least cosine between a direction and -r
 TINY = 1e-300  # keeps a quotient finite
+FEWEST_PAIRS = 5  # kept in any case
+SPARE_PAIRS = 10  # kept beyond twice the dimension, at most: more repeat themselves
+MOST_NUMBERS = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
 
 Prox = Callable[[Tensor, float], Tensor]
 
@@ -107,8 +108,14 @@ class Pairs:
     @classmethod
     def sized(cls, most: int, n: int, damping: float = 0.0) -> Pairs:
         """A memory for vectors of n numbers, of at most ``most`` pairs."""
-        useful = 2 * n + TUNING.spare_pairs
-        return cls(max(TUNING.fewest_pairs, min(most, useful, TUNING.most_numbers // n)), damping)
+        useful = 2 * n + SPARE_PAIRS
+        return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping)
+
+    def copy(self) -> Pairs:
+        """A memory of the same pairs that learns on its own."""
+        other = Pairs(self.limit, self.damping)
+        other.rows, other.weight = list(self.rows), self.weight
+        return other
 
     def _forget(self) -> None:
         """Drop the matrices, which the next direction computes again; ``_prepared`` pairs were there when it did so last."""
