@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
 from meha._variables import Variable
-from meha._verdicts import Status, Verdict
+from meha._verdicts import Verdict
 from meha.methods._base import Method, State
-from meha.methods._curvatures import describe
 from meha.methods._levels import Levels
-from meha.methods._quasi_newton import size
-from meha.methods.continuation.passes import Pass, Result, best_of
-from meha.methods.continuation.scales import Scales, measure
-from meha.methods.continuation.tuning import TUNING
+from meha.methods.continuation.course import Course
 from meha.problem import Problem
 
 __all__ = ["Continuation", "ContinuationState"]
@@ -70,7 +65,7 @@ class Continuation(Method):
 
     tol: float = 1e-6
     both_starts: bool = True
-    max_gradients: int = 20_000
+    max_gradients: int = 40_000
 
     def __post_init__(self) -> None:
         check_tolerance("tol", self.tol)
@@ -85,7 +80,9 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
-        return ContinuationState(x=x, y=y, course=Course(self, Levels(oracle, x, y)), settled=False)
+        return ContinuationState(
+            x=x, y=y, course=Course(Levels(oracle, x, y), self.tol, self.both_starts, self.max_gradients), settled=False
+        )
 
     def step(self, oracle: Oracle, state: ContinuationState, at: At) -> Numbers:
         if at.batch is not None:
@@ -109,90 +106,3 @@ class ContinuationState(State):
     """x, y, and the course of the run."""
 
     course: Course
-
-
-class Course:
-    """One or two passes, one step at a time, and the choice between their results."""
-
-    def __init__(self, method: Continuation, levels: Levels) -> None:
-        self.method, self.levels = method, levels
-        self.scales: Scales | None = None
-        self.results: list[Result] = []
-        self.now: Pass | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether all passes are done."""
-        return self.scales is not None and len(self.results) == len(self.scales.starts)
-
-    @property
-    def agree(self) -> bool:
-        """Whether the results of all passes are the same point, as far as their accuracy shows."""
-        a, b, scales = self.results[0], self.results[-1], self.scales
-        assert scales is not None
-        same = max(TUNING.agreement * scales.tol, TUNING.least_agreement)
-        return a is b or size(a.x - b.x) / scales.x_size(a.x) <= same
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The end of the better pass; None while there is something to do."""
-        if not self.over:
-            return None
-        best = best_of(self.results)
-        if self.agree:
-            return best.verdict
-        (other,) = (result for result in self.results if result is not best)
-        note = f"The other start ended at another local solution, F = {other.F:.6g}; there may be more."
-        return replace(best.verdict, message=f"{best.verdict.message} {note}")
-
-    def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables at which the run would end now."""
-        levels, method = self.levels, self.method
-        if self.scales is None:
-            self.scales = measure(levels, method.tol, method.both_starts)
-        now = self.now = self.now or self._pass(self.scales)
-        levels.move(now.x)
-        numbers = now.step() | {"run": len(self.results) + 1}
-        if now.result is not None:
-            self.results.append(now.result)
-            self.now = None if self.over else self._pass(self.scales)
-        answer = best_of(self.results) if self.results else now
-        levels.move(answer.x, answer.y)
-        return numbers
-
-    def _pass(self, scales: Scales) -> Pass:
-        return Pass(self.levels, scales, scales.starts[len(self.results)], self.method.max_gradients)
-
-    def report(self) -> dict[str, str]:
-        """What is known about the problem, how c grew, which accuracy was reached, and whether both passes agree."""
-        if self.scales is None:
-            return {}
-        lines = {"problem": f"{describe(self.scales.curvatures)}; balanced at c = {self.scales.balance:.2g}"}
-        if self.results:
-            best = best_of(self.results)
-            lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
-            at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
-            lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
-        if len(self.results) == 2:
-            ends = " and ".join(f"F = {result.F:.6g}" for result in self.results)
-            lines["starts"] = "upper level first and lower level first " + ("agree" if self.agree else f"end at {ends}")
-        return lines
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
-        if self.scales is None:
-            return {}
-        results = [(*result[:-1], (result.verdict.status.value, result.verdict.message)) for result in self.results]
-        return {"scales": vars(self.scales), "results": results, "now": self.now and self.now.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another course was."""
-        self.scales = self.now = None
-        saved = state.get("results", [])
-        self.results = [Result._make([*parts, Verdict(Status(status), message)]) for *parts, (status, message) in saved]
-        if state:
-            self.scales = Scales(**state["scales"])
-            self.levels.curvatures = self.scales.curvatures
-            if state["now"] is not None:
-                self.now = self._pass(self.scales)
-                self.now.load_state_dict(state["now"])
