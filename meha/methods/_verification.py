@@ -28,12 +28,14 @@ FAR = 1e4  # a descent that goes this many times further away than its start has
 NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a valley when its distance fell by this factor; from close by, by this one
 BOWL = 0.05  # relative deviation of f from a quadratic function on the way to the bottom of a valley which it joins
 JOINED = 1e-4  # distance, relative to y, at which two ends are the same
+PARALLEL = 1e-3  # relative difference of two slopes in x at which they are the same
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
 CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
 RADII = (0.3, 1.0, 3.0)  # distances of random starts from y, relative to y, where Y does not bound them
-CERTAIN = 0.2  # the search ends when fewer further values than this are to be expected
+ENDING = 0.2  # the search ends when fewer further values than this are to be expected
+CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
 MIXED = 40  # largest dimension of y in which coordinates of valleys are exchanged one by one
-KEPT = 8  # valleys that are kept
+KEPT = 50  # valleys that are kept
 SEED = 17  # of the random starts
 
 
@@ -42,7 +44,7 @@ class Evidence(NamedTuple):
 
     Attributes:
         starts: their number.
-        values: how many different values they ended at.
+        values: how many valleys they met that differ in height, at this x or at others.
         excess: by how much f + g at y is larger than the least of them; 0 if y is the lowest.
         certain: whether hardly any further values are to be expected.
     """
@@ -53,7 +55,7 @@ class Evidence(NamedTuple):
     certain: bool
 
     def __str__(self) -> str:
-        valleys = "at the same height" if self.values == 1 else f"at {self.values} different heights"
+        valleys = "at the same height" if self.values == 1 else f"in {self.values} different valleys"
         lowest = f"y is {self.excess:.1e} above the lowest" if self.excess else "none below y"
         return f"{self.starts} descents of the lower level ended {valleys}, {lowest}"
 
@@ -162,9 +164,16 @@ class Search:
                 if end.value < valley.value:
                     self.valleys[i] = end
                 return
+            if abs(end.value - valley.value) <= self.equal(end) and self._connected(end, valley):
+                return
         self.valleys.append(end)
         if len(self.valleys) > KEPT:
             del self.valleys[max(range(1, len(self.valleys)), key=lambda i: self.valleys[i].value)]
+
+    def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two ends of the same height lie in one flat valley: the point between them is no higher."""
+        middle = self.levels.lower(self.levels.inside(0.5 * (a.z + b.z)))
+        return middle.value <= max(a.value, b.value) + self.equal(a)
 
     def mix(self) -> None:
         """Exchange coordinates of the lowest valley for those of others, one by one; descend from what is lower.
@@ -203,17 +212,27 @@ class Search:
         turn = size(self.levels.pull(self.point, point)) * self.tolerance
         return difference if difference > self.equal(point) + turn else 0.0
 
-    @property
-    def values(self) -> int:
-        """The number of different values at the ends."""
-        values = sorted((valley.value, self.equal(valley)) for valley in self.valleys)
-        return 1 + sum(b - a > equal for (a, _), (b, equal) in itertools.pairwise(values))
+    def same(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""
+        if abs(a.value - b.value) > self.equal(b):
+            return False
+        blur = JOINED * self.scale * self.levels.curvatures.get("f_xy", 0.0)
+        return size(self.levels.pull(a, b)) <= PARALLEL * (size(a.f_x) + size(b.f_x)) + blur
 
     @property
-    def certain(self) -> bool:
-        """Whether hardly any further values are to be expected."""
+    def values(self) -> int:
+        """The number of valleys that differ in height, here or at other x."""
+        kinds: list[LowerPoint] = []
+        for valley in self.valleys:
+            if not any(self.same(valley, kind) for kind in kinds):
+                kinds.append(valley)
+        return len(kinds)
+
+    @property
+    def expected(self) -> float:
+        """The number of further values that are to be expected."""
         n, w = self.starts, self.values
-        return n > w + 2 and w * (n - 1) / (n - w - 2) < w + CERTAIN
+        return w * (n - 1) / (n - w - 2) - w if n > w + 2 else math.inf
 
     def run(self, given: Iterable[Tensor], allowed: int) -> Evidence:
         """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
@@ -229,7 +248,7 @@ class Search:
                 self.descend(start)
             mixed = 0
             for index, start in enumerate(self.random()):
-                if self.certain or index >= STEPS:
+                if self.expected < ENDING or index >= STEPS:
                     break
                 self.descend(start)
                 if len(self.valleys) > 1 and index > 2 * mixed:
@@ -241,7 +260,7 @@ class Search:
             levels.limit = limit
         lowest = self.lowest
         excess = self.excess(lowest) if lowest is not self.point else 0.0
-        return Evidence(self.starts, self.values, excess, self.certain)
+        return Evidence(self.starts, self.values, excess, self.expected < CERTAIN)
 
 
 def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:

@@ -35,6 +35,7 @@ class Course:
         plan: the passes to come.
         results: those of the passes that are over.
         valleys: the lowest points of valleys of the lower level that were met, whatever x was.
+        several: whether some of them differ in height, at some x.
         explored: whether other x were tried.
     """
 
@@ -45,7 +46,7 @@ class Course:
         self.results: list[Result] = []
         self.now: Pass | None = None
         self.valleys: list[Tensor] = []
-        self.explored = False
+        self.several = self.explored = False
 
     @property
     def over(self) -> bool:
@@ -110,7 +111,7 @@ class Course:
         if now.result is not None:
             self.results.append(now.result)
             if not self.plan:
-                self._judge()
+                self._judge(now.envelope.solve_thetas[0].pairs)
             self.now = self._pass() if self.plan else None
         answer = self.results[self.best] if self.results else now
         levels.move(answer.x, answer.y)
@@ -126,8 +127,13 @@ class Course:
         allowed = TUNING.share_first * self.max_gradients if first else TUNING.share_next * self._left()
         return Pass(self.levels, self.scales, self.plan.pop(0), int(min(allowed, self._left())))
 
-    def _judge(self) -> None:
-        """Verify the best result; plan further passes where it is refuted, or where there are other valleys."""
+    def _judge(self, pairs: Pairs) -> None:
+        """Verify the best result; plan further passes where it is refuted, or where there are other valleys.
+
+        Args:
+            pairs: what the last pass has learned about the curvature of f.
+        """
+        self._pairs = pairs
         while not self.plan:
             i = self.best
             result = self.results[i]
@@ -136,7 +142,7 @@ class Course:
             if self._left() < TUNING.least_search:
                 break
             self._verify(i)
-            if not self.plan and len(self.valleys) > 1 and not self.explored:
+            if not self.plan and self.several and not self.explored:
                 self._explore(self.best)
         if not self.plan and self.results[self.best].verdict.status is not Status.DIVERGED:
             self._look_beyond(self.best)
@@ -146,11 +152,8 @@ class Course:
         scales, levels = self.scales, self.levels
         assert scales is not None
         levels.move(x)
-        pairs = Pairs.sized(TUNING.composite_pairs if levels.composite else TUNING.pairs, len(y))
-        scale = max(scales.y_size(y), scales.y_largest)
-        return Search(
-            levels, y, pairs, 1 / (scales.curvatures["f_yy"] or 1.0), scale, scales.tol * scales.x_size(x), solved=solved
-        )
+        scale, t = max(scales.y_size(y), scales.y_largest), 1 / (scales.curvatures["f_yy"] or 1.0)
+        return Search(levels, y, self._pairs, t, scale, scales.tol * scales.x_size(x), solved=solved)
 
     def _allowed(self) -> int:
         return min(self._left(), max(TUNING.least_search, int(TUNING.search * self.levels.oracle.counts.lower)))
@@ -164,6 +167,7 @@ class Course:
         evidence = search.run(given, self._allowed())
         own, valleys = search.valleys[0], sorted(search.valleys, key=lambda valley: valley.value)
         self._note(valleys)
+        self.several = self.several or evidence.values > 1
         if evidence.excess:
             self.results[i] = result._replace(evidence=evidence)
             others = [valley.z for valley in valleys if valley is not own][: TUNING.valleys]
@@ -230,10 +234,11 @@ class Course:
         assert scales is not None
         x, moved = result.x, result.x - scales.x0
         distance = moved.abs()
-        if not float(distance.max()) > TUNING.moved * scales.tol * scales.x_size(x):
+        if not size(moved) > scales.tol * scales.x_size(x):
             return
         furthest = distance >= 0.5 * distance.max()
-        moved = moved * max(1.0, float(x.abs().max() / distance.max()))
+        if size(moved) <= TUNING.moved * scales.x_size(x):  # a start near the solution says nothing about what is far
+            moved = moved * (scales.x_size(x) / size(moved))
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
             return
@@ -276,7 +281,7 @@ class Course:
             return {}
         results = [_plain(result) for result in self.results]
         plan = [tuple(start) for start in self.plan]
-        own = {"valleys": self.valleys, "explored": self.explored, "plan": plan, "results": results}
+        own = {"valleys": self.valleys, "several": self.several, "explored": self.explored, "plan": plan, "results": results}
         return own | {"scales": vars(self.scales), "now": self.now and self.now.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -284,7 +289,8 @@ class Course:
         self.scales = self.now = None
         self.results = [_result(saved) for saved in state.get("results", [])]
         self.plan = [Start(*saved) for saved in state.get("plan", [])]
-        self.valleys, self.explored = state.get("valleys", []), state.get("explored", False)
+        self.valleys = state.get("valleys", [])
+        self.several, self.explored = (state.get(name, False) for name in ("several", "explored"))
         if state:
             self.scales = Scales(**state["scales"])
             self.levels.curvatures = self.scales.curvatures

@@ -71,7 +71,7 @@ class LowerSolve(Generic[PointT]):
         point = descent.evaluate(z)
         if not point.finite:
             return point
-        smallest, idle, cleared, start = math.inf, 0, False, scales.y_size(z)
+        smallest, idle, cleared, start = math.inf, 0, False, max(scales.y_size(z), scales.y_size(other))
         descent.t = min(descent.t, TUNING.leap * start / (size(point.gradient) or math.inf) or descent.t)
         for _ in range(TUNING.inner_steps):
             if point.upper is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -122,9 +122,12 @@ class Pass:
 
     def _displaced(self) -> Tensor:
         """A point near y, from which theta finds its way down even if y is at a maximum or saddle of f."""
+        if self.levels.composite:  # a kink of g holds y where a displacement would only cost steps
+            return self.y
         generator = torch.Generator().manual_seed(self.passed + len(self.stages))
         d = torch.randn(len(self.y), generator=generator, dtype=torch.float64).to(self.y)
-        return self.levels.inside(self.y + TUNING.displaced * self.scales.y_size(self.y) / size(d) * d)
+        way = max(TUNING.displaced_least * self.scales.y_size(self.y), TUNING.displaced * size(self.y - self.thetas[0]))
+        return self.levels.inside(self.y + way / size(d) * d)
 
     def step(self) -> dict[str, float]:
         """Take a step in x, or end the stage; the numbers are those before it."""
@@ -230,12 +233,15 @@ class Pass:
         end = None if moved else verdict(self.stages, scales, self.seen.spread)
         if end is not None:
             return self._close(limit_x, limit_y, end)
-        if len(self.thetas) > 1 or stage.gap > TUNING.fallen * self.stages[-2:][0].gap:
+        border = max(point.shares[1:], default=0.0) > TUNING.borderline * self.weight
+        if (len(self.thetas) > 1 and apart > TUNING.joined) or self._strays(stage, self.stages[:-1]):
             self.thetas = [*self.thetas, self.thetas[0]]  # y may have left the valley of its theta, which is not forgotten
         if moved:
             self.passed += len(self.stages)
             self.stages = []
-        elif ends is not None:  # the next solution is closer to the limit by the ratio of the c
+        elif (
+            ends is not None and max(point.shares[1:], default=0.0) < TUNING.borderline / c * scales.balance
+        ):  # the next solution is closer to the limit by the ratio of the c
             self.x = levels.project(limit_x + (x - limit_x) / TUNING.ratio)
             if not levels.composite:
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
@@ -251,9 +257,9 @@ class Pass:
         if len(kept) < len(thetas):
             self.envelope.choose(kept)
             self.thetas = thetas = [thetas[i] for i in kept]
-        rises = bool(self.stages) and stage.gap > TUNING.fallen * self.stages[-1].gap
+        strays = self._strays(stage, self.stages)
         best, least = None, point.F + c * point.phi - TUNING.better * max(self.seen.spread, 0.0) - point.noise
-        for i in range(0 if rises else 1, len(thetas)):
+        for i in range(0 if strays else 1, len(thetas)):
             at = self.envelope.branch(thetas[i])
             if at.finite and c * at.value < least:
                 best, least = (i, at), c * at.value
@@ -265,6 +271,10 @@ class Pass:
             self.pairs.clear()
             self.envelope.solve_y.pairs.clear()
         return best is not None
+
+    def _strays(self, stage: Stage, before: Sequence[Stage]) -> bool:
+        """Whether y seems to be in another valley than its theta: the gap does not fall as it should."""
+        return self.weight < TUNING.light and bool(before) and stage.gap > TUNING.fallen * before[-1].gap
 
     def _close(self, x: Tensor, y: Tensor, end: Verdict) -> None:
         """End the pass, with the lower level solved at x."""

@@ -61,11 +61,12 @@ class Tuning:
     within_rounding: float = 10.0  # a step below this many rounding errors of y changes nothing
     solved: float = 1e3  # y solves the lower level if the residual is below this many pulls of F
     # Several valleys of the lower level
-    displaced: float = 1e-4  # displacement of theta at the beginning of a stage, relative to y, by which it leaves maxima
-    smoothing: float = 0.1  # part of the range of F over which the least of several valleys is smoothed
+    displaced: float = 0.01  # displacement of theta at the beginning of a stage, relative to its distance from y
+    displaced_least: float = 1e-6  # the same, relative to y: from there, theta leaves maxima and saddles
+    smoothing: float = 0.5  # part of the range of F over which the least of several valleys is smoothed
     new_weight: float = 0.1  # weight of a valley that was just found
     least_weight: float = 1e-3  # of any valley, so that it is noticed as soon as it becomes the lowest
-    within_reach: float = 2.0  # y may be in a valley that is higher by at most this many ranges of F, divided by c
+    borderline: float = 1e-2  # share of another valley, times c, from which on x is on a border
     fallen: float = (
         0.25  # if the gap fell by less with a stage, in which c grew fourfold, y may be in another valley than theta
     )
@@ -85,7 +86,7 @@ class Tuning:
     blurred: float = 0.1  # rounding error of the next gradient, relative to its largest, at which accuracy ends
     tie_steps: int = 4  # Newton steps to where two valleys are as low, if the optimum lies there
     tie_reach: float = 0.01  # longest of them, relative to x
-    moved: float = 10.0  # x has moved if it is further from the start than this many tol, relative to x
+    moved: float = 1e-3  # x has moved if it is further from the start than this, relative to x
     reserve: float = 0.1  # part of the gradients of a pass that is kept for its end
     beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
     # The search of the lower level at the end, and further passes
