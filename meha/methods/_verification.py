@@ -46,18 +46,21 @@ class Evidence(NamedTuple):
         starts: their number.
         values: how many valleys they met that differ in height, at this x or at others.
         excess: by how much f + g at y is larger than the least of them; 0 if y is the lowest.
+        above: by how much the next valley is higher than the lowest; NaN if there is none.
         certain: whether hardly any further values are to be expected.
     """
 
     starts: int
     values: int
     excess: float
+    above: float
     certain: bool
 
     def __str__(self) -> str:
         valleys = "at the same height" if self.values == 1 else f"in {self.values} different valleys"
         lowest = f"y is {self.excess:.1e} above the lowest" if self.excess else "none below y"
-        return f"{self.starts} descents of the lower level ended {valleys}, {lowest}"
+        above = "" if self.values == 1 or self.excess else f" and the next {self.above:.1e} above it"
+        return f"{self.starts} descents of the lower level ended {valleys}, {lowest}{above}"
 
 
 class Search:
@@ -216,7 +219,7 @@ class Search:
         """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""
         if abs(a.value - b.value) > self.equal(b):
             return False
-        blur = JOINED * self.scale * self.levels.curvatures.get("f_xy", 0.0)
+        blur = (JOINED + 2 * math.sqrt(self.levels.eps)) * self.scale * self.levels.curvatures.get("f_xy", 0.0)
         return size(self.levels.pull(a, b)) <= PARALLEL * (size(a.f_x) + size(b.f_x)) + blur
 
     @property
@@ -260,7 +263,8 @@ class Search:
             levels.limit = limit
         lowest = self.lowest
         excess = self.excess(lowest) if lowest is not self.point else 0.0
-        return Evidence(self.starts, self.values, excess, self.expected < CERTAIN)
+        above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
+        return Evidence(self.starts, self.values, excess, above, self.expected < CERTAIN)
 
 
 def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:

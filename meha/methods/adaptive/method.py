@@ -95,6 +95,8 @@ class AdaptiveMEHA(Method):
         if course.extrapolated and math.isfinite(course.change) and state.status != Status.AT_INFINITY.value:
             change = f"changed by {course.change:.1e} in the last stage (an estimate, not a bound)"
             lines["accuracy"] = f"the limit for c to infinity {change}"
+        if state.evidence:
+            lines["lower"] = state.evidence
         return lines
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveState:

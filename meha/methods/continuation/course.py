@@ -23,6 +23,9 @@ from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Course"]
 
+STARTS = ("upper level first", "lower level first")
+"""The first two passes."""
+
 
 class Course:
     """Passes, one step at a time; after them, y is verified, and what is found gives rise to further passes.
@@ -70,25 +73,18 @@ class Course:
         if not self.over:
             return None
         best = self.results[self.best]
-        end, evidence = best.verdict, best.evidence
-        if end.status is Status.CONVERGED:
-            if evidence is None:
-                message = "y could not be verified, since no gradients of f were left; allow more (max_gradients)."
-                end = Verdict(Status.LOCAL, f"{end.message} {message}")
-            elif evidence.excess or not evidence.certain:
-                reason = "could not be used" if evidence.excess else "may exist"
-                message = f"A better point of the lower level {reason}: {evidence}."
-                end = Verdict(Status.LOCAL, f"{end.message} {message}")
-            else:
-                end = replace(end, message=f"{end.message} {str(evidence).capitalize()}.")
-        if self.agree or len(self.results) == 1:
-            return end
-        others = [result.F for result in self.results if result is not best and _worth(result)[:2] == _worth(best)[:2]]
-        rivals = [F for F in others if abs(F - best.F) > TUNING.agreement * self.tol * max(best.spread, 0.0)]
+        end = _judged(best)
+        rivals = [result.F for result in self.results if self._rivals(result, best)]
         if not rivals:
             return end
-        note = f"The other start ended at another local solution, F = {min(rivals):.6g}; there may be more."
+        note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
         return replace(end, message=f"{end.message} {note}")
+
+    def _rivals(self, result: Result, best: Result) -> bool:
+        """Whether a result is a solution as well, as far as is known, and another one."""
+        same = max(TUNING.agreement * self.tol, TUNING.least_agreement)
+        apart = abs(result.F - best.F) > same * max(best.spread, result.spread, abs(best.F))
+        return result is not best and _worth(result) == _worth(best) and apart
 
     @property
     def agree(self) -> bool:
@@ -96,15 +92,17 @@ class Course:
         assert self.scales is not None
         a, b = self.results[0], self.results[: len(self.scales.starts)][-1]
         same = max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
-        near = size(a.x - b.x) <= same * self.scales.x_size(a.x)
-        return a is b or (near and abs(a.F - b.F) <= same * max(a.spread, b.spread, 0.0) + same * abs(a.F))
+        near = size(a.x - b.x) <= same * self.scales.x_size(a.x) and size(a.y - b.y) <= same * self.scales.y_size(a.y)
+        alike = abs(a.F - b.F) <= same * max(a.spread, b.spread, abs(a.F))
+        return a is b or ((near or alike) and _worth(a) == _worth(b))
 
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
         levels = self.levels
         if self.scales is None:
             self.scales = measure(levels, self.tol, self.both_starts)
-            self.plan = [Start(c, self.scales.x0, self.scales.y0, []) for c in self.scales.starts]
+            pairs = zip(STARTS, self.scales.starts, strict=False)
+            self.plan = [Start(name, c, self.scales.x0, self.scales.y0, []) for name, c in pairs]
         now = self.now = self.now or self._pass()
         levels.move(now.x)
         numbers = now.step() | {"run": len(self.results) + 1}
@@ -172,15 +170,17 @@ class Course:
             self.results[i] = result._replace(evidence=evidence)
             others = [valley.z for valley in valleys if valley is not own][: TUNING.valleys]
             holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
-            self._add(Start(scales.starts[0], result.x, result.y, others))
-            self._add(Start(max(scales.starts[-1], holding), result.x, others[0], [result.y, *others[1:]]))
+            self._add(Start("back from a higher valley", scales.starts[0], result.x, result.y, others))
+            c = max(scales.starts[-1], holding)
+            if not self._add(Start("from a lower valley", c, result.x, others[0], [result.y, *others[1:]])):
+                self._fall_back(result, valleys[0], evidence)
             return
         F = levels.upper(own.z)[0]
         self.results[i] = result._replace(y=own.z, F=F, lower=own.value, evidence=evidence)
         for valley in valleys:
             equal = valley is not own and valley.value <= own.value + search.equal(valley)
             if equal and levels.upper(valley.z)[0] < F - TUNING.better * max(result.spread, 0.0):
-                self._add(Start(scales.starts[-1], result.x, valley.z, [own.z]))
+                self._add(Start("from a valley of the same height", scales.starts[-1], result.x, valley.z, [own.z]))
                 break
 
     def _note(self, valleys: Sequence[LowerPoint]) -> None:
@@ -214,7 +214,7 @@ class Course:
             levels.limit = math.inf
         found.sort(key=lambda point: point[0])
         for _, x, ys in found[: TUNING.explored]:
-            self._add(Start(scales.starts[-1], x, ys[0], ys[1:]))
+            self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
 
     def _samples(self, x: Tensor) -> Iterator[Tensor]:
         """Random points of X: between its bounds where there are such, around x elsewhere."""
@@ -254,25 +254,38 @@ class Course:
         )
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
 
-    def _add(self, start: Start) -> None:
-        if len(self.results) + len(self.plan) < TUNING.passes and self._left() > 2 * TUNING.least_search:
+    def _add(self, start: Start) -> bool:
+        """Plan a pass, if there may be another."""
+        may = len(self.results) + len(self.plan) < TUNING.passes and self._left() > 2 * TUNING.least_search
+        if may:
             self.plan.append(start)
+        return may
+
+    def _fall_back(self, result: Result, lowest: LowerPoint, evidence: Evidence) -> None:
+        """Add the lowest point of the lower level at the x of a refuted result, where no further pass can start from it."""
+        F = self.levels.upper(lowest.z)[0]
+        message = "A better point of the lower level was found at this x, and could not be used to improve x."
+        end = Verdict(Status.LOCAL, message)
+        evidence = evidence._replace(excess=0.0)
+        self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
 
     def report(self) -> dict[str, str]:
-        """What is known about the problem, how c grew, which accuracy was reached, and whether both passes agree."""
+        """What is known about the problem, how c grew, which accuracy was reached, and what the other passes found."""
         if self.scales is None:
             return {}
         lines = {"problem": f"{describe(self.scales.curvatures)}; balanced at c = {self.scales.balance:.2g}"}
-        if self.results:
-            best = self.results[self.best]
-            lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
-            at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
-            lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
-        if len(self.results) >= 2 == len(self.scales.starts):
-            ends = " and ".join(f"F = {result.F:.6g}" for result in self.results[:2])
-            lines["starts"] = "upper level first and lower level first " + ("agree" if self.agree else f"end at {ends}")
-        if self.results and best.evidence is not None:
+        if not self.results:
+            return lines
+        best = self.results[self.best]
+        lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
+        at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
+        lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
+        if best.evidence is not None:
             lines["lower"] = str(best.evidence)
+        if len(self.results) == 2 and self.agree:
+            lines["starts"] = "upper level first and lower level first agree"
+        elif len(self.results) > 1:
+            lines["starts"] = "; ".join(_told(result, result is best) for result in self.results)
         return lines
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,8 +308,35 @@ class Course:
             self.scales = Scales(**state["scales"])
             self.levels.curvatures = self.scales.curvatures
             if state["now"] is not None:
-                self.now = Pass(self.levels, self.scales, Start(1.0, self.scales.x0, self.scales.y0, []), 0)
+                self.now = Pass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)
                 self.now.load_state_dict(state["now"])
+
+
+def _judged(result: Result) -> Verdict:
+    """The end of a pass in the light of what is known about its y."""
+    end, evidence = result.verdict, result.evidence
+    if end.status is not Status.CONVERGED:
+        return end
+    if evidence is None:
+        doubt = "y could not be verified, since no gradients of f were left; allow more (max_gradients)"
+    elif evidence.excess:
+        doubt = f"A better point of the lower level was found, and could not be used: {evidence}"
+    elif not evidence.certain:
+        doubt = f"A better point of the lower level may exist: {evidence}"
+    else:
+        return Verdict(Status.CONVERGED, f"{end.message} {evidence}.")
+    return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
+
+
+def _told(result: Result, best: bool) -> str:
+    """A pass in a few words."""
+    refuted = result.evidence is not None and result.evidence.excess > 0
+    end = "diverged" if result.verdict.status is Status.DIVERGED else f"F = {result.F:.6g}"
+    return (
+        f"{result.start}: {end}"
+        + (", in a valley that is not the lowest" if refuted else "")
+        + (" (the answer)" if best else "")
+    )
 
 
 def _worth(result: Result) -> tuple[bool, bool, bool]:

@@ -22,8 +22,9 @@ __all__ = ["Pass", "Result", "Start"]
 
 
 class Start(NamedTuple):
-    """Where a pass begins: the first c, x, y, and lower solutions in other valleys."""
+    """Where a pass begins: what it is called, the first c, x, y, and lower solutions in other valleys."""
 
+    name: str
     c: float
     x: Tensor
     y: Tensor
@@ -34,6 +35,7 @@ class Result(NamedTuple):
     """The end of a pass: where, why, and how.
 
     Attributes:
+        start: what the pass was called.
         lower: f + g at (x, y).
         solved: whether y solves the lower level in its valley, as far as F can tell.
         spread: the range of F in the stages that the lower level shapes.
@@ -43,6 +45,7 @@ class Result(NamedTuple):
         evidence: what a search of the lower level at x found; None before.
     """
 
+    start: str
     x: Tensor
     y: Tensor
     F: float
@@ -91,10 +94,10 @@ class Pass:
         end: the gradients of f, counted from the start of the run, at which it is over.
     """
 
-    PLAIN = ("x", "y", "thetas", "t", "weight", "tau", "steps", "failures", "passed", "end", "allowed", "first")
+    PLAIN = ("x", "y", "thetas", "t", "weight", "tau", "steps", "failures", "passed", "end", "allowed", "first", "name")
 
     def __init__(self, levels: Levels, scales: Scales, start: Start, allowed: int) -> None:
-        self.levels, self.scales, self.first, self.allowed = levels, scales, start.c, allowed
+        self.levels, self.scales, self.name, self.first, self.allowed = levels, scales, start.name, start.c, allowed
         self.x, self.y, self.t, self.weight, self.seen = start.x, start.y, 0.0, math.inf, Seen()
         self.thetas = [start.y, *start.others]
         self.envelope = Envelope(levels, scales)
@@ -239,9 +242,7 @@ class Pass:
         if moved:
             self.passed += len(self.stages)
             self.stages = []
-        elif (
-            ends is not None and max(point.shares[1:], default=0.0) < TUNING.borderline / c * scales.balance
-        ):  # the next solution is closer to the limit by the ratio of the c
+        elif ends is not None and not border:  # the next solution is closer to the limit by the ratio of the c
             self.x = levels.project(limit_x + (x - limit_x) / TUNING.ratio)
             if not levels.composite:
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
@@ -293,7 +294,7 @@ class Pass:
         gap, residual, bias = (last.gap, last.residual, last.bias_x) if last else (math.nan, math.nan, math.inf)
         c, stages = (self.first, self.envelope.c), self.passed + len(self.stages)
         spread, others = self.seen.spread, self.thetas[1:]
-        self.result = Result(x, y, F, theta.value, solved, spread, others, c, stages, gap, residual, bias, end)
+        self.result = Result(self.name, x, y, F, theta.value, solved, spread, others, c, stages, gap, residual, bias, end)
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:
         """Solve the lower level at x; where another valley is hardly lower, move x to where both are the same."""
