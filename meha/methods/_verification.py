@@ -261,7 +261,7 @@ class Search:
             pass
         finally:
             levels.limit = limit
-        lowest = self.lowest
+        lowest = self.lowest if self.valleys else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
         return Evidence(self.starts, self.values, excess, above, self.expected < CERTAIN)

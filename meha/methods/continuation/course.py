@@ -86,15 +86,19 @@ class Course:
         apart = abs(result.F - best.F) > same * max(best.spread, result.spread, abs(best.F))
         return result is not best and _worth(result) == _worth(best) and apart
 
+    def _near(self, a: Result, b: Result) -> bool:
+        """Whether two results are the same point, as far as their accuracy shows."""
+        assert self.scales is not None
+        same = max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
+        return size(a.x - b.x) <= same * self.scales.x_size(a.x) and size(a.y - b.y) <= same * self.scales.y_size(a.y)
+
     @property
     def agree(self) -> bool:
-        """Whether the first two passes ended at the same point, as far as their accuracy shows."""
+        """Whether the first two passes ended at the same point, or with the same F."""
         assert self.scales is not None
         a, b = self.results[0], self.results[: len(self.scales.starts)][-1]
-        same = max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
-        near = size(a.x - b.x) <= same * self.scales.x_size(a.x) and size(a.y - b.y) <= same * self.scales.y_size(a.y)
-        alike = abs(a.F - b.F) <= same * max(a.spread, b.spread, abs(a.F))
-        return a is b or ((near or alike) and _worth(a) == _worth(b))
+        alike = abs(a.F - b.F) <= TUNING.least_agreement * max(a.spread, b.spread, abs(a.F))
+        return a is b or ((self._near(a, b) or alike) and _worth(a) == _worth(b))
 
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
@@ -167,8 +171,8 @@ class Course:
         self._note(valleys)
         self.several = self.several or evidence.values > 1
         if evidence.excess:
-            self.results[i] = result._replace(evidence=evidence)
-            others = [valley.z for valley in valleys if valley is not own][: TUNING.valleys]
+            self.results = [r._replace(evidence=evidence) if self._near(r, result) else r for r in self.results]
+            others = [valley.z for valley in valleys if valley is not own][: TUNING.remembered]
             holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
             self._add(Start("back from a higher valley", scales.starts[0], result.x, result.y, others))
             c = max(scales.starts[-1], holding)
@@ -204,7 +208,7 @@ class Course:
                 search = self._search(x, best.y, solved=False)
                 for start in (best.y, *self.valleys, *itertools.islice(search.random(), 2)):
                     search.descend(start)
-                valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.valleys]
+                valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
                 if valleys:
                     self._note(valleys[:1])
                     found.append((levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]))
@@ -243,8 +247,10 @@ class Course:
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
             return
         search = self._search(torch.where(furthest, x + moved, x), result.y, solved=False)
-        for start in (result.y, *self.valleys):
-            search.descend(start)
+        if self.several:
+            search.run([result.y, *self.valleys], self._allowed())
+        else:
+            search.descend(result.y)
         F = levels.upper(search.lowest.z)[0] if search.valleys else math.nan
         if not result.F + scales.tol * result.spread >= F:
             return

@@ -172,6 +172,13 @@ class Envelope:
         solve.force = self.solve_y.force
         return solve(theta, other, self.eps)
 
+    def glance(self, theta: Tensor) -> LowerPoint:
+        """Solve the lower level from another point; it leaves no trace in the memory."""
+        solve = self._new()
+        solve.enter(math.inf)
+        solve.force = self.solve_y.force
+        return solve(theta, theta, self.eps)
+
     def branch(self, theta: Tensor) -> PenaltyPoint:
         """The lower solution under the pull of F, from another valley; it leaves no trace in the memory."""
         solve = LowerSolve(self.levels, self.scales, self.levels.penalty)
@@ -199,7 +206,7 @@ class Envelope:
         pull = c * sum(
             (share * self.levels.pull(at_y, end) for share, end in zip(shares, ends, strict=True) if share), torch.zeros_like(x)
         )
-        gap, slope = phi - least.value, size(F_x) + size(pull)
+        gap, slope = phi - least.value, size(F_x) + size(c * self.levels.pull(at_y, ends[0]))
         noise = c * (at_y.noise + least.noise) + self.eps**2 * c * abs(gap)
         blur = 2 * self.levels.eps * c * (size(least.f_x) + self.scales.curvatures["f_xy"] * size(y))
         value = F + c * (gap - smooth)

@@ -85,6 +85,7 @@ class Pass:
 
     Attributes:
         x, y, thetas: the last accepted point; ``point`` is Phi_c there, None when it has to be evaluated.
+        asleep: lower solutions in valleys that are too high to matter in this stage.
         t: a step along the gradient.
         weight: that of the upper level in the stage, 1 where the levels balance.
         origin: x, y and ``seen`` at the beginning of the stage.
@@ -94,12 +95,27 @@ class Pass:
         end: the gradients of f, counted from the start of the run, at which it is over.
     """
 
-    PLAIN = ("x", "y", "thetas", "t", "weight", "tau", "steps", "failures", "passed", "end", "allowed", "first", "name")
+    PLAIN = (
+        "x",
+        "y",
+        "thetas",
+        "asleep",
+        "t",
+        "weight",
+        "tau",
+        "steps",
+        "failures",
+        "passed",
+        "end",
+        "allowed",
+        "first",
+        "name",
+    )
 
     def __init__(self, levels: Levels, scales: Scales, start: Start, allowed: int) -> None:
         self.levels, self.scales, self.name, self.first, self.allowed = levels, scales, start.name, start.c, allowed
         self.x, self.y, self.t, self.weight, self.seen = start.x, start.y, 0.0, math.inf, Seen()
-        self.thetas = [start.y, *start.others]
+        self.thetas, self.asleep = [start.y, *start.others[: TUNING.valleys]], start.others[TUNING.valleys :]
         self.envelope = Envelope(levels, scales)
         self.passed = 0
         self.pairs = Pairs.sized(TUNING.outer_pairs, len(self.x), TUNING.damping)
@@ -163,7 +179,8 @@ class Pass:
         scale, span = scales.x_size(point.z), seen.span or abs(point.value) or 1.0
         reach = scale / (size(point.gradient) or 1.0)
         t = min(self.t, 0.5 * reach) if self.t else TUNING.first_step * reach
-        descent = Descent(self._phi, self.pairs, self.levels.project if self.levels.constrained else None, False, t)
+        project = self.levels.project if self.levels.constrained else None
+        descent = Descent(self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1)
         d, remembered = descent.direction(point)
         residual, length = size(descent.residual(point).r), size(d) / scale
         small = length <= tau or -float(point.gradient @ d) <= TUNING.negligible * tau**2 * span
@@ -230,7 +247,11 @@ class Pass:
         stage = Stage(c, x, y, point.F, point.gap, residual, length, blur, apart, done, limit_x, limit_y, point.F)
         if self.stages:
             stage = compared(stage, self.stages[-1], scales, self.seen.spread)
-        self.envelope.reweigh([share / TUNING.ratio for share in point.shares])
+        levels.move(x)
+        self.envelope.reweigh(point.shares)
+        if (len(self.thetas) > 1 or self.asleep) and self._rank(point.phi - point.gap):
+            return self._enter(c)  # there is a lower valley than those that were followed
+        self.envelope.reweigh([weight / TUNING.ratio for weight in self.envelope.weights])
         moved = self._change_valley(point, stage)
         self.stages.append(stage)
         end = None if moved else verdict(self.stages, scales, self.seen.spread)
@@ -238,7 +259,7 @@ class Pass:
             return self._close(limit_x, limit_y, end)
         border = max(point.shares[1:], default=0.0) > TUNING.borderline * self.weight
         if (len(self.thetas) > 1 and apart > TUNING.joined) or self._strays(stage, self.stages[:-1]):
-            self.thetas = [*self.thetas, self.thetas[0]]  # y may have left the valley of its theta, which is not forgotten
+            self.asleep = [*self.asleep, self.thetas[0]]  # y may have left the valley of its theta, which is not forgotten
         if moved:
             self.passed += len(self.stages)
             self.stages = []
@@ -248,18 +269,38 @@ class Pass:
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
         return self._enter(TUNING.ratio * c)
 
-    def _change_valley(self, point: EnvelopePoint, stage: Stage) -> bool:
-        """Forget valleys that have become one, and go with y to another one if F + c (f + g) is smaller there."""
-        scales, c, thetas = self.scales, stage.c, self.thetas
-        kept = [0]
-        for i in range(1, len(thetas)):
-            if all(size(thetas[i] - thetas[j]) > TUNING.merged * scales.y_size(thetas[i]) for j in kept):
+    def _rank(self, least: float) -> bool:
+        """Keep the lowest of all valleys that are known, each once, besides that of y; others sleep until the next stage.
+
+        Returns:
+            Whether one that was asleep is lower than ``least``, the lowest of the others.
+        """
+        scales, known = self.scales, [*self.thetas[1:], *self.asleep]
+        ends = [
+            self.envelope.lower(theta, theta, i) if i < len(self.thetas) else self.envelope.glance(theta)
+            for i, theta in enumerate(known, 1)
+        ]
+        order = sorted((i for i, end in enumerate(ends) if end.finite), key=lambda i: ends[i].value)
+        kept: list[int] = []
+        for i in order:
+            others = [self.thetas[0], *(ends[j].z for j in kept)]
+            if all(size(ends[i].z - other) > TUNING.merged * scales.y_size(other) for other in others):
                 kept.append(i)
-        if len(kept) < len(thetas):
-            self.envelope.choose(kept)
-            self.thetas = thetas = [thetas[i] for i in kept]
+        awake, asleep = kept[: TUNING.valleys], kept[TUNING.valleys :]
+        n = len(self.thetas) - 1
+        awake.sort(key=lambda i: i >= n)
+        self.envelope.choose([0, *(i + 1 for i in awake if i < n)])
+        self.thetas = [self.thetas[0], *(ends[i].z for i in awake)]
+        self.asleep = [ends[i].z for i in asleep]
+        self.envelope.extend(len(self.thetas))
+        return any(ends[i].value < least - ends[i].noise for i in awake if i >= n)
+
+    def _change_valley(self, point: EnvelopePoint, stage: Stage) -> bool:
+        """Go with y to another valley if F + c (f + g) is smaller there."""
+        c, thetas = stage.c, self.thetas
         strays = self._strays(stage, self.stages)
-        best, least = None, point.F + c * point.phi - TUNING.better * max(self.seen.spread, 0.0) - point.noise
+        here = point.value + c * (point.phi - point.gap)  # F + c (f + g), less what the smoothing does not yet penalise
+        best, least = None, here - TUNING.better * max(self.seen.spread, 0.0) - point.noise
         for i in range(0 if strays else 1, len(thetas)):
             at = self.envelope.branch(thetas[i])
             if at.finite and c * at.value < least:
@@ -293,7 +334,7 @@ class Pass:
         last = self.stages[-1] if self.stages else None
         gap, residual, bias = (last.gap, last.residual, last.bias_x) if last else (math.nan, math.nan, math.inf)
         c, stages = (self.first, self.envelope.c), self.passed + len(self.stages)
-        spread, others = self.seen.spread, self.thetas[1:]
+        spread, others = self.seen.spread, [*self.thetas[1:], *self.asleep]
         self.result = Result(self.name, x, y, F, theta.value, solved, spread, others, c, stages, gap, residual, bias, end)
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:

@@ -94,7 +94,7 @@ class Tuning:
     share_next: float = 0.5  # part of the gradients left that each further one may take
     least_search: int = 300  # gradients of f that a search may take in any case
     search: float = 0.5  # part of those taken so far that it may take
-    valleys: int = 4  # valleys, besides that of y, that a pass follows
+    valleys: int = 3  # valleys, besides that of y, that a pass follows; it looks at others between stages
     remembered: int = 12  # valleys whose lowest points are kept as starts of later searches
     holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
     samples: int = 12  # x at which the valleys are compared, where there are several
