@@ -34,6 +34,8 @@ CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and 
 RADII = (0.3, 1.0, 3.0)  # distances of random starts from y, relative to y, where Y does not bound them
 ENDING = 0.2  # the search ends when fewer further values than this are to be expected
 CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
+ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest valley
+CERTAIN_HITS = 10  # a result is still trusted with this many: a lower valley half as wide is missed with a chance below 1 %
 MIXED = 40  # largest dimension of y in which coordinates of valleys are exchanged one by one
 KEPT = 50  # valleys that are kept
 SEED = 17  # of the random starts
@@ -79,17 +81,21 @@ class Search:
         valleys: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
             were met; the first is y, if it is solved.
         starts: the number of descents.
+        heights: where those from random starts ended.
     """
 
     def __init__(
         self, levels: Levels, y: Tensor, pairs: Pairs, t: float, scale: float, tolerance: float, *, solved: bool
     ) -> None:
-        self.levels, self.pairs, self.t, self.scale, self.tolerance = levels, pairs, t, scale, tolerance
+        self.levels, self.pairs, self.scale, self.tolerance = levels, pairs, scale, tolerance
+        rho = levels.oracle.problem.g.rho
+        self.t = min(t, 0.5 / rho if rho else math.inf)
         self.generator = torch.Generator().manual_seed(SEED)
         self.point = levels.lower(y)
         self.valleys = [self.point] if solved else []
         self.starts = 0
         self.gains: list[float] = []
+        self.heights: list[float] = []
         self.low, self.high = levels.y_bounds()
 
     # Starts
@@ -155,6 +161,9 @@ class Search:
                 cleared = True
                 continue
             point, cleared = new, False
+        else:
+            if point.value >= self.point.value:
+                return None  # it did not arrive
         self.gains.append(first - point.value)
         return point
 
@@ -237,6 +246,12 @@ class Search:
         n, w = self.starts, self.values
         return w * (n - 1) / (n - w - 2) - w if n > w + 2 else math.inf
 
+    @property
+    def hits(self) -> int:
+        """The number of random starts that led to the lowest valley."""
+        least = self.lowest.value + self.equal(self.lowest)
+        return sum(height <= least for height in self.heights)
+
     def run(self, given: Iterable[Tensor], allowed: int) -> Evidence:
         """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
 
@@ -251,9 +266,10 @@ class Search:
                 self.descend(start)
             mixed = 0
             for index, start in enumerate(self.random()):
-                if self.expected < ENDING or index >= STEPS:
+                if self.expected < ENDING or index >= STEPS or (self.valleys and self.hits >= ENDING_HITS):
                     break
-                self.descend(start)
+                end = self.descend(start)
+                self.heights += [] if end is None else [end.value]
                 if len(self.valleys) > 1 and index > 2 * mixed:
                     self.mix()
                     mixed = index
@@ -264,7 +280,8 @@ class Search:
         lowest = self.lowest if self.valleys else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
-        return Evidence(self.starts, self.values, excess, above, self.expected < CERTAIN)
+        certain = self.expected < CERTAIN or (bool(self.valleys) and self.hits >= CERTAIN_HITS)
+        return Evidence(self.starts, self.values, excess, above, certain)
 
 
 def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:

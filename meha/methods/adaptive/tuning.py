@@ -72,7 +72,7 @@ class Tuning:
     # The end
     closed: float = 0.1  # loss of F that the gap still allows, relative to its range, at which a run may end
     pairs: int = 50  # memory of the descents that verify y
-    least_search: int = 300  # gradients of f that these may take in any case
+    least_search: int = 1000  # gradients of f that these may take in any case
     search: float = 0.5  # part of those taken so far that they may take
     restarts: int = 3  # times that y may move to a lower valley; more would mean that x and y chase each other
     behind: tuple[float, ...] = (0.0, 0.1, 0.3)  # shares of the way of x at which F is compared

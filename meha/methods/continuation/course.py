@@ -144,7 +144,7 @@ class Course:
             if self._left() < TUNING.least_search:
                 break
             self._verify(i)
-            if not self.plan and self.several and not self.explored:
+            if not self.plan and (self.several or len(self.valleys) > 1) and not self.explored:
                 self._explore(self.best)
         if not self.plan and self.results[self.best].verdict.status is not Status.DIVERGED:
             self._look_beyond(self.best)
@@ -217,7 +217,9 @@ class Course:
         finally:
             levels.limit = math.inf
         found.sort(key=lambda point: point[0])
-        for _, x, ys in found[: TUNING.explored]:
+        for F, x, ys in found[: TUNING.explored]:
+            if not (self.several or best.F - TUNING.better * max(best.spread, 0.0) > F):
+                break
             self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
 
     def _samples(self, x: Tensor) -> Iterator[Tensor]:

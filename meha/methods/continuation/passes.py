@@ -91,6 +91,7 @@ class Pass:
         origin: x, y and ``seen`` at the beginning of the stage.
         tau: the relative accuracy in x of the stage.
         steps, failures: the steps of the stage, and those that failed.
+        widest: the largest size of x so far.
         passed: the number of stages before the present valley was entered.
         end: the gradients of f, counted from the start of the run, at which it is over.
     """
@@ -117,7 +118,7 @@ class Pass:
         self.x, self.y, self.t, self.weight, self.seen = start.x, start.y, 0.0, math.inf, Seen()
         self.thetas, self.asleep = [start.y, *start.others[: TUNING.valleys]], start.others[TUNING.valleys :]
         self.envelope = Envelope(levels, scales)
-        self.passed = 0
+        self.passed, self.widest = 0, 0.0
         self.pairs = Pairs.sized(TUNING.outer_pairs, len(self.x), TUNING.damping)
         self.stages: list[Stage] = []
         self.end = levels.oracle.counts.lower + allowed
@@ -177,8 +178,10 @@ class Pass:
         change = abs(point.F - self.stages[-1].F) if self.stages else 0.0
         seen = self.seen = self.seen._replace(slope=max(self.seen.slope, point.slope), span=max(self.seen.span, change))
         scale, span = scales.x_size(point.z), seen.span or abs(point.value) or 1.0
+        self.widest = max(self.widest, scale)
+        longest = 0.5 * max(1.0, TUNING.stride * self.widest / scale)  # x may cross zero, where its size is none
         reach = scale / (size(point.gradient) or 1.0)
-        t = min(self.t, 0.5 * reach) if self.t else TUNING.first_step * reach
+        t = min(self.t, longest * reach) if self.t else TUNING.first_step * reach
         project = self.levels.project if self.levels.constrained else None
         descent = Descent(self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1)
         d, remembered = descent.direction(point)
@@ -192,7 +195,7 @@ class Pass:
         if not done and not enough:
             self.steps += 1
             envelope.eps = min(envelope.eps, max(TUNING.finer, TUNING.in_step * min(1.0, residual / seen.slope)))
-            self._move(descent, point, descent.step(point, d, remembered, min(1.0, 0.5 / length)))
+            self._move(descent, point, descent.step(point, d, remembered, min(1.0, longest / length)))
         elif not done and early and size(self.x - self.origin[0]) > TUNING.wandered * scales.x_size(self.origin[0]):
             self._back()
         else:

@@ -40,6 +40,7 @@ class Tuning:
     late_steps: int = 50  # most steps of a later stage
     max_failures: int = 3  # failed steps after which a stage ends
     first_step: float = 0.01  # length of the very first step, relative to x
+    stride: float = 0.1  # longest step, in units of the largest x so far, where x itself is smaller
     negligible: float = 0.01  # times tau^2: relative decrease of Phi, or relative gradient, too small for a step
     stationary: float = 0.1  # a small step ends a stage only if the gradient fell to this part of the largest
     wandered: float = 100.0  # an early stage that went this far, relative to x, has no solution nearby
@@ -92,7 +93,7 @@ class Tuning:
     # The search of the lower level at the end, and further passes
     share_first: float = 0.45  # part of all gradients that each of the two first passes may take
     share_next: float = 0.5  # part of the gradients left that each further one may take
-    least_search: int = 300  # gradients of f that a search may take in any case
+    least_search: int = 1000  # gradients of f that a search may take in any case
     search: float = 0.5  # part of those taken so far that it may take
     valleys: int = 3  # valleys, besides that of y, that a pass follows; it looks at others between stages
     remembered: int = 12  # valleys whose lowest points are kept as starts of later searches
