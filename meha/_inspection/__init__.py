@@ -24,6 +24,7 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
     Modules, tensors and random number generators stay unchanged.
 
     Args:
+        x0: the start of x; None for a problem without x.
         batch: a batch, if the objectives take one, such as ``next(iter(loader))``.
 
     Returns:
@@ -46,7 +47,9 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
         raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
     states = random_states()
     with torch.inference_mode(False), torch.no_grad():
-        inspection = Inspection(problem, Variable(x0, "x"), Variable(y0, "y"), batch)
+        y = Variable(y0, "y")
+        problem, x0 = problem.lifted(x0, y)
+        inspection = Inspection(problem, Variable(x0, "x"), y, batch)
         try:
             return inspection.report()
         finally:

@@ -86,7 +86,8 @@ class Inspection:
         """Whether the start fits the problem; it is projected on X and Y."""
         x, y, problem = self.x, self.y, self.problem
         dtypes = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in x.leaves + y.leaves})
-        self.find("start", f"x: {_count(x)}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
+        first = "no x" if problem.simple else f"x: {_count(x)}"
+        self.find("start", f"{first}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
         if problem.needs_batch and self.batch is None:
             self.warn("batch: the objectives need one; pass batch=next(iter(loader)).")
             return False
@@ -224,12 +225,16 @@ class Inspection:
         parts = [f"{name} on {' and '.join(arguments) or 'neither x nor y'}" for name, arguments in used.items()]
         self.find("depends", "; ".join(parts) + ".")
         lower = on["f on x"] or on.get("g on x", False)
-        if not (on["F on x"] or lower):
-            self.warn("x: neither upper nor lower nor nonsmooth depends on it; use x in one of them.")
-        elif not lower:
+        simple = self.problem.simple
+        if not (on["F on x"] or lower or simple):
+            self.warn(
+                "x: neither upper nor lower nor nonsmooth depends on it; use x in one of them, or leave it out (x0=None)."
+            )
+        elif not lower and not simple:
             self.warn("lower: does not depend on x, so neither do its solutions; use x in lower, or solve one level at a time.")
         if not on["F on y"]:
-            self.warn("upper: does not depend on y, so the lower level has no influence; minimise upper over x alone.")
+            alone = "minimise lower alone" if simple else "minimise upper over x alone"
+            self.warn(f"upper: does not depend on y, so the lower level has no influence on it; {alone}.")
         if not on["f on y"]:
             self.warn("lower: does not depend on y, so every y solves it; use y, as it is passed, in lower.")
         held = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}

@@ -287,7 +287,7 @@ class Course:
         best = self.results[self.best]
         lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
         at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
-        lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
+        lines["accuracy"] = f"{self.scales.name} to about {best.bias:.1e} (an estimate, not a bound); {at}"
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
         if len(self.results) == 2 and self.agree:

@@ -24,6 +24,7 @@ class Scales:
         slope: the norm of F_y at the start.
         balance: the c at which both levels weigh the same.
         starts: the first c of each pass.
+        simple: whether there is no x, so that the accuracy of y counts.
         x_largest, y_largest: the largest sizes of x and y in stages that the lower level shapes.
     """
 
@@ -34,8 +35,14 @@ class Scales:
     slope: float
     balance: float
     starts: tuple[float, ...]
+    simple: bool
     x_largest: float = 0.0
     y_largest: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The variable whose accuracy counts."""
+        return "y" if self.simple else "x"
 
     def x_size(self, x: Tensor) -> float:
         """The size of x, or its distance from the start where that is larger."""
@@ -76,7 +83,7 @@ def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
     starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
     tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
-    return Scales(x0, y0, tol, curvatures, slope, in_y, starts)
+    return Scales(x0, y0, tol, curvatures, slope, in_y, starts, levels.oracle.problem.simple)
 
 
 def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:

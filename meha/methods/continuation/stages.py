@@ -26,7 +26,7 @@ class Stage(NamedTuple):
         blur: the rounding error of the gradient, relative to the largest gradient.
         apart: the distance of y from theta, relative to y.
         solved: whether x is as accurate as the stage demands.
-        bias_x, bias_y, bias_F: relative changes of the limits with this stage.
+        bias_x, bias_y, bias_F: relative changes of the limits with this stage; the first is that of y where there is no x.
     """
 
     c: float
@@ -89,10 +89,12 @@ def compared(stage: Stage, last: Stage, scales: Scales, spread: float) -> Stage:
     ``spread``.
     """
     limit_F = richardson(stage.F, last.F, TUNING.ratio)
+    bias_y = size(stage.limit_y - last.limit_y) / scales.y_size(stage.y)
+    bias_x = size(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length
     return stage._replace(
         limit_F=limit_F,
-        bias_x=size(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length,
-        bias_y=size(stage.limit_y - last.limit_y) / scales.y_size(stage.y),
+        bias_x=bias_y if scales.simple else bias_x,
+        bias_y=bias_y,
         bias_F=abs(limit_F - last.limit_F) / (spread or 1.0),
     )
 
@@ -100,21 +102,23 @@ def compared(stage: Stage, last: Stage, scales: Scales, spread: float) -> Stage:
 def verdict(stages: Sequence[Stage], scales: Scales, spread: float) -> Verdict | None:
     """Whether a pass ends with the last stage, and why; only stages that were solved are evidence."""
     stage, tol = stages[-1], scales.tol
-    bias = f"{stage.bias_x:.1e}"
+    name, bias = scales.name, f"{stage.bias_x:.1e}"
     close = 2 * stage.c * stage.gap <= TUNING.closed * spread
     if scales.balance / stage.c < TUNING.lightest and stage.apart <= TUNING.joined and close:
         solved = all(recent.solved for recent in stages[-2:])
         if solved and stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
-            return Verdict(Status.CONVERGED, f"x, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e}).")
+            return Verdict(
+                Status.CONVERGED, f"{name}, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e})."
+            )
         if solved and all(_rests(recent, tol) for recent in stages[-TUNING.rests :]):
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
-            return Verdict(Status.CONVERGED, f"F no longer changes; x changed by {bias} in the last stage{where}.")
+            return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
         if TUNING.ratio * stage.blur > TUNING.blurred:
-            message = f"x is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
+            message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
     if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance:
         unsolved = "" if stage.solved else ", of which the last was not solved"
-        message = f"x is accurate to about {bias} after {len(stages)} stages{unsolved}."
+        message = f"{name} is accurate to about {bias} after {len(stages)} stages{unsolved}."
         return Verdict(Status.FINISHED, f"{message} Ask for less accuracy (tol), or inspect the problem with meha.check.")
     return None
 
