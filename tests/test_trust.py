@@ -70,3 +70,15 @@ def test_a_start_at_the_solution_is_not_at_infinity():
     again = meha.solve(problem, first.x, first.y)
     assert again.status is Status.CONVERGED
     assert float(again.x) == pytest.approx(float(first.x), abs=1e-5)
+
+
+# Before a run
+
+
+def test_check_counts_valleys():
+    report = meha.check(tilted_wells(), t(1.0), t(-1.0))
+    assert report.valleys == 2
+    ((_, sentence),) = [finding for finding in report.findings if finding[0] == "valleys"]
+    assert "in 2 valleys, the lowest 0.6 below the next" in sentence
+    bowl = meha.check(Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum()), t(1.0), t(-1.0))
+    assert bowl.valleys is None

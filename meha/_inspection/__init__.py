@@ -19,8 +19,9 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
     """Examine a problem before a run from (x0, y0): what may go wrong, and what to do about it.
 
     The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
-    return the same values, kinks, the convexity of f in y, and scales. It visits the start and some points around it; what does
-    not show there is not reported. It takes about 30 gradients of F and 100 of f, fewer with modules and slow objectives.
+    return the same values, kinks, the convexity of f in y, its valleys if it is not convex, and scales. It visits the start and
+    some points around it; what does not show there is not reported. It takes about 30 gradients of F and 100 of f, up to 400 of
+    f to count valleys, fewer with modules and slow objectives.
     Modules, tensors and random number generators stay unchanged.
 
     Args:

@@ -196,31 +196,35 @@ class Course:
                 self.valleys.append(valley.z)
 
     def _explore(self, i: int) -> None:
-        """Solve the lower level, in all valleys that are known, at some x far and near; plan passes from the best of them."""
+        """Solve the lower level at some x far and near; plan passes from those that may lead to another solution."""
         scales, levels, best = self.scales, self.levels, self.results[i]
         assert scales is not None
         self.explored = True
         found: list[tuple[float, Tensor, list[Tensor]]] = []
-        levels.limit = min(levels.limit, levels.oracle.counts.lower + self._allowed())
+        levels.limit = levels.oracle.counts.lower + self._allowed()
         try:
-            for x in self._samples(best.x):
-                levels.move(x)
-                search = self._search(x, best.y, solved=False)
-                for start in (best.y, *self.valleys, *itertools.islice(search.random(), 2)):
-                    search.descend(start)
-                valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
-                if valleys:
-                    self._note(valleys[:1])
-                    found.append((levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]))
+            found = sorted((self._lowest(x, best.y) for x in self._samples(best.x)), key=lambda point: point[0])
+            if not self.several:  # only where F rises on the way to the best
+                humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
+                found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
         except BudgetError:
-            pass
+            found = []
         finally:
             levels.limit = math.inf
-        found.sort(key=lambda point: point[0])
         for F, x, ys in found[: TUNING.explored]:
-            if not (self.several or best.F - TUNING.better * max(best.spread, 0.0) > F):
-                break
-            self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
+            if math.isfinite(F):
+                self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
+
+    def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
+        """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
+        search = self._search(x, y, solved=False)
+        for start in (y, *(self.valleys if self.several else []), *itertools.islice(search.random(), 2)):
+            search.descend(start)
+        valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
+        if not valleys:
+            return math.inf, x, []
+        self._note(valleys[:1])
+        return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
 
     def _samples(self, x: Tensor) -> Iterator[Tensor]:
         """Random points of X: between its bounds where there are such, around x elsewhere."""
