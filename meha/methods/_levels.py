@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,15 @@ class Levels:
         self.constrained = not oracle.project.identity
         self.bounded = not oracle.prox.identity
         self.limit = math.inf
+
+    @contextlib.contextmanager
+    def until(self, limit: float) -> Iterator[None]:
+        """Allow gradients of f up to this number, or up to the limit that holds already if that is smaller."""
+        before, self.limit = self.limit, min(self.limit, limit)
+        try:
+            yield
+        finally:
+            self.limit = before
 
     def project(self, x: Tensor, step: float = 1.0) -> Tensor:
         """The projection on X, with the signature of a proximal map."""

@@ -7,6 +7,7 @@ Kan, 1987, for starts and valleys of which nothing else is known).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meha.methods._curvatures import flatten
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 
@@ -28,7 +30,7 @@ FAR = 1e4  # a descent that goes this many times further away than its start has
 NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a valley when its distance fell by this factor; from close by, by this one
 BOWL = 0.05  # relative deviation of f from a quadratic function on the way to the bottom of a valley which it joins
 JOINED = 1e-4  # distance, relative to y, at which two ends are the same
-PARALLEL = 1e-3  # relative difference of two slopes in x at which they are the same
+PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
 CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
 RADII = (0.3, 1.0, 3.0)  # distances of random starts from y, relative to y, where Y does not bound them
@@ -215,8 +217,13 @@ class Search:
 
     def equal(self, point: LowerPoint) -> float:
         """The difference to the value at a point below which another value is the same."""
+        return NOISE * point.noise + EQUAL * self._gain
+
+    @property
+    def _gain(self) -> float:
+        """What a descent gains, in the middle."""
         gains = sorted(self.gains)
-        return NOISE * point.noise + EQUAL * (gains[len(gains) // 2] if gains else 0.0)
+        return gains[len(gains) // 2] if gains else 0.0
 
     def excess(self, point: LowerPoint) -> float:
         """By how much f + g at y exceeds that at a point; 0 if it does not, or would not with x as accurate as it is."""
@@ -228,8 +235,8 @@ class Search:
         """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""
         if abs(a.value - b.value) > self.equal(b):
             return False
-        blur = (JOINED + 2 * math.sqrt(self.levels.eps)) * self.scale * self.levels.curvatures.get("f_xy", 0.0)
-        return size(self.levels.pull(a, b)) <= PARALLEL * (size(a.f_x) + size(b.f_x)) + blur
+        turn = size(self.levels.pull(a, b)) * (size(flatten(self.levels.x)) or 1.0)
+        return turn <= PARALLEL * self._gain + NOISE * (a.noise + b.noise)
 
     @property
     def values(self) -> int:
@@ -258,10 +265,8 @@ class Search:
         Args:
             allowed: gradients of f after which no further descent begins.
         """
-        levels, first = self.levels, self.levels.oracle.counts.lower
-        limit = levels.limit
-        levels.limit = min(limit, first + allowed)
-        try:
+        levels = self.levels
+        with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
             for start in (*self.close(), *given, *self.corners()):
                 self.descend(start)
             mixed = 0
@@ -273,10 +278,6 @@ class Search:
                 if len(self.valleys) > 1 and index > 2 * mixed:
                     self.mix()
                     mixed = index
-        except BudgetError:
-            pass
-        finally:
-            levels.limit = limit
         lowest = self.lowest if self.valleys else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)

@@ -123,7 +123,8 @@ class AdaptiveMEHA(Method):
         watch(state, here, record)
         state.memory.records = [*state.memory.records[-TUNING.memory :], record]
         set_course(oracle, state, here, record, self.tol)
-        advance(oracle, state)
+        if state.memory.records:  # otherwise y has just moved to a lower valley
+            advance(oracle, state)
         look_again(oracle, state)
         return numbers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,12 +110,14 @@ class Course:
             self.plan = [Start(name, c, self.scales.x0, self.scales.y0, []) for name, c in pairs]
         now = self.now = self.now or self._pass()
         levels.move(now.x)
-        numbers = now.step() | {"run": len(self.results) + 1}
-        if now.result is not None:
-            self.results.append(now.result)
-            if not self.plan:
-                self._judge(now.envelope.solve_thetas[0].pairs)
-            self.now = self._pass() if self.plan else None
+        with levels.until(self.max_gradients):
+            numbers = now.step() | {"run": len(self.results) + 1}
+            if now.result is not None:
+                self.results.append(now.result)
+                with contextlib.suppress(BudgetError):
+                    if not self.plan:
+                        self._judge(now.envelope.solve_thetas[0].pairs)
+                self.now = self._pass() if self.plan else None
         answer = self.results[self.best] if self.results else now
         levels.move(answer.x, answer.y)
         return numbers
@@ -140,8 +143,6 @@ class Course:
             i = self.best
             result = self.results[i]
             if result.verdict.status is Status.DIVERGED or result.evidence is not None:
-                break
-            if self._left() < TUNING.least_search:
                 break
             self._verify(i)
             if not self.plan and (self.several or len(self.valleys) > 1) and not self.explored:
@@ -201,16 +202,12 @@ class Course:
         assert scales is not None
         self.explored = True
         found: list[tuple[float, Tensor, list[Tensor]]] = []
-        levels.limit = levels.oracle.counts.lower + self._allowed()
-        try:
-            found = sorted((self._lowest(x, best.y) for x in self._samples(best.x)), key=lambda point: point[0])
+        with levels.until(levels.oracle.counts.lower + self._allowed()), contextlib.suppress(BudgetError):
+            found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
+            found.sort(key=lambda point: point[0])
             if not self.several:  # only where F rises on the way to the best
                 humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
                 found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
-        except BudgetError:
-            found = []
-        finally:
-            levels.limit = math.inf
         for F, x, ys in found[: TUNING.explored]:
             if math.isfinite(F):
                 self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
@@ -268,7 +265,7 @@ class Course:
 
     def _add(self, start: Start) -> bool:
         """Plan a pass, if there may be another."""
-        may = len(self.results) + len(self.plan) < TUNING.passes and self._left() > 2 * TUNING.least_search
+        may = len(self.results) + len(self.plan) < TUNING.passes and self._left() > TUNING.least_pass
         if may:
             self.plan.append(start)
         return may

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -151,9 +152,9 @@ class Pass:
 
     def step(self) -> dict[str, float]:
         """Take a step in x, or end the stage; the numbers are those before it."""
-        self.levels.limit = self.end - TUNING.reserve * self.allowed
         try:
-            return self._step()
+            with self.levels.until(self.end - TUNING.reserve * self.allowed):
+                return self._step()
         except BudgetError:
             last = self.stages[-1] if self.stages else None
             message = (
@@ -164,8 +165,6 @@ class Pass:
             F = self.result.F if self.result else math.nan
             gap, residual = (last.gap, last.residual) if last else (math.inf, math.inf)
             return {"upper": F, "gap": gap, "residual": residual, "c": self.envelope.c}
-        finally:
-            self.levels.limit = math.inf
 
     def _step(self) -> dict[str, float]:
         c, tau, scales, envelope = self.envelope.c, self.tau, self.scales, self.envelope
@@ -323,22 +322,19 @@ class Pass:
 
     def _close(self, x: Tensor, y: Tensor, end: Verdict) -> None:
         """End the pass, with the lower level solved at x."""
-        self.levels.limit = self.end
         self.envelope.eps = min(self.envelope.eps, TUNING.beyond_tol * self.scales.tol)
-        try:
+        solved, lower = False, math.nan
+        with contextlib.suppress(BudgetError), self.levels.until(self.end):
             x, theta = self._settle(x, y)
-        except BudgetError:
-            self.levels.limit = math.inf
-            self.levels.move(x)
-            theta = self.levels.lower(y)
-        self.levels.limit = math.inf
-        y, solved = (theta.z, self.envelope.solve_thetas[0].solved) if theta.finite else (y, False)
+            if theta.finite:
+                y, lower, solved = theta.z, theta.value, self.envelope.solve_thetas[0].solved
+        self.levels.move(x)
         F = self.levels.upper(y)[0]
         last = self.stages[-1] if self.stages else None
         gap, residual, bias = (last.gap, last.residual, last.bias_x) if last else (math.nan, math.nan, math.inf)
         c, stages = (self.first, self.envelope.c), self.passed + len(self.stages)
         spread, others = self.seen.spread, [*self.thetas[1:], *self.asleep]
-        self.result = Result(self.name, x, y, F, theta.value, solved, spread, others, c, stages, gap, residual, bias, end)
+        self.result = Result(self.name, x, y, F, lower, solved, spread, others, c, stages, gap, residual, bias, end)
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:
         """Solve the lower level at x; where another valley is hardly lower, move x to where both are the same."""
