@@ -77,6 +77,7 @@ class Search:
         t: a plain step.
         scale: the size of y.
         tolerance: the error of x; a difference that vanishes when x changes by that is none.
+        slack: the difference of f + g that the error of y may cause.
         solved: whether y is the lowest point of a valley at this x, as far as is known.
 
     Attributes:
@@ -87,9 +88,18 @@ class Search:
     """
 
     def __init__(
-        self, levels: Levels, y: Tensor, pairs: Pairs, t: float, scale: float, tolerance: float, *, solved: bool
+        self,
+        levels: Levels,
+        y: Tensor,
+        pairs: Pairs,
+        t: float,
+        scale: float,
+        tolerance: float,
+        *,
+        slack: float = 0.0,
+        solved: bool,
     ) -> None:
-        self.levels, self.pairs, self.scale, self.tolerance = levels, pairs, scale, tolerance
+        self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
         rho = levels.oracle.problem.g.rho
         self.t = min(t, 0.5 / rho if rho else math.inf)
         self.generator = torch.Generator().manual_seed(SEED)
@@ -229,7 +239,7 @@ class Search:
         """By how much f + g at y exceeds that at a point; 0 if it does not, or would not with x as accurate as it is."""
         difference = self.point.value - point.value
         turn = size(self.levels.pull(self.point, point)) * self.tolerance
-        return difference if difference > self.equal(point) + turn else 0.0
+        return difference if difference > self.equal(point) + turn + self.slack else 0.0
 
     def same(self, a: LowerPoint, b: LowerPoint) -> bool:
         """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""

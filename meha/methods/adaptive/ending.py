@@ -37,7 +37,9 @@ def judge(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
     if evidence.excess:
         lowest = search.lowest.z
         if state.course.restarts < TUNING.restarts:
-            _restart(state, lowest)
+            levels = search.levels
+            pull = abs(levels.upper(lowest)[0] - levels.upper(flatten(state.y))[0])
+            _restart(state, lowest, TUNING.holding * pull / evidence.excess)
             return
         write(lowest, state.y)
         state.status = Status.LOCAL.value
@@ -54,12 +56,13 @@ def _search(oracle: Oracle, state: AdaptiveState, tol: float) -> Search:
     levels.curvatures = state.sight.curvatures
     x, y, (x0, y0) = flatten(state.x), flatten(state.y), state.origin.split((state.x.numel, state.y.numel))
     scale, tolerance = max(size(y), size(y - y0)) or 1.0, tol * max(size(x), size(x - x0))
-    pairs = Pairs.sized(TUNING.pairs, len(y))
-    return Search(levels, y, pairs, 1 / levels.curvatures["f_yy"], scale, tolerance, solved=True)
+    pairs, curvature = Pairs.sized(TUNING.pairs, len(y)), levels.curvatures["f_yy"]
+    return Search(levels, y, pairs, 1 / curvature, scale, tolerance, slack=curvature * (tol * scale) ** 2, solved=True)
 
 
-def _restart(state: AdaptiveState, y: Tensor) -> None:
-    """Go on from another y at the same c, with a new memory and new stages."""
+def _restart(state: AdaptiveState, y: Tensor, c: float) -> None:
+    """Go on from another y, at this c or a larger one, with a new memory and new stages."""
+    state.pace.c = max(state.pace.c, c)
     write(y, state.at_y)
     write(y, state.theta)
     write(flatten(state.x), state.at_x)

@@ -74,6 +74,7 @@ class Tuning:
     pairs: int = 50  # memory of the descents that verify y
     least_search: int = 1000  # gradients of f that these may take in any case
     search: float = 0.5  # part of those taken so far that they may take
+    holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
     restarts: int = 3  # times that y may move to a lower valley; more would mean that x and y chase each other
     behind: tuple[float, ...] = (0.0, 0.1, 0.3)  # shares of the way of x at which F is compared
 
