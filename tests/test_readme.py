@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/runs.md run and print what is said there."""
+"""The examples of the README, of docs/runs.md and of docs/trust.md run and print what is said there."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": 5, "docs/runs.md": 2}
+PAGES = {"README.md": 5, "docs/runs.md": 2, "docs/trust.md": 2}
 BLOCKS = [
     block
     for page in PAGES

@@ -32,10 +32,14 @@ class Continuation(Method):
     only as accurately as the stage needs. Only first derivatives are taken.
 
     - c begins where F decides (``upper level first``) and grows fourfold, until x, extrapolated in 1/c, changes by less than
-      ``tol``. A second pass begins where f decides (``lower level first``). The answer is the one with the smaller F, and the
-      report says whether both agree. Where they do not, there are several local solutions, and others may exist. During the
-      second pass, the variables hold the result of the first.
-    - theta starts at y in each stage. In a non-convex lower level both are local solutions in one valley, as in MEHA.
+      ``tol``. A second pass begins where f decides (``lower level first``). During later passes, the variables hold the best
+      result so far.
+    - Then y is verified: descents of f + g at the final x, from points near y and far away, must find nothing below it
+      (:mod:`meha.methods._verification`). A lower valley gives rise to two further passes, from there and from the refuted
+      point; where there are several valleys, others start from other x. A pass follows all valleys that are known, and the
+      value function is the least of them. The answer has the smallest F of those that were not refuted. The status is
+      ``converged`` only if y was verified, and ``local`` otherwise; the report tells what was met.
+    - theta starts close to y in each stage, so that it leaves maxima and saddles.
     - g and Y enter by their proximal map, X by its projection; coordinates which these hold fast are taken out of the steps.
     - The steps compare values. The objectives must give the same value at the same point, so batches and dropout are not
       possible; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four
@@ -47,11 +51,12 @@ class Continuation(Method):
         tol: the relative error of x at which to stop, estimated by how much the extrapolated x changed with the last stage (an
             estimate, not a bound); 0.0 for as accurate as possible.
         both_starts: whether there is a second pass.
-        max_gradients: upper bound on the gradients of f in a pass, at which it ends without convergence.
+        max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
+            at the start, some 50, are taken in any case). Each of the first two passes may take 45 % of them.
 
     A step is one quasi-Newton step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, 1 or 2 for the
-    pass.
+    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, the
+    number of the pass.
 
     >>> import torch
     >>> from meha.problem import Problem
@@ -59,8 +64,8 @@ class Continuation(Method):
     >>> run = Continuation().start(problem, torch.tensor([-6.0], dtype=torch.float64), torch.zeros(10, dtype=torch.float64))
     >>> while run.verdict is None:
     ...     info = run.step()
-    >>> print(f"{float(run.x):.6f}")  # (30/2 pi - 18) / 11
-    2.647627
+    >>> print(f"{float(run.x):.5f}")  # (30/2 pi - 18) / 11
+    2.64763
     """
 
     tol: float = 1e-6
