@@ -136,6 +136,8 @@ class KnownProblem(Problem):
         >>> problem.verify(problem.x_star, -problem.y_star).right()  # the other valley
         False
         """
+        if not all(bool(torch.isfinite(part).all()) for part in (x, y) if part is not None):
+            return Verification(math.inf, math.inf, math.inf)
         point, answer = (y, self.y_star) if x is None else (x, self.x_star)
         least, best = self.lower_value(self.x_star), float(self._upper(self.x_star, self.y_star))
         generator = torch.Generator().manual_seed(0)

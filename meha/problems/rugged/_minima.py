@@ -103,8 +103,8 @@ def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
     lengths = torch.tensor([1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3], dtype=y.dtype)
     for _ in range(steps):
         slope, curvature = derivatives(f, y)
-        values, axes = torch.linalg.eigh(curvature)
-        values = values.abs().clamp(min=1e-10)
+        signed, axes = torch.linalg.eigh(curvature)
+        values = signed.abs().clamp(min=1e-10)
         move = -(axes @ ((axes.mT @ slope[..., None]) / values[..., None]))[..., 0]
         move = move / (move.norm(dim=1, keepdim=True) / (1 + y.norm(dim=1, keepdim=True))).clamp(min=1)
         trials = y + lengths[:, None, None] * move
@@ -112,8 +112,9 @@ def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
             here, there = f(y), torch.stack([f(trial) for trial in trials])
         value, chosen = there.min(0)
         new = trials[chosen, torch.arange(len(y))]
-        flat = slope.norm(dim=1) <= 1e-9 * (1 + here.abs())  # so flat that values say nothing: take the Newton step itself
-        new = torch.where(flat[:, None], trials[0], torch.where((value < here)[:, None], new, y))
+        # Near a proper minimum, rounding hides a decrease; there the Newton step is taken as it is.
+        near = (slope.norm(dim=1) <= 1e-5 * (1 + here.abs())) & (signed.amin(1) > 1e-6)
+        new = torch.where(near[:, None], trials[0], torch.where((value < here)[:, None], new, y))
         if bool(((new - y).abs() <= 1e-15 * (1 + y.abs())).all()):
             break
         y = new
