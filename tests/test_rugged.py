@@ -134,13 +134,18 @@ def test_random_starts(entry):
     assert not problem.verify(*one).right()
 
 
-def test_random_starts_without_a_region():
-    problem = problems.collection()[0].make()
-    x, y = problem.start(torch.Generator().manual_seed(0))
-    assert x.shape == problem.x0.shape
-    assert not torch.equal(y, problem.y0)
+@pytest.mark.parametrize("entry", problems.collection(), ids=lambda entry: entry.name)
+def test_gentle_problems_can_be_verified(entry):
+    """Their answers are right, random starts are not, and no y of a random start is below the lower value."""
+    problem, generator = entry.make(), torch.Generator().manual_seed(0)
     assert problem.verify(problem.x_star, problem.y_star).right()
-    assert not problem.verify(x, y).right()
+    for _ in range(2):
+        x, y = problem.start(generator)
+        assert problem.x_set is None or problem.x_set.contains(x)
+        assert problem.y_set is None or problem.y_set.contains(y)
+        assert problem.verify(x, y).gap >= -1e-9
+        assert not problem.verify(x, y).right()
+        assert problem.verify(x, problem.response(x)).gap == pytest.approx(0, abs=1e-9)
 
 
 def test_verification_tells_what_is_wrong():
