@@ -163,8 +163,12 @@ class BlackBox:
 
     def polish(self, x, y):
         """A local minimum near y: Newton steps; with bounds, on the optimality conditions; with a kink, Powell's method."""
-        if self.problem.nonsmooth is None and self.problem.y_set is None:
-            return newton(torch.func.vmap(lambda z: self.problem.lower(x, z)), double(y)[None], steps=200)[0].numpy()
+        term = self.problem.nonsmooth
+        smooth = term is None or (isinstance(term, GroupL2) and np.linalg.norm(y) > 0.1)
+        if smooth and self.problem.y_set is None:
+            w = 0.0 if term is None else float(term.weight)
+            total = torch.func.vmap(lambda z: self.problem.lower(x, z) + w * (z.norm() if w else 0.0))
+            return newton(total, double(y)[None], steps=200)[0].numpy()
         if self.problem.nonsmooth is None:
             try:
                 return minimiser(self.problem, x, double(y), max_steps=60).numpy()
@@ -248,8 +252,8 @@ def second_computation(name, blueprint, hyper, box, x, y, rng):
     differ = [
         z for z in rivals if abs(float(blueprint.exact.upper(at, double(z)) - blueprint.exact.upper(at, double(y)))) > 1e-6
     ]
-    if differ and hyper.n == 1 and not symmetric(box, x, differ[0], y):
-        return tie(box, x, y, differ[0]), "tie of two valleys"
+    if differ and not symmetric(box, x, differ[0], y):
+        return (tie if hyper.n == 1 else along_tie)(blueprint, box, x, y, differ[0]), "tie of two valleys"
     return branch(blueprint, hyper, box, x, y), "branch of local minima"
 
 
@@ -260,7 +264,7 @@ def symmetric(box, x, first, second):
     return abs(one - two) < 1e-9
 
 
-def tie(box, x, first, second):
+def tie(blueprint, box, x, first, second):
     def difference(t):
         at = double([t])
         one, two = (box.totals(at, box.polish(at, z)[None])[0] for z in (first, second))
@@ -270,6 +274,24 @@ def tie(box, x, first, second):
     if difference(low) * difference(high) > 0:
         return np.array([np.nan])
     return np.array([optimize.brentq(difference, low, high, xtol=1e-13)])
+
+
+def along_tie(blueprint, box, x, first, second):
+    """The minimum of F along the branch of the first valley where it is no higher than the second, from a point off by 0.01."""
+
+    def excess(point):
+        at = double(point)
+        one, two = (box.totals(at, box.polish(at, z)[None])[0] for z in (first, second))
+        return two - one
+
+    def value(point):
+        at = double(point)
+        return float(blueprint.exact.upper(at, double(box.polish(at, first)).reshape(blueprint.y0.shape)))
+
+    end, rule = x + 0.01, {"type": "ineq", "fun": excess}
+    for _ in range(3):
+        end = optimize.minimize(value, end, method="SLSQP", constraints=rule, options={"ftol": 1e-14, "maxiter": 200}).x
+    return end
 
 
 def branch(blueprint, hyper, box, x, y):
@@ -366,18 +388,25 @@ def main():
     parser.add_argument("--only", nargs="*", help="names, or the beginnings of names")
     parser.add_argument("--half", choices=["tuning", "held-out"])
     parser.add_argument("--confirm", action="store_true", help="only confirm the stored answers")
-    options = parser.parse_args()
+    options, failures = parser.parse_args(), []
     for name, make in chosen(options):
         print(name, flush=True)
         begin = time.perf_counter()
         blueprint = make()
         found = _stored()[name] if options.confirm else reference(blueprint)
         x, y = np.array(found["x"]), np.array(found["y"])
-        found["confirmed"] = confirm(name, blueprint, x, y, np.random.default_rng(1))
+        try:
+            found["confirmed"] = confirm(name, blueprint, x, y, np.random.default_rng(1))
+        except ArithmeticError as error:
+            failures.append(str(error))
+            print(f"    NOT CONFIRMED: {error}", flush=True)
+            continue
         print(f"    {found['confirmed']}; {time.perf_counter() - begin:.1f} s", flush=True)
         stored = {**_stored(), name: found}
         lines = [f"{json.dumps(key)}: {json.dumps(stored[key])}" for key in sorted(stored)]
         PATH.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    if failures:
+        raise SystemExit("\n".join(["Not confirmed and not stored:", *failures]))
 
 
 if __name__ == "__main__":

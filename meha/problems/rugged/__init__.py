@@ -129,7 +129,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
         "indefinite, 2 of y": partial(indefinite, 2, 1, seed=30),
         "indefinite, 3 of y": partial(indefinite, 3, 2, seed=31),
         "indefinite, 5 of y": partial(indefinite, 5, 2, seed=35, lift=0.3),
-        "indefinite, 6 of y": partial(indefinite, 6, 3, seed=36, lift=0.5),
+        "indefinite, 6 of y": partial(indefinite, 6, 3, seed=38, lift=0.5),
     },
     "robust centres": {
         "robust centre": partial(centres, [[-1.0, -0.7, 0.8, 1.0, 1.3]], [[0.3], [0], [0], [-0.2], [0.5]], [0.4], [-0.5]),
