@@ -47,7 +47,8 @@ class Verification(NamedTuple):
     """How far a point is from being a solution, without a unit.
 
     Attributes:
-        x: ||x - x*|| / (1 + ||x*||); for problems without x, the same of y; where ``measure`` is ``"excess"``, that.
+        x: ||x - x*|| / (1 + ||x*||) or :meth:`KnownProblem.error`, whichever is less; the error alone if it is an excess. For
+            problems without x, the same of y.
         gap: f + g at the point minus its global minimum at the same x, relative to the range of f + g at x*; infinite if y is
             outside of Y.
         upper: |F - F*|, relative to the range of F.
@@ -78,7 +79,7 @@ class KnownProblem(Problem):
         metrics: further measures by name, each a function of (x, y).
         response: ``response(x)``, a solution y of the lower level at x in float64 (the best for F if there are several),
             computed without the methods of this library; None if unknown.
-        value: ``value(x)``, the hyper-objective F(x, response(x)) in float64; None if ``response`` is None.
+        value: ``value(x)``, the hyper-objective F(x, response(x)) in float64; None if unknown.
         measure: what :meth:`error` returns: the distance in x, or the excess of ``value`` if x is not unique or hardly
             matters.
         region: where :meth:`start` draws random starts from; None takes the surroundings of x0 and y0.
@@ -136,16 +137,22 @@ class KnownProblem(Problem):
         >>> problem.verify(problem.x_star, -problem.y_star).right()  # the other valley
         False
         """
+        if not all(bool(torch.isfinite(part).all()) for part in (x, y) if part is not None):
+            return Verification(math.inf, math.inf, math.inf)
         point, answer = (y, self.y_star) if x is None else (x, self.x_star)
         least, best = self.lower_value(self.x_star), float(self._upper(self.x_star, self.y_star))
         generator = torch.Generator().manual_seed(0)
         starts = [self.start(generator) for _ in range(SAMPLE)]
         lower_range = sum(self._total(self.x_star, start) - least for _, start in starts) / SAMPLE
+        if lower_range <= 0:  # every y solves the lower level at x*
+            least = self.lower_value(self.x0)
+            lower_range = sum(self._total(self.x0, start) - least for _, start in starts) / SAMPLE
         upper_range = sum(abs(float(self._upper(*start)) - best) for start in starts) / SAMPLE
         inside = self.y_set is None or self.y_set.contains(y)
         gap = (self._total(x, y) - self.lower_value(x)) / lower_range if inside else math.inf
+        far = self.error(x, y)
         numbers = (
-            self.error(x, y) if self.measure == "excess" else float(norm([point - answer]) / (1 + norm([answer]))),
+            far if self.measure == "excess" else min(far, float(norm([point - answer]) / (1 + norm([answer])))),
             gap,
             abs(float(self._upper(x, y)) - best) / upper_range,
         )

@@ -39,7 +39,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
         "tilted wells, 5 of x and y": partial(
             tilted_wells,
             [0.3, -0.2, 0.25, -0.35, 0.2],
-            0.15 * (np.eye(5) + np.eye(5, k=1)),
+            0.08 * (np.eye(5) + np.eye(5, k=1)),
             [0.5, -0.4, 0.8, -0.6, 0.3],
             [1.0, 0.5, -1.0, 1.0, -0.5],
         ),
@@ -129,7 +129,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
         "indefinite, 2 of y": partial(indefinite, 2, 1, seed=30),
         "indefinite, 3 of y": partial(indefinite, 3, 2, seed=31),
         "indefinite, 5 of y": partial(indefinite, 5, 2, seed=35, lift=0.3),
-        "indefinite, 6 of y": partial(indefinite, 6, 3, seed=36, lift=0.5),
+        "indefinite, 6 of y": partial(indefinite, 6, 3, seed=38, lift=0.5),
     },
     "robust centres": {
         "robust centre": partial(centres, [[-1.0, -0.7, 0.8, 1.0, 1.3]], [[0.3], [0], [0], [-0.2], [0.5]], [0.4], [-0.5]),
@@ -198,7 +198,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
             kinked_ripples, [1.0, -0.8, 0.6], [0.5, -0.3, 0.2], [0.3, 0.0, 0.5], rate=3.0, weight=0.1
         ),
         "kinked ring": partial(kinked_ring, [0.8, -0.5], [0.9, 0.1], weight=0.5),
-        "kinked ring, 4 of x and y": partial(kinked_ring, [0.6, -0.5, 0.3, 0.4], [0.2, 0.8, 0.1, 0.5], weight=0.7),
+        "kinked ring, 4 of x and y": partial(kinked_ring, [0.6, -0.5, 0.3, 0.4], [0.8, -0.2, 0.1, 0.5], weight=0.7),
     },
     "flat": {
         "fourth power": partial(power, [1.0, -0.5], [0.2, 0.6], degree=4),

@@ -103,8 +103,8 @@ def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
     lengths = torch.tensor([1.0, 0.5, 0.25, 0.1, 0.03, 0.01, 1e-3], dtype=y.dtype)
     for _ in range(steps):
         slope, curvature = derivatives(f, y)
-        values, axes = torch.linalg.eigh(curvature)
-        values = values.abs().clamp(min=1e-10)
+        signed, axes = torch.linalg.eigh(curvature)
+        values = signed.abs().clamp(min=1e-10)
         move = -(axes @ ((axes.mT @ slope[..., None]) / values[..., None]))[..., 0]
         move = move / (move.norm(dim=1, keepdim=True) / (1 + y.norm(dim=1, keepdim=True))).clamp(min=1)
         trials = y + lengths[:, None, None] * move
@@ -112,8 +112,9 @@ def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
             here, there = f(y), torch.stack([f(trial) for trial in trials])
         value, chosen = there.min(0)
         new = trials[chosen, torch.arange(len(y))]
-        flat = slope.norm(dim=1) <= 1e-9 * (1 + here.abs())  # so flat that values say nothing: take the Newton step itself
-        new = torch.where(flat[:, None], trials[0], torch.where((value < here)[:, None], new, y))
+        # Near a proper minimum, rounding hides a decrease; there the Newton step is taken as it is.
+        near = (slope.norm(dim=1) <= 1e-5 * (1 + here.abs())) & (signed.amin(1) > 1e-6)
+        new = torch.where(near[:, None], trials[0], torch.where((value < here)[:, None], new, y))
         if bool(((new - y).abs() <= 1e-15 * (1 + y.abs())).all()):
             break
         y = new
@@ -152,29 +153,41 @@ def box_minima(f: Function, low: Tensor, high: Tensor, *, points: int = 41, kept
 def chain_minima(phi: Function, coupling: float, low: float, high: float, m: int, *, points: int = 201) -> Tensor:
     """Return local minima of sum_i phi_i(y_i) + coupling / 2 sum_i (y_{i+1} - y_i)^2, the global one among them.
 
-    Dynamic programming on a grid gives the best path from each value of y_1; the local minima among these paths are rows,
-    refined by Newton steps.
+    Dynamic programming on a grid gives the best path through each value of each y_i. For every i, the paths that are local
+    minima among these are refined by Newton steps; two paths that tie differ in some y_i, so both are found.
     """
     grid = torch.linspace(low, high, points, dtype=torch.float64)
     with torch.no_grad():
         single = phi(grid.expand(m, points))
     link = 0.5 * coupling * (grid[:, None] - grid).square()
-    rest, moves = single[-1], []
-    for i in range(m - 2, -1, -1):
-        rest, move = (link + rest).min(1)
-        rest = rest + single[i]
-        moves.append(move)
-    wall = rest.new_full((1,), torch.inf)
-    local = (rest <= torch.cat([wall, rest[:-1]])) & (rest <= torch.cat([rest[1:], wall]))
-    index = torch.nonzero(local).reshape(-1)
-    path = [index]
-    for move in reversed(moves):
-        path.append(move[path[-1]])
+    before, after = _messages(single, link), _messages(single.flip(0), link)
+    paths = []
+    for i in range(m):
+        through = single[i] + before[i][0] + after[m - 1 - i][0]
+        wall = through.new_full((1,), torch.inf)
+        index = torch.nonzero(
+            (through <= torch.cat([wall, through[:-1]])) & (through <= torch.cat([through[1:], wall]))
+        ).reshape(-1)
+        left, right = [index], [index]
+        for j in range(i, 0, -1):
+            left.append(before[j][1][left[-1]])
+        for j in range(m - 1 - i, 0, -1):
+            right.append(after[j][1][right[-1]])
+        paths.append(torch.stack([*reversed(left), *right[1:]], 1))
 
     def f(y: Tensor) -> Tensor:
         return phi(y.mT).sum(0) + 0.5 * coupling * y.diff(dim=1).square().sum(1)
 
-    return newton(f, grid[torch.stack(path, 1)])
+    return newton(f, grid[torch.unique(torch.cat(paths), dim=0)])
+
+
+def _messages(single: Tensor, link: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each row, the least sum of all rows before it, by the value of the row, and the value before it that attains it."""
+    messages = [(torch.zeros_like(single[0]), torch.zeros_like(single[0], dtype=torch.long))]
+    for row in single[:-1]:
+        least, move = (link + row + messages[-1][0]).min(1)
+        messages.append((least, move))
+    return messages
 
 
 def best(upper: Function, lower: Function, candidates: Tensor) -> Tensor:

@@ -46,14 +46,14 @@ def tilted_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: floa
 
 
 def crossing_wells(s: float, t: float, *, slope: float, cross: float = 0.0) -> Blueprint:
-    """F = (x - s)^2 / 2 + (y - t)^2 / 2 + cross x y, f = 1 - exp(-2 (y - 1)^2) - exp(slope x - 3 (y + 1)^2), |x| <= 2.
+    """F = (x - s)^2 / 2 + (y - t)^2 / 2 + cross x y, f = 1 - exp(-2 (y - 1)^2) - exp(slope x + 0.2 - 3 (y + 1)^2).
 
-    The valley near y = -1 is deeper and narrower than the one near y = 1 where x is positive; they exchange their places
-    near x = 0.
+    The valley near y = -1 is narrower than the one near y = 1, and deeper where x is large; they exchange their places
+    near x = -0.2 / slope. |x| <= 2.
     """
 
     def lower(x: Tensor, y: Tensor) -> Tensor:
-        return 1 - torch.exp(-2 * (y - 1).square()) - torch.exp(slope * x - 3 * (y + 1).square())
+        return 1 - torch.exp(-2 * (y - 1).square()) - torch.exp(slope * x + 0.2 - 3 * (y + 1).square())
 
     def build(cast: Cast) -> Problem:
         return Problem(
