@@ -189,7 +189,7 @@ class Loop:
         return Solution(
             problem=run.problem,
             method=run.method,
-            x=run.state.x.snapshot(),
+            x=None if run.problem.simple else run.state.x.snapshot(),
             y=run.state.y.snapshot(),
             status=self.verdict.status,
             message=self.verdict.message,

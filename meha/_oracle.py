@@ -195,6 +195,7 @@ class Oracle:
         unchecked = strict and self._checks and key not in self._checked
         values: list[Tensor] = []
         used: list[list[bool]] = []
+        reached = False  # whether x has a part in F
         streams: dict[Function, list[Tensor]] = {}
         with torch.enable_grad():
             for weight, function, x, y in terms:
@@ -207,6 +208,7 @@ class Oracle:
                     values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                     if unchecked:
                         used.append([depends(value, variable.leaves) for variable in wrt])
+                        reached = reached or (function is self.upper and depends(value, x.leaves))
                     if value.requires_grad:
                         gradient.add(value, weight / n)
                     del value  # free its graph before the next one is built
@@ -215,7 +217,7 @@ class Oracle:
             values = [torch.stack(values[i : i + n]).mean() for i in range(0, len(values), n)]
             used = [[any(column) for column in zip(*used[i : i + n], strict=True)] for i in range(0, len(used), n)]
         if unchecked:
-            self._check_dependence(wrt, terms, used)
+            self._check_dependence(wrt, terms, used, reached)
             self._checked.add(key)
         return values, split(gradient.result(), wrt)
 
@@ -262,28 +264,32 @@ class Oracle:
         self.counts.hvp += len(iterates) - 1
         return value.detach(), split(gradient.result(), wrt)
 
-    def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]]) -> None:
+    def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]], reached: bool) -> None:
         """Refuse objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
+        simple = self.problem.simple
         for (_, function, x, y), uses in zip(terms, used, strict=True):
+            upper = function is self.upper
             for variable, use in zip(wrt, uses, strict=True):
-                if variable is y and not use:
-                    remedy = (
-                        "the lower level has no influence, so minimise upper over x alone"
-                        if function is self.upper
-                        else "any y solves the lower level"
-                    )
+                if variable is y and not use and not (upper and reached):
+                    if not upper:
+                        reason = "any y solves the lower level"
+                    elif simple:
+                        reason = "so all solutions of the lower level are as good, and there is no x; minimise lower alone"
+                    else:
+                        reason = "and not on x either, so there is nothing to minimise"
                     raise ValueError(
-                        f"{function.level}: does not depend on y (or was detached from it); {remedy}. Use y in it, without"
+                        f"{function.level}: does not depend on y (or was detached from it); {reason}. Use y in it, without"
                         " .detach(), .item() or numpy."
                     )
-                if variable is x and function is self.upper and self.upper_uses_x and not use:
+                if variable is x and upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
                     self.counts.upper -= len(wrt) == 1
         only_upper = all(function is self.upper for _, function, _, _ in terms)
         unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
-        if unused and not only_upper and not self.upper_uses_x:
+        if unused and not only_upper and not self.upper_uses_x and not simple:
             raise ValueError(
-                "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one."
+                "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one, or leave"
+                " it out: write upper and lower as functions of y alone, and pass x0=None."
             )
 
     def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
@@ -318,6 +324,11 @@ class Hessian:
             products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
         for variable, pieces in zip(wrt, split(products, wrt), strict=True):
             if variable.argument == "x" and not self._oracle.upper_uses_x and all(piece is None for piece in pieces):
+                if self._oracle.problem.simple:
+                    raise ValueError(
+                        "method: it moves x along a hypergradient, and there is no x (x0=None); use the default, or"
+                        " AdaptiveMEHA()."
+                    )
                 raise ValueError(
                     "x: neither upper nor the y-gradient of lower depends on it, so it has no influence (or they were detached"
                     " from it); use x in one."

@@ -109,7 +109,7 @@ class Run:
     Attributes:
         method: the hyper-parameters, with those that were left out filled in: at the start, or in the first step if the
             objectives need a batch.
-        problem: the problem.
+        problem: the problem, with objectives of (x, y); x is ignored if there is none.
         constants: those of the problem, stated or estimated; None when nothing is known.
         batch: the last batch; None before the first or without batches.
         seconds: time spent in the start and in the steps.
@@ -128,8 +128,10 @@ class Run:
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
         if torch.is_inference_mode_enabled():
             raise RuntimeError("torch.inference_mode() is on, so gradients are not available; start the run outside it.")
+        second = Variable(y, "y")
+        problem, x = problem.lifted(x, second)
         method.check(problem)
-        first, second = Variable(x, "x"), Variable(y, "y")
+        first = Variable(x, "x")
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
         self.constants: Constants | None = None
@@ -150,8 +152,11 @@ class Run:
 
     @property
     def x(self) -> Any:
-        """The upper variable now: modules as they are, tensors without gradient tracking (they change with each step)."""
-        return self.state.x.detached()
+        """The upper variable now: modules as they are, tensors without gradient tracking (they change with each step).
+
+        None if the problem has none.
+        """
+        return None if self.problem.simple else self.state.x.detached()
 
     @property
     def y(self) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from meha._checkpoints import REMEDY, Checkpoint
 from meha._checks import check_count, check_tolerance
 from meha._loop import Loop, Source
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.compiled import Pace
 from meha.loaders import check_resumable, random_states, set_random_states
@@ -43,7 +44,7 @@ def solve(
 
     Args:
         problem: the problem.
-        x0, y0: the start. Tensors are not changed; modules are trained in place.
+        x0, y0: the start. Tensors are not changed; modules are trained in place. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Continuation`, which finds accurate solutions of deterministic problems;
             modules and batches go to :class:`StochasticMEHA`.
@@ -98,6 +99,11 @@ def solve(
         raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
+    if x0 is None and batches is None and problem.lifted(None, Variable.of(y0, "y"))[0].needs_batch:
+        raise TypeError(
+            "upper, lower: there is no x (x0=None) and there are no batches, so both must be functions of y alone; pass x0, or"
+            " leave x out of them."
+        )
     if method is None:
         method = default_method(problem, x0, y0, batches)
     observers = _functions(callbacks)

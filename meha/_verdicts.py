@@ -13,6 +13,8 @@ class Status(enum.Enum):
 
     CONVERGED = "converged"
     """By the method's own measure, or by a stopping rule."""
+    LOCAL = "local"
+    """At rest, but a better point of the lower level may exist, or was found and could not be used."""
     FINISHED = "finished"
     """The method has nothing left to do, and does not claim convergence."""
     AT_INFINITY = "optimum at infinity"

@@ -210,7 +210,9 @@ class _Point:
     """Copies of (x, y) with an oracle."""
 
     def __init__(self, problem: Problem, x: Any, y: Any, batch: Any) -> None:
-        self.x, self.y = Variable.of(x, "x").copy(), Variable.of(y, "y").copy()
+        self.y = Variable.of(y, "y").copy()
+        problem, x = problem.lifted(x, self.y)
+        self.x = Variable.of(x, "x").copy()
         self.oracle = Oracle(problem, self.x, self.y)
         self.batch = batch
 

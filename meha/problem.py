@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -51,9 +52,25 @@ class Prox:
             return list(torch.autograd.grad(outputs, inputs, cotangent))
 
 
+class _OfY:
+    """An objective of y alone, or of y and a batch, as one of (x, y), or of (x, y, batch)."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        names = ["x", "y"] if _takes(objective, 1) else ["x", "y", "batch"]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, x: Any, y: Any, *batch: Any) -> Tensor:
+        return self.objective(y, *batch)
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A bilevel problem: min F(x, y) over x in X and y among the solutions of min_{y in Y} f(x, y) + g(x, y).
+
+    There need not be an x: ``Problem(upper=lambda y: ..., lower=lambda y: ...)``, started with ``x0=None``, chooses among the
+    solutions of one problem the one with the smallest F (simple bilevel optimization).
 
     Args:
         upper: F(x, y), a function that returns a scalar tensor. It receives x and y in the form of the start: tensors, dicts
@@ -72,6 +89,14 @@ class Problem:
     ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
     ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
     ... )
+
+    The solution of y_1 + y_2 = 1 with the smallest norm:
+
+    >>> import meha
+    >>> problem = Problem(upper=lambda y: y.square().sum(), lower=lambda y: (y.sum() - 1).square())
+    >>> solution = meha.solve(problem, None, torch.tensor([3.0, 0.0], dtype=torch.float64))
+    >>> solution.x, solution.y.round(decimals=4)
+    (None, tensor([0.5000, 0.5000], dtype=torch.float64))
     """
 
     upper: Objective
@@ -102,14 +127,32 @@ class Problem:
     @property
     def needs_batch(self) -> bool:
         """Whether an objective cannot be called as ``objective(x, y)``."""
-        for objective in (self.upper, self.lower):
-            try:
-                inspect.signature(objective).bind(None, None)
-            except TypeError:
-                return True
-            except ValueError:  # a builtin without a signature
-                continue
-        return False
+        return not (_takes(self.upper, 2) and _takes(self.lower, 2))
+
+    @property
+    def simple(self) -> bool:
+        """Whether there is no x: the problem is one that :meth:`lifted` returned for ``x = None``."""
+        return isinstance(self.upper, _OfY)
+
+    def lifted(self, x: Any, y: Variable) -> tuple[Problem, Any]:
+        """The problem as one of x and y, and x: both as they are or, for ``x = None``, with an x that nothing depends on.
+
+        Raises:
+            TypeError, ValueError: the objectives do not fit an x that is there, or one that is not.
+        """
+        if x is not None:
+            for name, objective in (("upper", self.upper), ("lower", self.lower)):
+                if _takes(objective, 1) and not _takes(objective, 2) and not _takes(objective, 3):
+                    raise TypeError(
+                        f"{name}: takes y alone, but there is an x0; pass x0=None, or write it as a function of (x, y)."
+                    )
+            return self, x
+        if self.x_set is not None:
+            raise ValueError(f"x_set: is {self.x_set!r}, but there is no x (x0=None); leave it out, or pass x0.")
+        none = y.leaves[0].detach().new_zeros(1)
+        if self.simple:
+            return self, none
+        return dataclasses.replace(self, upper=_OfY(self.upper), lower=_OfY(self.lower)), none
 
     def bind_projection(self, x: Variable) -> Prox:
         """The projection on X for the leaves of ``x``."""
@@ -156,6 +199,17 @@ class Problem:
                     f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
                     " (y0 >= 0 for NonNegativeL1) and with finite weights."
                 )
+
+
+def _takes(objective: Objective, count: int) -> bool:
+    """Whether an objective can be called with this number of arguments."""
+    try:
+        inspect.signature(objective).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
 
 
 def _projection(part: ConvexSet) -> Map:

@@ -45,8 +45,8 @@ def test_good_input_works():
         (dict(lower=lambda x, y: None), ValueError, "lower: must return a scalar tensor, got NoneType"),
         (dict(lower=lambda x, y: x.square().sum()), ValueError, "lower: does not depend on y"),
         (dict(lower=lambda x, y: (y.detach() - x).square().sum()), ValueError, r"lower: does not.*\.detach\(\)"),
-        (dict(upper=lambda x, y: x.square().sum()), ValueError, "upper: does not depend on y"),
-        (dict(upper=lambda x, y: torch.ones(())), ValueError, "upper: does not depend on y"),
+        (dict(upper=lambda x, y: torch.ones(())), ValueError, "upper: does not depend on y.* not on x either"),
+        (dict(upper=lambda y: y.square().sum()), TypeError, "upper: takes y alone, but there is an x0; pass x0=None"),
         (
             dict(upper=lambda x, y: y.square().sum(), lower=lambda x, y: (y - 1).square().sum()),
             ValueError,

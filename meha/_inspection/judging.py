@@ -14,6 +14,10 @@ from meha._inspection.saying import Report
 from meha._oracle import Function
 from meha._variables import Leaves, Variable, norm
 from meha.methods import StochasticMEHA, default_method
+from meha.methods._curvatures import flatten
+from meha.methods._levels import Levels
+from meha.methods._quasi_newton import Pairs
+from meha.methods._verification import Search
 from meha.problem import Problem
 
 __all__ = ["Inspection"]
@@ -21,6 +25,7 @@ __all__ = ["Inspection"]
 SLOW = 0.1  # seconds for a gradient, beyond which, as with modules, only the most important points are visited
 UNEVEN = 1e4  # gradients in coordinates of x that differ by more than this factor count as badly scaled
 HUGE = 1e8  # values and gradients beyond this get a warning
+SEARCH, PAIRS = 300, 20  # gradients of f that the search for valleys may take, and the memory of its descents
 NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest one on; less is within the error
 
 SMOOTH = "smooth it (softplus instead of relu, Huber's function instead of abs)"
@@ -51,6 +56,7 @@ class Inspection:
                 self.find("smoothness", "not checked, because of modules, many variables or slow objectives.")
             if result.depends["f on y"]:
                 self.check_convexity()
+                self.check_valleys()
             self.check_scales()
             if self.around.outside:
                 self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")
@@ -86,7 +92,8 @@ class Inspection:
         """Whether the start fits the problem; it is projected on X and Y."""
         x, y, problem = self.x, self.y, self.problem
         dtypes = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in x.leaves + y.leaves})
-        self.find("start", f"x: {_count(x)}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
+        first = "no x" if problem.simple else f"x: {_count(x)}"
+        self.find("start", f"{first}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
         if problem.needs_batch and self.batch is None:
             self.warn("batch: the objectives need one; pass batch=next(iter(loader)).")
             return False
@@ -224,12 +231,16 @@ class Inspection:
         parts = [f"{name} on {' and '.join(arguments) or 'neither x nor y'}" for name, arguments in used.items()]
         self.find("depends", "; ".join(parts) + ".")
         lower = on["f on x"] or on.get("g on x", False)
-        if not (on["F on x"] or lower):
-            self.warn("x: neither upper nor lower nor nonsmooth depends on it; use x in one of them.")
-        elif not lower:
+        simple = self.problem.simple
+        if not (on["F on x"] or lower or simple):
+            self.warn(
+                "x: neither upper nor lower nor nonsmooth depends on it; use x in one of them, or leave it out (x0=None)."
+            )
+        elif not lower and not simple:
             self.warn("lower: does not depend on x, so neither do its solutions; use x in lower, or solve one level at a time.")
         if not on["F on y"]:
-            self.warn("upper: does not depend on y, so the lower level has no influence; minimise upper over x alone.")
+            alone = "minimise lower alone" if simple else "minimise upper over x alone"
+            self.warn(f"upper: does not depend on y, so the lower level has no influence on it; {alone}.")
         if not on["f on y"]:
             self.warn("lower: does not depend on y, so every y solves it; use y, as it is passed, in lower.")
         held = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}
@@ -283,6 +294,28 @@ class Inspection:
         self.find("convexity", f"f in y: {words}{'' if self.around.thorough else ' (at the start only)'}.")
         if kind == "linear" and self.problem.nonsmooth is None and self.problem.y_set is None:
             self.warn("lower: looks linear in y, so it has no minimum; add a y_set, a nonsmooth term or a regulariser.")
+        return None
+
+    def check_valleys(self) -> None:
+        """Count the valleys of f + g in y near the start, where it is not convex."""
+        problem = self.problem
+        curved = self.result.convexity == "non-convex" or problem.g.rho > 0
+        if not curved or not self.around.thorough or self.stochastic or self.result.kinks:
+            return None
+        levels = Levels(self.around.oracle, self.x.copy(), self.y.copy())
+        y = flatten(self.y)
+        scale, high = float(norm([y])) or 1.0, self.result.curvature[1]
+        search = Search(levels, y, Pairs.sized(PAIRS, len(y)), 1 / high if high > 0 else 1.0, scale, 0.0, solved=False)
+        evidence = search.run([y], SEARCH)
+        if search.valleys:
+            self.result.valleys = evidence.values
+            ends = f"{evidence.starts} descents of f + g from points around the start"
+            if evidence.values == 1:
+                return self.find("valleys", f"{ends} ended at the same height.")
+            lowest = f"the lowest {evidence.above:.2g} below the next"
+            self.find(
+                "valleys", f"{ends} ended in {evidence.values} valleys, {lowest}; a solution must be in the lowest at its x."
+            )
         return None
 
     def check_scales(self) -> None:

@@ -32,6 +32,7 @@ class Report:
         convexity: of f in y: ``"strongly convex"``, ``"convex with flat directions"``, ``"non-convex"``, ``"linear"`` or
             ``"unknown"``, as far as the points that were visited show.
         curvature: smallest and largest curvature of f in y at these points.
+        valleys: valleys of f + g in y near the start that differ in height; None if f looks convex, or they were not counted.
         sizes: root mean squares of x and y, and norms of the gradients F_x, F_y, f_x, f_y at the start.
         method: name of the method that ``solve`` uses by default.
         counts: gradients that the check took.
@@ -49,6 +50,7 @@ class Report:
     kinks: dict[str, float] = field(default_factory=dict)
     convexity: str = "unknown"
     curvature: tuple[float, float] = (math.nan, math.nan)
+    valleys: int | None = None
     sizes: dict[str, float] = field(default_factory=dict)
     method: str = ""
     counts: Counts = field(default_factory=Counts)

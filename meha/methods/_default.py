@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from meha._variables import modules_of
+from meha._variables import Variable, modules_of
 from meha.methods._base import Method
 from meha.methods.continuation import Continuation
 from meha.methods.stochastic import StochasticMEHA
@@ -25,5 +25,6 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     >>> default_method(problem, problem.x0, problem.y0).name
     'Continuation'
     """
+    problem, _ = problem.lifted(x0, Variable.of(y0, "y"))
     noisy = batches is not None or problem.needs_batch or next(modules_of((x0, y0)), None) is not None
     return StochasticMEHA() if noisy else Continuation()

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from meha.methods import MEHA
 from meha.problem import Problem
-from meha.problems.base import Distance, KnownProblem, relative
+from meha.problems.base import Distance, KnownProblem, Region, relative
 from meha.problems.exact import minimiser
 
-__all__ = ["Array", "Blueprint", "Cast", "known_problem"]
+__all__ = ["Array", "Blueprint", "Cast", "Region", "known_problem"]
 
 Array = NDArray[Any]
 
@@ -46,6 +46,7 @@ class Blueprint:
         measure: see :class:`~meha.problems.KnownProblem`.
         units: the scales of the coordinates of x, if they differ; distances are measured in these units.
         unique: the part of y that the lower level determines, if not y itself (such as the product of two factors).
+        region: where random starts are drawn from; None draws them around x0 and y0.
     """
 
     build: Callable[[Cast], Problem]
@@ -56,6 +57,7 @@ class Blueprint:
     measure: Literal["distance", "excess"] = "distance"
     units: Array | float = 1.0
     unique: Callable[[Tensor], Tensor] = _all
+    region: Region | None = None
 
     @functools.cached_property
     def exact(self) -> Problem:
@@ -80,17 +82,27 @@ def double(value: Any) -> Tensor:
 
 
 def known_problem(
-    name: str, make: Callable[[], Blueprint], *, dtype: torch.dtype = torch.float64, device: Any = None
+    name: str,
+    make: Callable[[], Blueprint],
+    *,
+    file: str = "references.json",
+    dtype: torch.dtype = torch.float64,
+    device: Any = None,
 ) -> KnownProblem:
-    """Build the problem in this precision and on this device; its answer and its error are computed in float64."""
+    """Build the problem in this precision and on this device; its answer and its error are computed in float64.
+
+    An answer without a closed form is looked up in ``file``.
+    """
     blueprint = make()
 
     def cast(value: Any) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64).to(device, dtype)
 
-    stored = references().get(name, {})
+    stored = references(file).get(name, {})
     if blueprint.x_star is None and not stored:
-        raise LookupError(f"name: no reference is stored for {name!r}; compute it with tools/references.py.")
+        raise LookupError(
+            f"name: no reference is stored for {name!r}; compute it with tools/references.py or tools/rugged_references.py."
+        )
     x_star = double(stored["x"] if blueprint.x_star is None else blueprint.x_star).reshape(blueprint.x0.shape)
     y_star = double(stored["y"]).reshape(blueprint.y0.shape) if blueprint.x_star is None else blueprint.respond(x_star)
 
@@ -112,12 +124,14 @@ def known_problem(
         response=lambda x: blueprint.respond(double(x.detach())),
         value=lambda x: blueprint.value(double(x.detach())),
         measure=blueprint.measure,
+        region=blueprint.region,
+        local=tuple(cast(x).reshape(blueprint.x0.shape) for x in stored.get("local", ())),
     )
 
 
 @functools.cache
-def references() -> dict[str, dict[str, Any]]:
+def references(file: str = "references.json") -> dict[str, dict[str, Any]]:
     """Return the stored solutions by problem name: x, y, and the number of local optima that the search met."""
-    text = resources.files("meha.problems").joinpath("references.json").read_text(encoding="utf-8")
+    text = resources.files("meha.problems").joinpath(file).read_text(encoding="utf-8")
     solutions: dict[str, dict[str, Any]] = json.loads(text)
     return solutions

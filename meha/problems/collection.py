@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -38,7 +38,11 @@ from meha.problems.regression import (
     ridge,
     softmax,
 )
+from meha.problems.rugged import FAMILIES as RUGGED
+from meha.problems.rugged import HELD_OUT as RUGGED_HELD_OUT
 from meha.problems.scaled import scaled
+from meha.problems.simple import FAMILIES as SIMPLE
+from meha.problems.simple import HELD_OUT as SIMPLE_HELD_OUT
 from meha.problems.support import dual, primal
 from meha.problems.synthetic import lasso, merely_convex, sine, strong_convex
 
@@ -185,6 +189,11 @@ HELD_OUT = {"support vectors, dual", "tolls", "dictionary", "representation", "d
 """Families that are held out as a whole."""
 
 
+Half = Literal["tuning", "held-out"]
+
+Group = Literal["gentle", "rugged", "simple"]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A problem of the collection that is not built yet.
@@ -194,12 +203,14 @@ class Entry:
         family: the kind of problem.
         half: ``"tuning"`` or ``"held-out"``. Numbers of methods are chosen on the first half and judged on the second.
         build: builds the problem, given ``dtype`` and ``device``.
+        group: see :func:`collection`.
     """
 
     name: str
     family: str
-    half: Literal["tuning", "held-out"]
+    half: Half
     build: Callable[..., KnownProblem] = field(repr=False)
+    group: Group = "gentle"
 
     @property
     def optima(self) -> int | None:
@@ -207,7 +218,8 @@ class Entry:
 
         More than one means local optima, or kinks at which a descent may stop.
         """
-        count: int | None = references().get(self.name, {}).get("optima")
+        file = "rugged.json" if self.group == "rugged" else "references.json"
+        count: int | None = references(file).get(self.name, {}).get("optima")
         return count
 
     def make(self, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
@@ -215,10 +227,14 @@ class Entry:
         return self.build(dtype=dtype, device=device)
 
 
-def collection(half: Literal["tuning", "held-out"] | None = None) -> list[Entry]:
-    """Return all entries, or those of one half.
+def collection(half: Half | None = None, group: Group | None = "gentle") -> list[Entry]:
+    """Return the entries of one half, or of both (None), and of one group, or of all (None).
 
-    The members of a family alternate between the halves; some families are held out as a whole.
+    The members of a family alternate between the halves; some families are held out as a whole. The groups:
+
+    - ``"gentle"``: nearly all lower levels are convex, or have one valley;
+    - ``"rugged"``: lower levels with several valleys, kinks without convexity, plateaus, or many solutions;
+    - ``"simple"``: no x, only a choice among the solutions of one problem: ``upper`` and ``lower`` are functions of y.
 
     >>> entry = collection("tuning")[0]
     >>> problem = entry.make()
@@ -227,13 +243,28 @@ def collection(half: Literal["tuning", "held-out"] | None = None) -> list[Entry]
     """
     if half not in (None, "tuning", "held-out"):
         raise ValueError(f"half: must be 'tuning', 'held-out' or None (both), got {half!r}.")
-    families: dict[str, dict[str, Callable[..., KnownProblem]]] = {
-        family: {name: partial(known_problem, name, make) for name, make in makers.items()}
-        for family, makers in BLUEPRINTS.items()
-    }
+    if group not in (None, "gentle", "rugged", "simple"):
+        raise ValueError(f"group: must be 'gentle', 'rugged', 'simple' or None (all), got {group!r}.")
+    gentle = {family: _built(makers, "references.json") for family, makers in BLUEPRINTS.items()}
+    rugged = {family: _built(makers, "rugged.json") for family, makers in RUGGED.items()}
     entries = [
-        Entry(name, family, "held-out" if family in HELD_OUT or i % 2 else "tuning", build)
-        for family, members in {**families, **TOYS}.items()
+        *_entries({**gentle, **TOYS}, HELD_OUT, "gentle"),
+        *_entries(rugged, RUGGED_HELD_OUT, "rugged"),
+        *_entries(SIMPLE, SIMPLE_HELD_OUT, "simple"),
+    ]
+    return [entry for entry in entries if half in (None, entry.half) and group in (None, entry.group)]
+
+
+Builders = Mapping[str, Callable[..., KnownProblem]]
+
+
+def _built(makers: Mapping[str, Callable[[], Blueprint]], file: str) -> Builders:
+    return {name: partial(known_problem, name, make, file=file) for name, make in makers.items()}
+
+
+def _entries(families: Mapping[str, Builders], held_out: set[str], group: Group) -> list[Entry]:
+    return [
+        Entry(name, family, "held-out" if family in held_out or i % 2 else "tuning", build, group)
+        for family, members in families.items()
         for i, (name, build) in enumerate(members.items())
     ]
-    return [entry for entry in entries if half in (None, entry.half)]

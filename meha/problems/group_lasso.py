@@ -106,8 +106,20 @@ def group_lasso(
         nearest = torch.where(share > 0, x_star, torch.maximum(x, x_star))
         return Distance(relative(x, nearest), relative(y, y_star))
 
+    def response(x: Tensor) -> Tensor:
+        shrunk = (1 - x.detach().to(u) / u.norm(dim=1)).clamp(min=0)
+        return (shrunk[:, None] * u).reshape(-1).double().cpu()
+
     upper_star = float(loss(validation, y_star))
-    return KnownProblem(**common, metrics=metrics, distance=distance, x_star=x_star, y_star=y_star, upper_star=upper_star)
+    return KnownProblem(
+        **common,
+        metrics=metrics,
+        distance=distance,
+        x_star=x_star,
+        y_star=y_star,
+        upper_star=upper_star,
+        response=response,
+    )
 
 
 def _coefficients(m: int) -> Tensor:

@@ -32,8 +32,8 @@ class AdaptiveMEHA(Method):
     Take it to follow the single loop of MEHA on a problem without batches and networks, at 2 gradients of f and 1 of F a step,
     without tuning. :class:`~meha.Continuation`, the default of :func:`~meha.solve`, is more accurate and more robust;
     :class:`~meha.StochasticMEHA` is the choice for batches and networks. AdaptiveMEHA struggles with ill-conditioned problems:
-    a lower level of condition 1000 and more, or coordinates of x in very different units, make it slow, and it may then report
-    convergence too early. A step is
+    a lower level of condition 1000 and more, or coordinates of x in very different units, make it slow, and it may then rest
+    too early. A step is
 
         x     <- proj_X( x - alpha grad_x [ F(x, y) / c + (f+g)(x, y) - (f+g)(x, theta) ] )
         y     <- prox_{beta g(x,.)}( y - beta (grad_y [ F(x, y) / c + f(x, y) ] - grad_y f(x, theta) - s) )
@@ -51,9 +51,11 @@ class AdaptiveMEHA(Method):
     - gamma starts at 0.45 over the curvature of f, which the theorem allows for any f, and grows when a stage takes too long
       and the lower level looks convex.
 
-    The run has converged when the extrapolated limit, or (x, y) itself, rests, unless F is no higher when x goes twice as far
-    from x0: then the optimum may lie at infinity, which is a status of its own. The method is scale-free: the run stays the
-    same when x, y, F or f are measured in other units.
+    The run has converged when the extrapolated limit, or (x, y) itself, rests with a small gap, and descents of the lower level
+    from many starts find nothing below y (:mod:`meha.methods._verification`). If they do, y moves there, and the run goes on,
+    up to three times; then, or if F is lower where x goes back towards x0, the status is ``local``. If F is no higher when x
+    goes twice as far from x0, the optimum may lie at infinity, which is a status of its own. The method is scale-free: the run
+    stays the same when x, y, F or f are measured in other units.
 
     The numbers of a step are those of :class:`~meha.MEHA`, and ``gamma``, at the last point that was not rejected.
 
@@ -95,6 +97,8 @@ class AdaptiveMEHA(Method):
         if course.extrapolated and math.isfinite(course.change) and state.status != Status.AT_INFINITY.value:
             change = f"changed by {course.change:.1e} in the last stage (an estimate, not a bound)"
             lines["accuracy"] = f"the limit for c to infinity {change}"
+        if state.evidence:
+            lines["lower"] = state.evidence
         return lines
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveState:
@@ -121,7 +125,8 @@ class AdaptiveMEHA(Method):
         watch(state, here, record)
         state.memory.records = [*state.memory.records[-TUNING.memory :], record]
         set_course(oracle, state, here, record, self.tol)
-        advance(oracle, state)
+        if state.memory.records:  # otherwise y has just moved to a lower valley
+            advance(oracle, state)
         look_again(oracle, state)
         return numbers
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from meha._oracle import Oracle
-from meha._verdicts import Status
 from meha.methods._curvatures import flatten, write
 from meha.methods._extrapolation import richardson
-from meha.methods.adaptive.infinity import at_infinity
+from meha.methods.adaptive.ending import closed, judge
 from meha.methods.adaptive.state import AdaptiveState, Record
 from meha.methods.adaptive.steps import StepMap
 from meha.methods.adaptive.tuning import TUNING
@@ -48,9 +47,7 @@ def set_course(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Reco
     if not course.extrapolated:
         write(point, state.x, state.y)
     if state.reason:
-        endless = at_infinity(oracle, state, tol)
-        state.status = (Status.AT_INFINITY if endless else Status.CONVERGED).value
-        state.reason = endless or state.reason
+        judge(oracle, state, tol)
 
 
 def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
@@ -61,7 +58,7 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
         return
     (_, z0, _, g0), (c1, z1, _, g1), (c2, z2, _, g2) = course.stages
     first, second = _change(state, z1, z0), _change(state, z2, z1)
-    if max(first, second) <= tol:
+    if max(first, second) <= tol and closed(state):
         state.reason = f"(x, y) changed by {max(first, second):.1e} <= tol = {tol:.1e} (relative) while c grew to {c2:.3g}"
     if g0 == g1 == g2 and second <= TUNING.shrinks * first:
         limit = richardson(z2, z1, c2 / c1)
@@ -70,7 +67,8 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
         oracle.prox(state.x.value, state.y.leaves, TUNING.inside / state.sight.curvatures["f_yy"])
         course.extrapolated = True
         last, course.change = course.change, math.inf if before is None else _change(state, flatten(state.x, state.y), before)
-        if course.change <= tol and last <= TUNING.near * tol and _change(state, limit, z2) <= TUNING.near * tol:
+        near = _change(state, limit, z2) <= TUNING.near * tol
+        if course.change <= tol and last <= TUNING.near * tol and near and closed(state):
             state.reason = (
                 f"the limit for c to infinity changed by {course.change:.1e} <= tol = {tol:.1e} (relative), c = {c2:.3g}"
             )

@@ -90,6 +90,7 @@ class Course(_Saved):
         extrapolated, change: whether the answer is a limit for c to infinity, and its change in the last stage.
         scale: the largest size of grad F, in the metric of the steps.
         lowest, highest: the range of F.
+        restarts: how often y was moved to a lower valley.
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -99,6 +100,7 @@ class Course(_Saved):
     scale: float = 0.0
     lowest: float = math.inf
     highest: float = -math.inf
+    restarts: int = 0
 
 
 @dataclass
@@ -110,6 +112,7 @@ class AdaptiveState(State):
         origin: the start (x, y).
         failures: rejected points since the last accepted one.
         numbers: those of the last accepted point.
+        evidence: what a search of the lower level found at the end; empty before.
         status, reason: how and why the run has ended; empty before.
     """
 
@@ -124,5 +127,6 @@ class AdaptiveState(State):
     course: Course = field(default_factory=Course)
     failures: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    evidence: str = ""
     status: str = ""
     reason: str = ""

@@ -69,7 +69,17 @@ class Tuning:
     way: float = 0.01  # weight of the distance from the start in the size of a point, which may end at zero
     inside: float = 1e-9  # prox step, times the curvature of f, that only brings y into its set
 
+    # The end
+    closed: float = 0.1  # loss of F that the gap still allows, relative to its range, at which a run may end
+    pairs: int = 50  # memory of the descents that verify y
+    least_search: int = 1000  # gradients of f that these may take in any case
+    search: float = 0.5  # part of those taken so far that they may take
+    holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
+    restarts: int = 3  # times that y may move to a lower valley; more would mean that x and y chase each other
+    behind: tuple[float, ...] = (0.0, 0.1, 0.3)  # shares of the way of x at which F is compared
+
     # Optima at infinity
+    moved: float = 1e-3  # x has moved if it is further from the start than this, relative to x
     beyond: float = 1e3  # x that can move this many times as far as it did inside X counts as unbounded
     lower_tol: float = 1e-8  # relative accuracy of the lower solves that compare F, well below what tol can be
     lower_steps: int = 1000  # largest number of steps of these solves, which happen once in a run

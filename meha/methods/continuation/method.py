@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
 from meha._variables import Variable
-from meha._verdicts import Status, Verdict
+from meha._verdicts import Verdict
 from meha.methods._base import Method, State
-from meha.methods._curvatures import describe
-from meha.methods.continuation.levels import Levels, Scales, measure
-from meha.methods.continuation.passes import Pass, Result, best_of
-from meha.methods.continuation.quasi_newton import size
-from meha.methods.continuation.tuning import TUNING
+from meha.methods._levels import Levels
+from meha.methods.continuation.course import Course
 from meha.problem import Problem
 
 __all__ = ["Continuation", "ContinuationState"]
@@ -36,10 +32,14 @@ class Continuation(Method):
     only as accurately as the stage needs. Only first derivatives are taken.
 
     - c begins where F decides (``upper level first``) and grows fourfold, until x, extrapolated in 1/c, changes by less than
-      ``tol``. A second pass begins where f decides (``lower level first``). The answer is the one with the smaller F, and the
-      report says whether both agree. Where they do not, there are several local solutions, and others may exist. During the
-      second pass, the variables hold the result of the first.
-    - theta starts at y in each stage. In a non-convex lower level both are local solutions in one valley, as in MEHA.
+      ``tol``. A second pass begins where f decides (``lower level first``). During later passes, the variables hold the best
+      result so far.
+    - Then y is verified: descents of f + g at the final x, from points near y and far away, must find nothing below it
+      (:mod:`meha.methods._verification`). A lower valley gives rise to two further passes, from there and from the refuted
+      point; where there are several valleys, others start from other x. A pass follows all valleys that are known, and the
+      value function is the least of them. The answer has the smallest F of those that were not refuted. The status is
+      ``converged`` only if y was verified, and ``local`` otherwise; the report tells what was met.
+    - theta starts close to y in each stage, so that it leaves maxima and saddles.
     - g and Y enter by their proximal map, X by its projection; coordinates which these hold fast are taken out of the steps.
     - The steps compare values. The objectives must give the same value at the same point, so batches and dropout are not
       possible; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four
@@ -51,11 +51,12 @@ class Continuation(Method):
         tol: the relative error of x at which to stop, estimated by how much the extrapolated x changed with the last stage (an
             estimate, not a bound); 0.0 for as accurate as possible.
         both_starts: whether there is a second pass.
-        max_gradients: upper bound on the gradients of f in a pass, at which it ends without convergence.
+        max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
+            at the start, some 50, are taken in any case). Each of the first two passes may take 45 % of them.
 
     A step is one quasi-Newton step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, 1 or 2 for the
-    pass.
+    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, the
+    number of the pass.
 
     >>> import torch
     >>> from meha.problem import Problem
@@ -63,13 +64,13 @@ class Continuation(Method):
     >>> run = Continuation().start(problem, torch.tensor([-6.0], dtype=torch.float64), torch.zeros(10, dtype=torch.float64))
     >>> while run.verdict is None:
     ...     info = run.step()
-    >>> print(f"{float(run.x):.6f}")  # (30/2 pi - 18) / 11
-    2.647627
+    >>> print(f"{float(run.x):.5f}")  # (30/2 pi - 18) / 11
+    2.64763
     """
 
     tol: float = 1e-6
     both_starts: bool = True
-    max_gradients: int = 20_000
+    max_gradients: int = 40_000
 
     def __post_init__(self) -> None:
         check_tolerance("tol", self.tol)
@@ -84,7 +85,9 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
-        return ContinuationState(x=x, y=y, course=Course(self, Levels(oracle, x, y)), settled=False)
+        return ContinuationState(
+            x=x, y=y, course=Course(Levels(oracle, x, y), self.tol, self.both_starts, self.max_gradients), settled=False
+        )
 
     def step(self, oracle: Oracle, state: ContinuationState, at: At) -> Numbers:
         if at.batch is not None:
@@ -108,90 +111,3 @@ class ContinuationState(State):
     """x, y, and the course of the run."""
 
     course: Course
-
-
-class Course:
-    """One or two passes, one step at a time, and the choice between their results."""
-
-    def __init__(self, method: Continuation, levels: Levels) -> None:
-        self.method, self.levels = method, levels
-        self.scales: Scales | None = None
-        self.results: list[Result] = []
-        self.now: Pass | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether all passes are done."""
-        return self.scales is not None and len(self.results) == len(self.scales.starts)
-
-    @property
-    def agree(self) -> bool:
-        """Whether the results of all passes are the same point, as far as their accuracy shows."""
-        a, b, scales = self.results[0], self.results[-1], self.scales
-        assert scales is not None
-        same = max(TUNING.agreement * scales.tol, TUNING.least_agreement)
-        return a is b or size(a.x - b.x) / scales.x_size(a.x) <= same
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The end of the better pass; None while there is something to do."""
-        if not self.over:
-            return None
-        best = best_of(self.results)
-        if self.agree:
-            return best.verdict
-        (other,) = (result for result in self.results if result is not best)
-        note = f"The other start ended at another local solution, F = {other.F:.6g}; there may be more."
-        return replace(best.verdict, message=f"{best.verdict.message} {note}")
-
-    def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables at which the run would end now."""
-        levels, method = self.levels, self.method
-        if self.scales is None:
-            self.scales = measure(levels, method.tol, method.both_starts)
-        now = self.now = self.now or self._pass(self.scales)
-        levels.move(now.x)
-        numbers = now.step() | {"run": len(self.results) + 1}
-        if now.result is not None:
-            self.results.append(now.result)
-            self.now = None if self.over else self._pass(self.scales)
-        answer = best_of(self.results) if self.results else now
-        levels.move(answer.x, answer.y)
-        return numbers
-
-    def _pass(self, scales: Scales) -> Pass:
-        return Pass(self.levels, scales, scales.starts[len(self.results)], self.method.max_gradients)
-
-    def report(self) -> dict[str, str]:
-        """What is known about the problem, how c grew, which accuracy was reached, and whether both passes agree."""
-        if self.scales is None:
-            return {}
-        lines = {"problem": f"{describe(self.scales.curvatures)}; balanced at c = {self.scales.balance:.2g}"}
-        if self.results:
-            best = best_of(self.results)
-            lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
-            at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
-            lines["accuracy"] = f"x to about {best.bias:.1e} (an estimate, not a bound); {at}"
-        if len(self.results) == 2:
-            ends = " and ".join(f"F = {result.F:.6g}" for result in self.results)
-            lines["starts"] = "upper level first and lower level first " + ("agree" if self.agree else f"end at {ends}")
-        return lines
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
-        if self.scales is None:
-            return {}
-        results = [(*result[:-1], (result.verdict.status.value, result.verdict.message)) for result in self.results]
-        return {"scales": vars(self.scales), "results": results, "now": self.now and self.now.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another course was."""
-        self.scales = self.now = None
-        saved = state.get("results", [])
-        self.results = [Result._make([*parts, Verdict(Status(status), message)]) for *parts, (status, message) in saved]
-        if state:
-            self.scales = Scales(**state["scales"])
-            self.levels.curvatures = self.scales.curvatures
-            if state["now"] is not None:
-                self.now = self._pass(self.scales)
-                self.now.load_state_dict(state["now"])

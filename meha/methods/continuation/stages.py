@@ -11,8 +11,8 @@ from torch import Tensor
 
 from meha._verdicts import Status, Verdict
 from meha.methods._extrapolation import richardson
-from meha.methods.continuation.levels import Scales
-from meha.methods.continuation.quasi_newton import size
+from meha.methods._quasi_newton import size
+from meha.methods.continuation.scales import Scales
 from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Stage", "accuracy", "compared", "limits", "verdict"]
@@ -25,7 +25,8 @@ class Stage(NamedTuple):
         length: the size of the next step, relative to x.
         blur: the rounding error of the gradient, relative to the largest gradient.
         apart: the distance of y from theta, relative to y.
-        bias_x, bias_y, bias_F: relative changes of the limits with this stage.
+        solved: whether x is as accurate as the stage demands.
+        bias_x, bias_y, bias_F: relative changes of the limits with this stage; the first is that of y where there is no x.
     """
 
     c: float
@@ -37,6 +38,7 @@ class Stage(NamedTuple):
     length: float
     blur: float
     apart: float
+    solved: bool
     limit_x: Tensor
     limit_y: Tensor
     limit_F: float
@@ -87,31 +89,37 @@ def compared(stage: Stage, last: Stage, scales: Scales, spread: float) -> Stage:
     ``spread``.
     """
     limit_F = richardson(stage.F, last.F, TUNING.ratio)
+    bias_y = size(stage.limit_y - last.limit_y) / scales.y_size(stage.y)
+    bias_x = size(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length
     return stage._replace(
         limit_F=limit_F,
-        bias_x=size(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length,
-        bias_y=size(stage.limit_y - last.limit_y) / scales.y_size(stage.y),
+        bias_x=bias_y if scales.simple else bias_x,
+        bias_y=bias_y,
         bias_F=abs(limit_F - last.limit_F) / (spread or 1.0),
     )
 
 
-def verdict(stages: Sequence[Stage], scales: Scales, used: int, max_gradients: int) -> Verdict | None:
-    """Whether a pass ends with the last stage, after ``used`` gradients of f, and why."""
+def verdict(stages: Sequence[Stage], scales: Scales, spread: float) -> Verdict | None:
+    """Whether a pass ends with the last stage, and why; only stages that were solved are evidence."""
     stage, tol = stages[-1], scales.tol
-    bias = f"{stage.bias_x:.1e}"
-    if scales.balance / stage.c < TUNING.lightest and stage.apart <= TUNING.joined:
-        if stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
-            return Verdict(Status.CONVERGED, f"x, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e}).")
-        if all(_rests(recent, tol) for recent in stages[-TUNING.rests :]):
+    name, bias = scales.name, f"{stage.bias_x:.1e}"
+    close = 2 * stage.c * stage.gap <= TUNING.closed * spread
+    if scales.balance / stage.c < TUNING.lightest and stage.apart <= TUNING.joined and close:
+        solved = all(recent.solved for recent in stages[-2:])
+        if solved and stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
+            return Verdict(
+                Status.CONVERGED, f"{name}, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e})."
+            )
+        if solved and all(_rests(recent, tol) for recent in stages[-TUNING.rests :]):
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
-            return Verdict(Status.CONVERGED, f"F no longer changes; x changed by {bias} in the last stage{where}.")
+            return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
         if TUNING.ratio * stage.blur > TUNING.blurred:
-            message = f"x is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
+            message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
-    if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance or used > max_gradients:
-        message = f"x is accurate to about {bias} after {used} gradients of f in {len(stages)} stages."
-        advice = "Allow more (max_gradients), ask for less accuracy (tol), or inspect the problem with meha.check."
-        return Verdict(Status.FINISHED, f"{message} {advice}")
+    if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance:
+        unsolved = "" if stage.solved else ", of which the last was not solved"
+        message = f"{name} is accurate to about {bias} after {len(stages)} stages{unsolved}."
+        return Verdict(Status.FINISHED, f"{message} Ask for less accuracy (tol), or inspect the problem with meha.check.")
     return None
 
 

@@ -24,9 +24,6 @@ class Tuning:
     pairs: int = 300  # pairs kept for y and theta: ill-conditioned lower levels need many
     composite_pairs: int = 50  # the same with a non-smooth g, under which the free coordinates change often
     outer_pairs: int = 30  # pairs kept for x, whose function changes with c
-    fewest_pairs: int = 5  # kept in any case
-    spare_pairs: int = 10  # kept beyond twice the dimension, at most: more repeat themselves
-    most_numbers: int = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
     damping: float = 1e-4  # added curvature in x, relative to the largest: where Phi is almost flat, steps stay bounded
     # The sequence of stages
     ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly
@@ -43,6 +40,7 @@ class Tuning:
     late_steps: int = 50  # most steps of a later stage
     max_failures: int = 3  # failed steps after which a stage ends
     first_step: float = 0.01  # length of the very first step, relative to x
+    stride: float = 0.1  # longest step, in units of the largest x so far, where x itself is smaller
     negligible: float = 0.01  # times tau^2: relative decrease of Phi, or relative gradient, too small for a step
     stationary: float = 0.1  # a small step ends a stage only if the gradient fell to this part of the largest
     wandered: float = 100.0  # an early stage that went this far, relative to x, has no solution nearby
@@ -63,11 +61,23 @@ class Tuning:
     within_noise: float = 10.0  # a promised decrease below this many errors of the value cannot be seen
     within_rounding: float = 10.0  # a step below this many rounding errors of y changes nothing
     solved: float = 1e3  # y solves the lower level if the residual is below this many pulls of F
+    # Several valleys of the lower level
+    displaced: float = 0.01  # displacement of theta at the beginning of a stage, relative to its distance from y
+    displaced_least: float = 1e-6  # the same, relative to y: from there, theta leaves maxima and saddles
+    smoothing: float = 0.5  # part of the range of F over which the least of several valleys is smoothed
+    new_weight: float = 0.1  # weight of a valley that was just found
+    least_weight: float = 1e-3  # of any valley, so that it is noticed as soon as it becomes the lowest
+    borderline: float = 1e-2  # share of another valley, times c, from which on x is on a border
+    fallen: float = (
+        0.25  # if the gap fell by less with a stage, in which c grew fourfold, y may be in another valley than theta
+    )
+    merged: float = 1e-3  # valleys whose bottoms are this close, relative to y, are one
     # Extrapolation
     shrinking: float = 0.6  # largest ratio of changes for Richardson's rule, which expects 1/4
     steady: float = 0.9  # largest ratio for a geometric series
     unsteady: float = 0.1  # two such ratios that differ relatively by more are not steady
     # The end of a pass
+    closed: float = 0.1  # largest loss of F that the gap still allows, about 2 c times the gap, relative to the range of F
     joined: float = 0.01  # largest distance of y and theta, relative to y
     y_tol: float = 10.0  # accuracy in y, in units of that in x: the lower level determines y less well
     unsettled: float = 0.01  # while x changes by more than this, an F that changes by less than tol does not depend on it
@@ -75,7 +85,23 @@ class Tuning:
     resting_power: float = 1.5  # between 1, for F as accurate as x, and 2, since F is quadratic near a solution
     rests: int = 3  # stages in a row in which F must rest
     blurred: float = 0.1  # rounding error of the next gradient, relative to its largest, at which accuracy ends
+    tie_steps: int = 4  # Newton steps to where two valleys are as low, if the optimum lies there
+    tie_reach: float = 0.01  # longest of them, relative to x
+    moved: float = 1e-3  # x has moved if it is further from the start than this, relative to x
+    reserve: float = 0.1  # part of the gradients of a pass that is kept for its end
     beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
+    # The search of the lower level at the end, and further passes
+    share_first: float = 0.45  # part of all gradients that each of the two first passes may take
+    share_next: float = 0.5  # part of the gradients left that each further one may take
+    least_search: int = 1000  # gradients of f that a search may take in any case
+    search: float = 0.5  # part of those taken so far that it may take
+    least_pass: int = 200  # gradients of f that must be left for a further pass
+    valleys: int = 3  # valleys, besides that of y, that a pass follows; it looks at others between stages
+    remembered: int = 12  # valleys whose lowest points are kept as starts of later searches
+    holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
+    samples: int = 12  # x at which the valleys are compared, where there are several
+    explored: int = 2  # the best of them, from which passes start
+    passes: int = 8  # upper bound on the number of passes
     # The choice between the passes
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol

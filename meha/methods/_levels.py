@@ -1,9 +1,10 @@
-"""Both levels of a problem as functions of flat vectors, at one x at a time, and their sizes at the start."""
+"""Both levels of a problem as functions of flat vectors, at one x at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,15 +12,21 @@ from torch import Tensor
 
 from meha._oracle import Oracle
 from meha._variables import Variable
-from meha.methods._curvatures import Curvatures, balance, flatten, probe, upper_gradients, write
-from meha.methods.continuation.quasi_newton import Descent, Pairs, Point, PointT, size
-from meha.methods.continuation.tuning import TUNING
+from meha.methods._curvatures import Curvatures, flatten, upper_gradients, write
+from meha.methods._quasi_newton import INSIDE, Descent, Pairs, Point, PointT
 from meha.problem import Prox
 
-__all__ = ["Levels", "LowerPoint", "PenaltyPoint", "Scales", "measure"]
+__all__ = ["BudgetError", "Levels", "LowerPoint", "PenaltyPoint"]
 
 SUMMANDS = 5.0
 """Rounding errors that a value is taken to have."""
+
+ENDLESS = 1e30
+"""A projection that leaves a coordinate as large as this does not bound it."""
+
+
+class BudgetError(Exception):
+    """The gradients of f that are allowed have been taken."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -51,6 +58,7 @@ class Levels:
         composite: whether g is more than the indicator of Y.
         constrained: whether X is not the whole space.
         bounded: whether there is a g or a Y.
+        limit: gradients of f, counted from the start of the run, after which :class:`BudgetError` is raised.
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
@@ -60,6 +68,16 @@ class Levels:
         self.composite = oracle.phi is not oracle.lower
         self.constrained = not oracle.project.identity
         self.bounded = not oracle.prox.identity
+        self.limit = math.inf
+
+    @contextlib.contextmanager
+    def until(self, limit: float) -> Iterator[None]:
+        """Allow gradients of f up to this number, or up to the limit that holds already if that is smaller."""
+        before, self.limit = self.limit, min(self.limit, limit)
+        try:
+            yield
+        finally:
+            self.limit = before
 
     def project(self, x: Tensor, step: float = 1.0) -> Tensor:
         """The projection on X, with the signature of a proximal map."""
@@ -83,6 +101,8 @@ class Levels:
 
     def lower(self, y: Tensor) -> LowerPoint:
         """f + g as a function of y."""
+        if self.oracle.counts.lower >= self.limit:
+            raise BudgetError
         write(y, self.y)
         oracle, x = self.oracle, self.x
         strict = not self.composite  # otherwise x may act through g alone
@@ -120,87 +140,28 @@ class Levels:
         write(y, self.y)
         return torch.cat([part.reshape(-1) for part in self.oracle.g_gradient(self.x, self.y)])
 
+    def inside(self, y: Tensor) -> Tensor:
+        """A point of Y, in the domain of g, near y."""
+        return self.prox(y, INSIDE)
+
+    def y_bounds(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest y in each coordinate; infinite where Y is no product of intervals."""
+        domain = self.oracle.problem.y_set
+        return self._bounds(self.inside, self.y, domain is not None and domain.coordinatewise)
+
+    def x_bounds(self) -> tuple[Tensor, Tensor]:
+        """The same for x."""
+        domain = self.oracle.problem.x_set
+        return self._bounds(self.project, self.x, domain is not None and domain.coordinatewise)
+
+    @staticmethod
+    def _bounds(project: Callable[[Tensor], Tensor], like: Variable, coordinatewise: bool) -> tuple[Tensor, Tensor]:
+        far = torch.full_like(flatten(like), ENDLESS)
+        low, high = (project(-far), project(far)) if coordinatewise else (-far, far)
+        return (torch.where(low > -ENDLESS, low, -math.inf), torch.where(high < ENDLESS, high, math.inf))
+
     def move(self, x: Tensor, y: Tensor | None = None) -> None:
         """Put vectors into the variables."""
         write(x, self.x)
         if y is not None:
             write(y, self.y)
-
-
-@dataclass(eq=False)
-class Scales:
-    """Sizes measured at the start (x0, y0), by which everything later is judged.
-
-    Attributes:
-        tol: the accuracy asked for, or the finest that the precision allows.
-        slope: the norm of F_y at the start.
-        balance: the c at which both levels weigh the same.
-        starts: the first c of each pass.
-        x_largest, y_largest: the largest sizes of x and y in stages that the lower level shapes.
-    """
-
-    x0: Tensor
-    y0: Tensor
-    tol: float
-    curvatures: Curvatures
-    slope: float
-    balance: float
-    starts: tuple[float, ...]
-    x_largest: float = 0.0
-    y_largest: float = 0.0
-
-    def x_size(self, x: Tensor) -> float:
-        """The size of x, or its distance from the start where that is larger."""
-        return max(size(x), size(x - self.x0)) or 1.0
-
-    def y_size(self, y: Tensor) -> float:
-        """The same for y."""
-        return max(size(y), size(y - self.y0)) or 1.0
-
-    def note(self, x: Tensor, y: Tensor, theta: Tensor) -> None:
-        """Keep the largest sizes."""
-        self.x_largest = max(self.x_largest, self.x_size(x))
-        self.y_largest = max(self.y_largest, self.y_size(y), self.y_size(theta))
-
-
-def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
-    """Probe the curvatures at the present point, and balance both levels in y; for the first pass, also in x.
-
-    Raises:
-        ValueError: an objective is not finite there.
-    """
-    x0, y0 = flatten(levels.x), flatten(levels.y)
-    F, _, F_y = levels.upper(y0)
-    lower = levels.lower(y0)
-    for level, value in (("upper", F), ("lower", lower.value)):
-        if not math.isfinite(value):
-            raise ValueError(f"{level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
-    curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=TUNING.probes)
-    F_xx, F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_xx", "F_yy", "f_yy", "f_xy"))
-    slope, f_slope = size(F_y), size(lower.gradient)
-    if F_yy and f_yy:
-        in_y = F_yy / f_yy
-    elif f_yy and slope:  # F is linear: where it draws y as far as y is from the lower level's solution
-        apart = max(size(_rough_solution(levels, y0).z - y0), size(y0))
-        in_y = slope / (f_yy * apart or f_yy)
-    else:  # f is linear
-        in_y = slope / f_slope if slope and f_slope else 1.0
-    in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
-    starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
-    tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
-    return Scales(x0, y0, tol, curvatures, slope, in_y, starts)
-
-
-def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:
-    """Solve the lower level roughly."""
-    descent = levels.descent(levels.lower, Pairs(TUNING.rough_pairs), 1 / levels.curvatures["f_yy"])
-    point = descent.evaluate(y)
-    first = size(descent.residual(point).r)
-    for _ in range(TUNING.rough_steps):
-        if size(descent.residual(point).r) <= TUNING.rough * first:
-            break
-        new = descent.step(point, *descent.direction(point))
-        if new is None:
-            break
-        point = new
-    return point

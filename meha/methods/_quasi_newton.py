@@ -16,8 +16,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from meha.methods.continuation.tuning import TUNING
-
 __all__ = ["INSIDE", "Descent", "Pairs", "Point", "PointT", "size"]
 
 DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
@@ -31,8 +29,19 @@ SPREAD, ENOUGH = 100.0, 3  # ratio of curvatures and number of pairs from which 
 POSITIVE, POSITIVE_FREE = 1e-10, 1e-8  # least cosine between the changes of a pair; on the free coordinates, where many fail
 DOWNHILL = 1e-10  # least cosine between a direction and -r
 TINY = 1e-300  # keeps a quotient finite
+FEWEST_PAIRS = 5  # kept in any case
+SPARE_PAIRS = 10  # kept beyond twice the dimension, at most: more repeat themselves
+MOST_NUMBERS = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
 
 Prox = Callable[[Tensor, float], Tensor]
+
+
+class _Trial(NamedTuple):
+    """A length along a direction, with value and slope there."""
+
+    length: float
+    value: float
+    slope: float
 
 
 class Residual(NamedTuple):
@@ -107,8 +116,14 @@ class Pairs:
     @classmethod
     def sized(cls, most: int, n: int, damping: float = 0.0) -> Pairs:
         """A memory for vectors of n numbers, of at most ``most`` pairs."""
-        useful = 2 * n + TUNING.spare_pairs
-        return cls(max(TUNING.fewest_pairs, min(most, useful, TUNING.most_numbers // n)), damping)
+        useful = 2 * n + SPARE_PAIRS
+        return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping)
+
+    def copy(self) -> Pairs:
+        """A memory of the same pairs that learns on its own."""
+        other = Pairs(self.limit, self.damping)
+        other.rows, other.weight = list(self.rows), self.weight
+        return other
 
     def _forget(self) -> None:
         """Drop the matrices, which the next direction computes again; ``_prepared`` pairs were there when it did so last."""
@@ -242,6 +257,7 @@ class Descent(Generic[PointT]):
         prox: ``prox(z, step)``, the proximal map of g; None where g = 0.
         composite: whether g is more than the indicator of a set.
         t: the step of the proximal map; also the length of a step, in units of the residual, when ``pairs`` is empty.
+        kinks: whether h may have kinks, so that a shortened step may be much too short.
     """
 
     evaluate: Callable[[Tensor], PointT]
@@ -249,6 +265,7 @@ class Descent(Generic[PointT]):
     prox: Prox | None
     composite: bool
     t: float
+    kinks: bool = False
 
     def residual(self, point: Point) -> Residual:
         """The residual at a point."""
@@ -302,8 +319,8 @@ class Descent(Generic[PointT]):
         Where the length of d is only a guess, the slope must also have fallen (Wolfe's second condition): otherwise longer
         steps are tried.
         """
-        low, high, slope_low = 0.0, math.inf, float(point.gradient @ d)
-        first, slope_high = slope_low, 0.0
+        first = float(point.gradient @ d)
+        low, high = _Trial(0.0, point.value, first), _Trial(math.inf, math.nan, 0.0)
         best: PointT | None = None
         for _ in range(COMPOSITE_TRIALS if self.composite else TRIALS):
             ahead = point.z + tau * d
@@ -317,25 +334,29 @@ class Descent(Generic[PointT]):
             if not lower and new.finite and abs(change) <= noise:  # the values say nothing more
                 lower = size(self.residual(new).r) < size(self.residual(point).r)
                 lower = lower or (not self.composite and abs(slope) <= (1 - 2 * DESCENT) * abs(first))
+            shortened = high.length < math.inf
             if not lower:
-                high, slope_high = tau, slope
-            elif self.composite or remembered or held or slope >= CURVATURE * first:
+                high = _Trial(tau, new.value, slope)
+            elif self.composite or held or slope >= CURVATURE * first or (remembered and not (self.kinks and shortened)):
                 return new
             else:
-                best, low, slope_low = new, tau, slope
-            tau = self._next(low, high, slope_low, slope_high)
-            if high < math.inf and high - low <= RESOLUTION * high:
+                best, low = new, _Trial(tau, new.value, slope)
+            tau = self._next(low, high)
+            if high.length < math.inf and high.length - low.length <= RESOLUTION * high.length:
                 break
         return best
 
-    @staticmethod
-    def _next(low: float, high: float, slope_low: float, slope_high: float) -> float:
-        if math.isinf(high):
-            return GROWTH * low
-        if math.isfinite(slope_high) and slope_high > 0 > slope_low:
-            share = max(-slope_low / (slope_high - slope_low), NEAREST)
-            return low + (share if share <= FURTHEST else SHRINKAGE) * (high - low)
-        return low + SHRINKAGE * (high - low)
+    def _next(self, low: _Trial, high: _Trial) -> float:
+        """The next length: where a linear slope vanishes or, if a step was taken that way in vain, where the tangents meet."""
+        if math.isinf(high.length):
+            return GROWTH * low.length
+        width = high.length - low.length
+        share = SHRINKAGE
+        if math.isfinite(high.slope) and high.slope > 0 > low.slope:
+            turn = high.slope - low.slope
+            share = (high.slope - (high.value - low.value) / width if self.kinks and low.length else -low.slope) / turn
+            share = max(share, NEAREST) if share <= FURTHEST else SHRINKAGE
+        return low.length + share * width
 
     def _plain(self, point: PointT) -> PointT | None:
         """A proximal step, with t shortened until it decreases h + g as it should."""

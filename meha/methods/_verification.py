@@ -1,0 +1,303 @@
+"""Whether y solves the lower level: descents of f + g at one x, from many starts, and the valleys in which they end.
+
+A lower value is a proof that y is no solution. That none is found is evidence, which grows with the number of descents: after n
+of them with w different values at their ends, w (n - 1) / (n - w - 2) values are to be expected in all (Boender and Rinnooy
+Kan, 1987, for starts and valleys of which nothing else is known).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meha.methods._curvatures import flatten
+from meha.methods._levels import BudgetError, Levels, LowerPoint
+from meha.methods._quasi_newton import Pairs, size
+
+__all__ = ["Evidence", "Search"]
+
+STEPS = 200  # upper bound on the steps of a descent
+ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
+NOISE = 10.0  # or less than this many errors of the value
+LEAP = 10.0  # longest plain step, relative to y
+FAR = 1e4  # a descent that goes this many times further away than its start has no end
+NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a valley when its distance fell by this factor; from close by, by this one
+BOWL = 0.05  # relative deviation of f from a quadratic function on the way to the bottom of a valley which it joins
+JOINED = 1e-4  # distance, relative to y, at which two ends are the same
+PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
+EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
+CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
+RADII = (0.3, 1.0, 3.0)  # distances of random starts from y, relative to y, where Y does not bound them
+ENDING = 0.2  # the search ends when fewer further values than this are to be expected
+CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
+ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest valley
+CERTAIN_HITS = 10  # a result is still trusted with this many: a lower valley half as wide is missed with a chance below 1 %
+MIXED = 40  # largest dimension of y in which coordinates of valleys are exchanged one by one
+KEPT = 50  # valleys that are kept
+SEED = 17  # of the random starts
+
+
+class Evidence(NamedTuple):
+    """What the descents at one x found.
+
+    Attributes:
+        starts: their number.
+        values: how many valleys they met that differ in height, at this x or at others.
+        excess: by how much f + g at y is larger than the least of them; 0 if y is the lowest.
+        above: by how much the next valley is higher than the lowest; NaN if there is none.
+        certain: whether hardly any further values are to be expected.
+    """
+
+    starts: int
+    values: int
+    excess: float
+    above: float
+    certain: bool
+
+    def __str__(self) -> str:
+        valleys = "at the same height" if self.values == 1 else f"in {self.values} different valleys"
+        lowest = f"y is {self.excess:.1e} above the lowest" if self.excess else "none below y"
+        above = "" if self.values == 1 or self.excess else f" and the next {self.above:.1e} above it"
+        return f"{self.starts} descents of the lower level ended {valleys}, {lowest}{above}"
+
+
+class Search:
+    """Descents of f + g at the present x, and the valleys that they met.
+
+    Args:
+        levels: the problem; x is where its variable is.
+        y: the point to verify; ``point`` is f + g there.
+        pairs: what is known of the curvature near y.
+        t: a plain step.
+        scale: the size of y.
+        tolerance: the error of x; a difference that vanishes when x changes by that is none.
+        slack: the difference of f + g that the error of y may cause.
+        solved: whether y is the lowest point of a valley at this x, as far as is known.
+
+    Attributes:
+        valleys: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
+            were met; the first is y, if it is solved.
+        starts: the number of descents.
+        heights: where those from random starts ended.
+    """
+
+    def __init__(
+        self,
+        levels: Levels,
+        y: Tensor,
+        pairs: Pairs,
+        t: float,
+        scale: float,
+        tolerance: float,
+        *,
+        slack: float = 0.0,
+        solved: bool,
+    ) -> None:
+        self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
+        rho = levels.oracle.problem.g.rho
+        self.t = min(t, 0.5 / rho if rho else math.inf)
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.point = levels.lower(y)
+        self.valleys = [self.point] if solved else []
+        self.starts = 0
+        self.gains: list[float] = []
+        self.heights: list[float] = []
+        self.low, self.high = levels.y_bounds()
+
+    # Starts
+
+    def close(self) -> Iterable[Tensor]:
+        """Displaced y."""
+        d = self._random(self.point.z)
+        yield from (self.levels.inside(self.point.z + step * CLOSE * self.scale * d / size(d)) for step in (1.0, -1.0))
+
+    def corners(self) -> Iterable[Tensor]:
+        """The middle and the bounds of Y, where all coordinates have them."""
+        low, high = self.low, self.high
+        if bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
+            yield from (low + share * (high - low) for share in (0.5, 0.0, 1.0))
+
+    def random(self) -> Iterator[Tensor]:
+        """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
+        y, low, high = self.point.z, self.low, self.high
+        held = torch.isfinite(low) & torch.isfinite(high)
+        for radius in itertools.cycle(RADII):
+            away = radius * self.scale / math.sqrt(len(y)) * self._random(y)
+            share = torch.rand(len(y), generator=self.generator, dtype=torch.float64).to(y)
+            for d, s in ((away, share), (-away, 1 - share)):
+                yield self.levels.inside(torch.where(held, low + s * (high - low), y + d))
+
+    def _random(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
+
+    # Descents
+
+    def descend(self, start: Tensor) -> LowerPoint | None:
+        """Go down from a start, and note the valley at the end; None if there is no end."""
+        close = size(start - self.point.z) <= 2 * CLOSE * self.scale
+        end = self._descend(start, MUCH_NEARER if close else NEARER)
+        if end is not None:
+            self.starts += 1
+            self._note(end)
+        return end
+
+    def _descend(self, start: Tensor, nearer: float) -> LowerPoint | None:
+        levels, pairs = self.levels, self.pairs.copy()
+        descent = levels.descent(levels.lower, pairs, self.t)
+        point = descent.evaluate(start)
+        first, bounds = point.value, [nearer * size(start - valley.z) for valley in self.valleys]
+        descent.t = min(descent.t, LEAP * self.scale / (size(point.gradient) or math.inf) or descent.t)
+        cleared = False
+        for _ in range(STEPS):
+            if not point.finite or size(point.z - start) > FAR * max(self.scale, size(start)):
+                return None
+            for valley, bound in zip(self.valleys, bounds, strict=False):
+                if size(point.z - valley.z) <= bound and _in_bowl(point, valley):
+                    self.gains.append(first - valley.value)
+                    return valley
+            d, remembered = descent.direction(point)
+            promise = -float(descent.residual(point).r @ d)
+            if promise <= max(NOISE * point.noise, ENOUGH * (first - point.value)):
+                break
+            new = descent.step(point, d, remembered)
+            if new is None:
+                if cleared or not remembered:
+                    break
+                pairs.clear()
+                cleared = True
+                continue
+            point, cleared = new, False
+        else:
+            if point.value >= self.point.value:
+                return None  # it did not arrive
+        self.gains.append(first - point.value)
+        return point
+
+    def _note(self, end: LowerPoint) -> None:
+        """Keep an end, unless it is known; a lower one takes the place of the one that is near."""
+        for i, valley in enumerate(self.valleys):
+            if end is valley:
+                return
+            if size(end.z - valley.z) <= JOINED * self.scale:
+                if end.value < valley.value:
+                    self.valleys[i] = end
+                return
+            if abs(end.value - valley.value) <= self.equal(end) and self._connected(end, valley):
+                return
+        self.valleys.append(end)
+        if len(self.valleys) > KEPT:
+            del self.valleys[max(range(1, len(self.valleys)), key=lambda i: self.valleys[i].value)]
+
+    def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two ends of the same height lie in one flat valley: the point between them is no higher."""
+        middle = self.levels.lower(self.levels.inside(0.5 * (a.z + b.z)))
+        return middle.value <= max(a.value, b.value) + self.equal(a)
+
+    def mix(self) -> None:
+        """Exchange coordinates of the lowest valley for those of others, one by one; descend from what is lower.
+
+        Where f is a sum over coordinates, this finds the best of all combinations.
+        """
+        if not 1 < len(self.point.z) <= MIXED:
+            return
+        for other in list(self.valleys):
+            best = self.lowest
+            for i in range(len(best.z)):
+                z = best.z.clone()
+                z[i] = other.z[i]
+                if abs(float(z[i] - best.z[i])) <= JOINED * self.scale:
+                    continue
+                point = self.levels.lower(self.levels.inside(z))
+                if point.finite and point.value < best.value - self.equal(point):
+                    end = self.descend(point.z)
+                    best = end if end is not None and end.value < best.value else best
+
+    # Judgement
+
+    @property
+    def lowest(self) -> LowerPoint:
+        """The end with the least value."""
+        return min(self.valleys, key=lambda valley: valley.value)
+
+    def equal(self, point: LowerPoint) -> float:
+        """The difference to the value at a point below which another value is the same."""
+        return NOISE * point.noise + EQUAL * self._gain
+
+    @property
+    def _gain(self) -> float:
+        """What a descent gains, in the middle."""
+        gains = sorted(self.gains)
+        return gains[len(gains) // 2] if gains else 0.0
+
+    def excess(self, point: LowerPoint) -> float:
+        """By how much f + g at y exceeds that at a point; 0 if it does not, or would not with x as accurate as it is."""
+        difference = self.point.value - point.value
+        turn = size(self.levels.pull(self.point, point)) * self.tolerance
+        return difference if difference > self.equal(point) + turn + self.slack else 0.0
+
+    def same(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""
+        if abs(a.value - b.value) > self.equal(b):
+            return False
+        turn = size(self.levels.pull(a, b)) * (size(flatten(self.levels.x)) or 1.0)
+        return turn <= PARALLEL * self._gain + NOISE * (a.noise + b.noise)
+
+    @property
+    def values(self) -> int:
+        """The number of valleys that differ in height, here or at other x."""
+        kinds: list[LowerPoint] = []
+        for valley in self.valleys:
+            if not any(self.same(valley, kind) for kind in kinds):
+                kinds.append(valley)
+        return len(kinds)
+
+    @property
+    def expected(self) -> float:
+        """The number of further values that are to be expected."""
+        n, w = self.starts, self.values
+        return w * (n - 1) / (n - w - 2) - w if n > w + 2 else math.inf
+
+    @property
+    def hits(self) -> int:
+        """The number of random starts that led to the lowest valley."""
+        least = self.lowest.value + self.equal(self.lowest)
+        return sum(height <= least for height in self.heights)
+
+    def run(self, given: Iterable[Tensor], allowed: int) -> Evidence:
+        """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
+
+        Args:
+            allowed: gradients of f after which no further descent begins.
+        """
+        levels = self.levels
+        with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
+            for start in (*self.close(), *given, *self.corners()):
+                self.descend(start)
+            mixed = 0
+            for index, start in enumerate(self.random()):
+                if self.expected < ENDING or index >= STEPS or (self.valleys and self.hits >= ENDING_HITS):
+                    break
+                end = self.descend(start)
+                self.heights += [] if end is None else [end.value]
+                if len(self.valleys) > 1 and index > 2 * mixed:
+                    self.mix()
+                    mixed = index
+        lowest = self.lowest if self.valleys else self.point
+        excess = self.excess(lowest) if lowest is not self.point else 0.0
+        above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
+        certain = self.expected < CERTAIN or (bool(self.valleys) and self.hits >= CERTAIN_HITS)
+        return Evidence(self.starts, self.values, excess, above, certain)
+
+
+def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:
+    """Whether f between a point and the bottom of a valley is as a convex quadratic function would have it."""
+    way = point.z - bottom.z
+    rise, turn = 0.5 * float((point.gradient + bottom.gradient) @ way), float((point.gradient - bottom.gradient) @ way)
+    noise = point.noise + bottom.noise
+    return turn >= -noise and abs(point.smooth - bottom.smooth - rise) <= BOWL * abs(turn) + noise

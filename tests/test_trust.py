@@ -1,0 +1,301 @@
+"""What a claim of convergence is worth: small problems with points of the lower level that only look like solutions."""
+
+import numpy as np
+import pytest
+import torch
+
+import meha
+from meha import Continuation, Problem, Status
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._levels import Levels
+from meha.methods._quasi_newton import Pairs
+from meha.methods._verification import Search
+from meha.sets import Box
+
+
+def t(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tilted_wells():
+    """Two wells of f; F prefers the higher one."""
+    return Problem(
+        lambda x, y: (x.square() + (y - 1).square() / 4).sum(), lambda x, y: ((y.square() - 1).square() + 0.3 * y).sum()
+    )
+
+
+def test_the_higher_well_is_not_a_solution():
+    solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
+    assert solution.status is Status.CONVERGED
+    assert float(solution.y) == pytest.approx(np.roots([4, 0, -4, 0.3]).real.min(), abs=1e-6)
+    assert float(solution.x) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_maximum_of_the_lower_level_is_not_a_solution():
+    problem = Problem(lambda x, y: (x.square() + y.square()).sum(), lambda x, y: -y.pow(4).sum(), y_set=Box(-1.0, 1.0))
+    solution = meha.solve(problem, t(1.0), t(1.0))
+    assert solution.status is Status.CONVERGED
+    assert abs(float(solution.y)) == pytest.approx(1.0, abs=1e-6)
+    assert float(solution.x) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_valley_that_splits_on_the_way():
+    """For x < 0 the minimum at y = 0 becomes a maximum between two minima."""
+    problem = Problem(
+        lambda x, y: ((x + 0.5).square() + y.square() / 2).sum(), lambda x, y: (x * y.square() / 2 + y.pow(4) / 4).sum()
+    )
+    solution = meha.solve(problem, t(1.0), t(1.0))
+    assert solution.status is Status.CONVERGED
+    assert float(solution.x) == pytest.approx(-0.25, abs=1e-4)
+    assert abs(float(solution.y)) == pytest.approx(0.5, abs=1e-4)
+
+
+def test_three_stages_at_rest_are_not_enough():
+    """While c is small, F holds y at its bound."""
+    problem = Problem(lambda x, y: (x.square() + y).sum(), lambda x, y: (y - 1).square().sum(), y_set=Box(-1.0, 2.0))
+    solution = meha.solve(problem, t(1.0), t(-1.0), meha.AdaptiveMEHA())
+    assert solution.status is Status.CONVERGED
+    assert float(solution.y) == pytest.approx(1.0, abs=1e-3)
+    assert float(solution.x) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_group_lasso_by_the_single_loop_is_right_or_makes_no_claim():
+    (entry,) = [entry for entry in meha.problems.collection("tuning") if entry.name == "group lasso, m = 60, orthogonal"]
+    problem = entry.make()
+    solution = meha.solve(problem, problem.x0, problem.y0, meha.AdaptiveMEHA())
+    assert solution.status is not Status.CONVERGED or problem.error(solution.x, solution.y) <= 1e-2
+
+
+def test_a_start_at_the_solution_is_not_at_infinity():
+    problem = Problem(
+        upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lower=lambda x, y: torch.sin(x + y - 2).sum()
+    )
+    first = meha.solve(problem, t(-6.0), torch.zeros(10, dtype=torch.float64))
+    again = meha.solve(problem, first.x, first.y)
+    assert again.status is Status.CONVERGED
+    assert float(again.x) == pytest.approx(float(first.x), abs=1e-5)
+
+
+# Valleys
+
+
+def crossing_wells():
+    """Wells at -1 and 1 whose order changes at x = 0; F draws x below 0, and y to 1, which is no solution there."""
+    return Problem(
+        lambda x, y: ((x + 1).square() + (y - 1).square()).sum(), lambda x, y: ((y.square() - 1).square() - x * y / 2).sum()
+    )
+
+
+@pytest.mark.parametrize("start", [(2.0, 1.0), (-2.0, -1.0), (-1.0, 1.0), (0.5, 0.0)])
+def test_the_answer_may_lie_where_two_valleys_are_as_low(start):
+    x0, y0 = (t(number) for number in start)
+    solution = meha.solve(crossing_wells(), x0, y0)
+    assert solution.status is Status.CONVERGED
+    assert float(solution.x) == pytest.approx(0.0, abs=1e-6)
+    assert float(solution.y) == pytest.approx(1.0, abs=1e-6)
+    assert "different valleys, none below y" in solution.report["lower"]
+
+
+def test_the_report_tells_which_start_gave_the_answer():
+    solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
+    assert "35 descents of the lower level ended in 2 different valleys" in solution.message
+    starts = solution.report["starts"].split("; ")
+    assert starts[0] == "upper level first: F = 0.000397014, in a valley that is not the lowest"
+    assert sum("(the answer)" in line for line in starts) == 1
+    assert "F = 1.0359 " in next(line for line in starts if "(the answer)" in line)
+
+
+def test_a_run_on_several_valleys_is_resumed_bit_for_bit(tmp_path):
+    whole = meha.solve(crossing_wells(), t(2.0), t(1.0))
+    path = tmp_path / "run.pt"
+    for steps in (3, 20, 45, 80, 10_000):
+        part = meha.solve(crossing_wells(), t(2.0), t(1.0), checkpoint=path, max_steps=steps)
+    assert part.steps == whole.steps > 80
+    assert torch.equal(part.x, whole.x)
+    assert torch.equal(part.y, whole.y)
+    assert part.counts == whole.counts
+    assert part.message == whole.message
+
+
+@pytest.mark.parametrize("most", [60, 150, 300, 600])
+def test_gradients_are_bounded_and_what_was_not_verified_is_not_claimed(most):
+    solution = meha.solve(tilted_wells(), t(1.0), t(-1.0), Continuation(max_gradients=most))
+    assert solution.counts.lower <= most
+    assert solution.status in (Status.LOCAL, Status.FINISHED)
+    assert "max_gradients" in solution.message
+
+
+def test_a_saddle_is_left_by_both_methods():
+    """F draws y to the ridge of f, where the gradient in y[1] is zero."""
+    problem = Problem(
+        lambda x, y: (x - 1).square().sum() + (y[0] - x[0]) ** 2 + y[1] ** 2,
+        lambda x, y: (y[0] - x[0]) ** 2 - y[1] ** 2 + y[1] ** 4 / 4,
+    )
+    for method in (None, meha.AdaptiveMEHA()):
+        solution = meha.solve(problem, t(0.0), t(0.0, 0.3), method)
+        assert solution.status is Status.CONVERGED
+        assert abs(float(solution.y[1])) == pytest.approx(2**0.5, abs=1e-3)
+
+
+def test_the_single_loop_moves_to_the_lower_well():
+    solution = meha.solve(tilted_wells(), t(1.0), t(1.0), meha.AdaptiveMEHA())
+    assert solution.status is Status.CONVERGED
+    assert float(solution.y) == pytest.approx(-1.0355787, abs=1e-3)
+    assert "2 different valleys, none below y" in solution.report["lower"]
+
+
+def search(lower, y, *, solved=True, **parts):
+    """A search of the lower level around y."""
+    problem = Problem(lambda x, y: (x * y).sum(), lower, **parts)
+    first, second = Variable(t(1.0), "x"), Variable(y, "y")
+    levels = Levels(Oracle(problem, first, second), first, second)
+    return Search(levels, y, Pairs(20), 0.1, float(y.norm()) or 1.0, 0.0, solved=solved)
+
+
+def test_a_lower_point_is_a_proof():
+    """Of two valleys, y is in the higher one; from the lower one, nothing is found."""
+    lower = lambda x, y: ((y.square() - 1).square() + 0.3 * x * y).sum()  # noqa: E731
+    roots = sorted(np.roots([4, 0, -4, 0.3]).real)
+    values = [(root**2 - 1) ** 2 + 0.3 * root for root in roots]
+    high, low = search(lower, t(roots[2])), search(lower, t(roots[0]))
+    evidence = high.run([], 1000)
+    assert evidence.excess == pytest.approx(values[2] - values[0], rel=1e-9)
+    assert float(high.lowest.z) == pytest.approx(roots[0], abs=1e-6)
+    evidence = low.run([], 1000)
+    assert (evidence.excess, evidence.values, evidence.certain) == (0.0, 2, True)
+    assert evidence.above == pytest.approx(values[2] - values[0], rel=1e-9)
+
+
+def test_a_convex_lower_level_takes_few_gradients():
+    matrix = torch.diag(torch.logspace(0, 2, 10, dtype=torch.float64))
+    lower = lambda x, y: 0.5 * y @ matrix @ y - x.sum() * y.sum()  # noqa: E731
+    bowl = search(lower, torch.linalg.solve(matrix, torch.ones(10, dtype=torch.float64)))
+    evidence = bowl.run([], 1000)
+    assert (evidence.values, evidence.excess, evidence.certain) == (1, 0.0, True)
+    assert "at the same height, none below y" in str(evidence)
+    assert bowl.levels.oracle.counts.lower < 400
+
+
+def test_flat_valleys_count_once():
+    """All points of a plane, and all of a circle, are solutions."""
+    plane = search(lambda x, y: (y.sum() - x.sum()).square(), t(0.5, 0.5, 0.0)).run([], 1000)
+    circle = search(lambda x, y: (y.square().sum() - x.sum()).square(), t(0.6, 0.8)).run([], 1000)
+    assert (plane.values, plane.excess) == (circle.values, circle.excess) == (1, 0.0)
+
+
+def test_coordinates_of_valleys_are_exchanged():
+    """Of 2^12 valleys, one is the lowest: each coordinate must be on its own side."""
+    tilt = t(*(0.1 * (-1) ** (i // 2) for i in range(12)))
+    wells = search(lambda x, y: ((y.square() - 1).square() + tilt * y * x).sum(), torch.ones(12, dtype=torch.float64))
+    evidence = wells.run([], 3000)
+    assert torch.equal(wells.lowest.z.sign(), -tilt.sign())
+    assert not evidence.certain
+
+
+def test_a_search_that_may_take_nothing_has_no_evidence():
+    evidence = search(lambda x, y: (y.square() - x).square().sum(), t(1.0)).run([], 0)
+    assert (evidence.starts, evidence.certain) == (0, False)
+
+
+# Problems without x
+
+
+def test_the_solution_of_least_norm():
+    """The lower level has a plane of solutions; that of least norm follows from the pseudo-inverse."""
+    generator = torch.Generator().manual_seed(0)
+    A, b = torch.randn(2, 5, generator=generator, dtype=torch.float64), t(1.0, -2.0)
+    problem = Problem(upper=lambda y: y.square().sum(), lower=lambda y: (A @ y - b).square().sum())
+    for method, accuracy in ((None, 1e-6), (meha.AdaptiveMEHA(), 1e-3)):
+        solution = meha.solve(problem, None, torch.ones(5, dtype=torch.float64), method)
+        assert solution.status is Status.CONVERGED
+        assert solution.x is None
+        assert torch.allclose(solution.y, torch.linalg.pinv(A) @ b, atol=accuracy)
+    assert solution.diagnose().gap <= 1e-6
+
+
+def test_the_accuracy_of_a_problem_without_x_is_that_of_y():
+    problem = Problem(upper=lambda y: (y - 2).square().sum(), lower=lambda y: y.square().sum())
+    solution = meha.solve(problem, None, t(1.0))
+    assert solution.message.startswith("y, extrapolated in 1/c")
+    assert float(solution.y) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_problems_without_x_are_checked_and_resumed(tmp_path):
+    problem = Problem(upper=lambda y: (y - 2).square().sum(), lower=lambda y: (y[0] * y[1] - 1).square())
+    report = meha.check(problem, None, t(1.0, 3.0))
+    assert report.ok
+    assert ("start", "no x; y: 2 numbers; float64 on cpu.") in report.findings
+    whole = meha.solve(problem, None, t(1.0, 3.0))
+    path = tmp_path / "run.pt"
+    meha.solve(problem, None, t(1.0, 3.0), checkpoint=path, max_steps=5)
+    assert torch.equal(meha.solve(problem, None, t(1.0, 3.0), checkpoint=path).y, whole.y)
+    run = Continuation().start(problem, None, t(1.0, 3.0))
+    run.step()
+    assert run.x is None
+
+
+def test_batches_without_x():
+    data = torch.ones(8, 2, dtype=torch.float64)
+    problem = Problem(upper=lambda y, batch: y.square().sum(), lower=lambda y, batch: (batch @ y - 1).square().mean())
+    solution = meha.solve(problem, None, t(1.0, 3.0), batches=[data], max_steps=3)
+    assert solution.method.name == "StochasticMEHA"
+    assert solution.x is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "x0", "kind", "message"),
+    [
+        (
+            Problem(lambda x, y: (x * y).sum(), lambda x, y: (x - y).square().sum()),
+            None,
+            TypeError,
+            "both must be functions of y",
+        ),
+        (Problem(lambda y: y.sum(), lambda y: y.square().sum()), t(1.0), TypeError, "upper: takes y alone, but there is an x0"),
+        (
+            Problem(lambda y: torch.ones(()), lambda y: y.square().sum()),
+            None,
+            ValueError,
+            "all solutions .* minimise lower alone",
+        ),
+        (Problem(lambda y: y.sum(), lambda y: torch.ones(())), None, ValueError, "lower: does not depend on y.* any y solves"),
+        (
+            Problem(lambda y: y.sum(), lambda y: y.square().sum(), x_set=Box(0.0, 1.0)),
+            None,
+            ValueError,
+            "x_set: .* there is no x",
+        ),
+    ],
+    ids=["two arguments", "an x", "constant F", "constant f", "a set for x"],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(problem, x0, kind, message):
+    with pytest.raises(kind, match=message):
+        meha.solve(problem, x0, t(1.0))
+
+
+def test_a_method_that_moves_x_alone_refuses_a_problem_without_x():
+    problem = Problem(lambda y: y.sum(), lambda y: y.square().sum())
+    with pytest.raises(ValueError, match="there is no x"):
+        meha.solve(problem, None, t(1.0), meha.RHG(alpha=0.1, beta=0.1))
+
+
+def test_an_upper_level_that_ignores_y():
+    """x minimises F alone, and y is any solution there."""
+    problem = Problem(lambda x, y: (x - 2).square().sum(), lambda x, y: (y - 3 * x).square().sum())
+    solution = meha.solve(problem, t(0.0), t(1.0))
+    assert solution.status is Status.CONVERGED
+    assert float(solution.x) == pytest.approx(2.0, abs=1e-5)
+    assert float(solution.y) == pytest.approx(6.0, abs=1e-4)
+
+
+# Before a run
+
+
+def test_check_counts_valleys():
+    report = meha.check(tilted_wells(), t(1.0), t(-1.0))
+    assert report.valleys == 2
+    ((_, sentence),) = [finding for finding in report.findings if finding[0] == "valleys"]
+    assert "in 2 valleys, the lowest 0.6 below the next" in sentence
+    bowl = meha.check(Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum()), t(1.0), t(-1.0))
+    assert bowl.valleys is None
