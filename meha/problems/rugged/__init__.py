@@ -221,7 +221,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
     "chains": {
         "chain, 3 of y": partial(chain, [0.4, -0.35, 0.4], [[0.1], [0.05], [-0.05]], [0.5], [1.0, 0.5, 0.5], coupling=0.1),
         "chain, 5 of y": partial(
-            chain, [0.3, -0.4, 0.35, -0.3, 0.3], 0.08 * numbers(43, 5, 2), [0.5, -0.5], numbers(44, 5), coupling=0.15
+            chain, [0.5, -0.6, 0.55, -0.5, 0.45], 0.08 * numbers(43, 5, 2), [0.5, -0.5], numbers(44, 5), coupling=0.15
         ),
         "chain, 8 of y": partial(
             chain, 0.4 * numbers(45, 8), 0.1 * numbers(46, 8, 2), [-0.4, 0.6], numbers(47, 8), coupling=0.2, height=2.0
@@ -237,7 +237,7 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
             numbers(51, 2, 5),
             [0.0, 0.3],
             0.3 * numbers(52, 2, 2),
-            [0.5, -0.5],
+            [0.9, 1.0],
             numbers(53, 5),
             softness=0.2,
         ),
