@@ -129,12 +129,12 @@ class Search:
         held = torch.isfinite(low) & torch.isfinite(high)
         for radius in itertools.cycle(RADII):
             away = radius * self.scale / math.sqrt(len(y)) * self._random(y)
-            share = torch.rand(len(y), generator=self.generator, dtype=torch.float64).to(y)
+            share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             for d, s in ((away, share), (-away, 1 - share)):
                 yield self.levels.inside(torch.where(held, low + s * (high - low), y + d))
 
     def _random(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(like)
 
     # Descents
 

@@ -109,7 +109,7 @@ def _race(cell: Cell) -> Record:
             outcome = f"refused: {refusal}"
         else:
             outcome = course.note()
-    if outcome not in ("target", "converged", "finished"):
+    if outcome not in ("target", "converged", "local", "finished"):
         course.reached = None  # it was not there long enough to say that it stays
     return {"outcome": outcome, **course.result()}
 

@@ -230,8 +230,8 @@ class Course:
         held = torch.isfinite(low) & torch.isfinite(high)
         generator = torch.Generator().manual_seed(len(x))
         for i in range(TUNING.samples):
-            share = (i + torch.rand(len(x), generator=generator, dtype=torch.float64).to(x)) / TUNING.samples
-            d = torch.randn(len(x), generator=generator, dtype=torch.float64).to(x)
+            share = (i + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
+            d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
             away = x + self.scales.x_size(x) / math.sqrt(len(x)) * d
             yield self.levels.project(torch.where(held, low + share * (high - low), away))
 

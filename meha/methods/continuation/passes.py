@@ -146,7 +146,7 @@ class Pass:
         if self.levels.composite:  # a kink of g holds y where a displacement would only cost steps
             return self.y
         generator = torch.Generator().manual_seed(self.passed + len(self.stages))
-        d = torch.randn(len(self.y), generator=generator, dtype=torch.float64).to(self.y)
+        d = torch.randn(len(self.y), generator=generator, dtype=torch.float64, device="cpu").to(self.y)
         way = max(TUNING.displaced_least * self.scales.y_size(self.y), TUNING.displaced * size(self.y - self.thetas[0]))
         return self.levels.inside(self.y + way / size(d) * d)
 

@@ -65,6 +65,7 @@ def failure(records: Sequence[Record]) -> str:
         "time": f"{error} when time is up",
         "finished": f"{error} with nothing left to try",
         "converged": f"ends elsewhere, {error}",
+        "local": f"ends at a local solution, {error}",
     }
     return words.get(kind, error)
 
@@ -133,7 +134,7 @@ def ends_table(results: Records, cases: Sequence[tuple[str, str]], name: str) ->
 
 def own_end(records: Sequence[Record]) -> list[Item]:
     """Time, gradients and error where runs stopped; runs that were cut off have none."""
-    ended = [record["last"] if record["outcome"] in ("converged", "finished") else {} for record in records]
+    ended = [record["last"] if record["outcome"] in ("converged", "local", "finished") else {} for record in records]
     columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
     return [spread(column).cell(band=False) for column in (*columns, [error_at(last) for last in ended])]
 
