@@ -296,7 +296,7 @@ def test_the_script_finds_and_confirms_the_references_again(name, capsys):
         module.confirm(name, blueprint, np.array(found["x"]) + 0.05, np.array(found["y"]), np.random.default_rng(2))
 
 
-@pytest.mark.parametrize("name", ["hole in a plateau", "two zeros", "degenerate at the answer"])
+@pytest.mark.parametrize("name", ["hole in a plateau", "log valley", "two zeros", "degenerate at the answer"])
 def test_closed_forms_by_search(name):
     module = script()
     hyper = module.Hyper(MAKERS[name]())
