@@ -245,7 +245,9 @@ class Search:
         """Whether two valleys have the same height, here and, as their slopes in x show, nearby."""
         if abs(a.value - b.value) > self.equal(b):
             return False
-        turn = size(self.levels.pull(a, b)) * (size(flatten(self.levels.x)) or 1.0)
+        coupling = self.levels.curvatures.get("f_xy", 0.0)
+        blur = 2 * math.sqrt(self.levels.eps) * self.scale * coupling  # the slopes' error, from that of the ends
+        turn = (size(self.levels.pull(a, b)) - blur) * (size(flatten(self.levels.x)) or 1.0)
         return turn <= PARALLEL * self._gain + NOISE * (a.noise + b.noise)
 
     @property
