@@ -12,9 +12,11 @@ class Status(enum.Enum):
     """How a run ended."""
 
     CONVERGED = "converged"
-    """By the method's own measure, or by a stopping rule."""
+    """The method has evidence that this is a solution: x rests, and y was verified."""
     LOCAL = "local"
     """At rest, but a better point of the lower level may exist, or was found and could not be used."""
+    RULE_MET = "rule met"
+    """A stopping rule ended the run, often since x and y rest; whether they are a solution was not verified."""
     FINISHED = "finished"
     """The method has nothing left to do, and does not claim convergence."""
     AT_INFINITY = "optimum at infinity"
@@ -37,8 +39,8 @@ class Verdict:
         status: the kind of end.
         message: the reason in a sentence, with a remedy where something went wrong.
 
-    >>> Verdict(Status.CONVERGED, "relative change 1e-09 <= 1e-08")
-    Verdict(status=<Status.CONVERGED: 'converged'>, message='relative change 1e-09 <= 1e-08')
+    >>> Verdict(Status.RULE_MET, "relative change 1e-09 <= 1e-08")
+    Verdict(status=<Status.RULE_MET: 'rule met'>, message='relative change 1e-09 <= 1e-08')
     """
 
     status: Status

@@ -83,7 +83,7 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether the run converged."""
+        """Whether the method found evidence for a solution; a stopping rule gives none."""
         return self.status is Status.CONVERGED
 
     def diagnose(self, gamma: float | None = None, c: float | None = None) -> Diagnosis:

@@ -1,9 +1,11 @@
-"""Stopping rules: observers that end a run as converged, for ``solve(..., callbacks=[Gap(1e-6)])``.
+"""Stopping rules: observers that end a run, for ``solve(..., callbacks=[Gap(1e-6)])``.
+
+The status is then "rule met": a rule sees that x and y rest, or that a number is small, and verifies nothing.
 
 A rule of one's own is a function of the run and the numbers of its last step that returns a verdict, or None to go on::
 
     def low_enough(run, info):
-        return Verdict(Status.CONVERGED, "F is below 0.3") if info["upper"] < 0.3 else None
+        return Verdict(Status.RULE_MET, "F is below 0.3") if info["upper"] < 0.3 else None
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class RelativeChange:
         if self.held < self.times:
             return None
         still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""
-        return Verdict(Status.CONVERGED, f"relative change {change:.2g} <= {self.tol:.2g}{still}")
+        return Verdict(Status.RULE_MET, f"relative change {change:.2g} <= {self.tol:.2g}{still}")
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps for which the rule has held."""
@@ -89,7 +91,7 @@ class _Exact:
         value = self.measure(run, info, gamma)
         if value > self.tol:
             return None
-        return Verdict(Status.CONVERGED, f"{type(self).__name__.lower()} {value:.2g} <= {self.tol:.2g}")
+        return Verdict(Status.RULE_MET, f"{type(self).__name__.lower()} {value:.2g} <= {self.tol:.2g}")
 
     def measure(self, run: Run, info: StepInfo, gamma: float) -> float:
         raise NotImplementedError

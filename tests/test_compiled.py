@@ -231,7 +231,7 @@ def test_rules_and_callbacks_see_the_ends_of_the_groups():
     seen = []
 
     def small(run, info):
-        return meha.Verdict(meha.Status.CONVERGED, "small") if info["residual"] < 0.05 else None
+        return meha.Verdict(meha.Status.RULE_MET, "small") if info["residual"] < 0.05 else None
 
     found = solve(
         problem,
@@ -242,7 +242,7 @@ def test_rules_and_callbacks_see_the_ends_of_the_groups():
         callbacks=[small, lambda run, info: seen.append((info.step, float(run.x[0])))],
         compile=True,
     )
-    assert found.converged
+    assert found.status is meha.Status.RULE_MET
     assert found.history["residual"][-1] < 0.05 <= found.history["residual"][-2]
     assert seen[-1] == (found.steps, float(found.x[0]))
 

@@ -34,7 +34,7 @@ def test_it_is_short():
 
 def test_solve_runs_it(chase):
     solution = solve(chase(), tol=1e-5, max_steps=20_000)
-    assert solution.converged
+    assert solution.status is meha.Status.RULE_MET
     assert solution.x.tolist() == pytest.approx([0.5, 0.5], abs=0.05)
     assert solution.counts.lower == 3 * solution.steps
     again = solve(chase(c=1e6), tol=None, max_steps=10)

@@ -24,8 +24,8 @@ def solve(problem, method=QUICK, **options):
 
 def test_relative_change():
     solution = solve(toy(), tol=1e-5, max_steps=5000)
-    assert solution.status is Status.CONVERGED
-    assert solution.converged
+    assert solution.status is Status.RULE_MET
+    assert not solution.converged
     change = solution.history["change"]
     assert max(change[-2:]) <= 1e-5 < min(change[:-2])
     once = solve(toy(), tol=None, callbacks=RelativeChange(1e-5, times=1), max_steps=5000)
@@ -41,7 +41,7 @@ def test_gap_and_residual_rules():
         (Residual(1e-2, c=2.0, gamma=1.0, every=7), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 1.0, 2.0)),
     ):
         solution = solve(problem, tol=None, callbacks=rule, max_steps=3000)
-        assert solution.status is Status.CONVERGED
+        assert solution.status is Status.RULE_MET
         assert solution.steps % rule.every == 0
         assert measured(solution) <= rule.tol
         earlier = solve(problem, tol=None, max_steps=solution.steps - rule.every)
@@ -52,10 +52,10 @@ def test_gap_and_residual_rules():
 
 def test_a_users_rule_and_several_rules():
     def low(run, info):
-        return Verdict(Status.CONVERGED, "F is below 0.1") if info["upper"] < 0.1 else None
+        return Verdict(Status.RULE_MET, "F is below 0.1") if info["upper"] < 0.1 else None
 
     solution = solve(toy(), callbacks=[Gap(1e-12), low], max_steps=3000)
-    assert (solution.status, solution.message) == (Status.CONVERGED, "F is below 0.1")
+    assert (solution.status, solution.message) == (Status.RULE_MET, "F is below 0.1")
     assert solution.history["upper"][-1] < 0.1 <= solution.history["upper"][-2]
 
 
@@ -393,7 +393,7 @@ def test_rules_without_gamma_say_so():
     solution = solve(problem, Still(), tol=0.0)
     assert solution.steps == 2
     assert solution.diagnose().residual is None
-    assert "Still: converged" in str(solution)
+    assert "Still: rule met" in str(solution)
     assert RelativeChange(0.5).tol == 0.5
 
 
@@ -413,7 +413,7 @@ def test_a_plateau_of_a_schedule_is_not_convergence(name):
     solution = meha.solve(problem, problem.x0, problem.y0, kind(**options), tol=1e-6, max_steps=2000)
     assert solution.steps > 300
     assert solution.history["change"][290] < 1e-6  # it did rest
-    assert solution.status is Status.CONVERGED
+    assert solution.status is Status.RULE_MET
     assert problem.distance(solution.x, solution.y).x < error
 
 

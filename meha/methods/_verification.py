@@ -33,8 +33,10 @@ JOINED = 1e-4  # distance, relative to y, at which two ends are the same
 PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
 CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
-RADII = (0.3, 1.0, 3.0)  # distances of random starts from y, relative to y, where Y does not bound them
-ENDING = 0.2  # the search ends when fewer further values than this are to be expected
+NEAR, AWAY = 0.3, 3.0  # distances of random starts from y, where Y does not bound them: from the first, relative to y,
+# to the second, relative to y or to where F or x could draw it
+RUNG, RUNGS = 3.0, 6  # ratio of two distances between them, unless that gives more than this number
+ENDING = 0.1  # the search ends when fewer further values than this are to be expected
 CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
 ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest valley
 CERTAIN_HITS = 10  # a result is still trusted with this many: a lower valley half as wide is missed with a chance below 1 %
@@ -85,6 +87,7 @@ class Search:
             were met; the first is y, if it is solved.
         starts: the number of descents.
         heights: where those from random starts ended.
+        between: starts in the middle of two valleys.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Search:
         self.starts = 0
         self.gains: list[float] = []
         self.heights: list[float] = []
+        self.between: list[Tensor] = []
         self.low, self.high = levels.y_bounds()
 
     # Starts
@@ -127,11 +131,21 @@ class Search:
         """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
         y, low, high = self.point.z, self.low, self.high
         held = torch.isfinite(low) & torch.isfinite(high)
-        for radius in itertools.cycle(RADII):
-            away = radius * self.scale / math.sqrt(len(y)) * self._random(y)
+        for radius in itertools.cycle(self._radii()):
+            away = radius / math.sqrt(len(y)) * self._random(y)
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             for d, s in ((away, share), (-away, 1 - share)):
                 yield self.levels.inside(torch.where(held, low + s * (high - low), y + d))
+
+    def _radii(self) -> list[float]:
+        """Distances of random starts from y: up to where y is, F would have it, or x could move it."""
+        curvatures, F_y = self.levels.curvatures, size(self.levels.upper(self.point.z)[2])
+        wanted = F_y / curvatures["F_yy"] if curvatures["F_yy"] else 0.0
+        moved = curvatures.get("f_xy", 0.0) * size(flatten(self.levels.x)) / (curvatures["f_yy"] or math.inf)
+        least = NEAR * self.scale
+        most = AWAY * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
+        rungs = min(RUNGS, 1 + math.ceil(math.log(most / least) / math.log(RUNG)))
+        return [least * (most / least) ** (i / (rungs - 1)) for i in range(rungs)]
 
     def _random(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(like)
@@ -180,7 +194,10 @@ class Search:
         return point
 
     def _note(self, end: LowerPoint) -> None:
-        """Keep an end, unless it is known; a lower one takes the place of the one that is near."""
+        """Keep an end, unless it is known; a lower one takes the place of the one that is near.
+
+        Between the ends of two valleys may lie a third.
+        """
         for i, valley in enumerate(self.valleys):
             if end is valley:
                 return
@@ -190,14 +207,18 @@ class Search:
                 return
             if abs(end.value - valley.value) <= self.equal(end) and self._connected(end, valley):
                 return
+        nearest = min((valley.z for valley in self.valleys), key=lambda z: size(end.z - z), default=end.z)
+        if size(end.z - nearest) > NEAR * self.scale:
+            middle, d = 0.5 * (end.z + nearest), self._random(end.z)
+            self.between.append(self.levels.inside(middle + CLOSE * self.scale * d / size(d)))
         self.valleys.append(end)
         if len(self.valleys) > KEPT:
             del self.valleys[max(range(1, len(self.valleys)), key=lambda i: self.valleys[i].value)]
 
     def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
-        """Whether two ends of the same height lie in one flat valley: the point between them is no higher."""
+        """Whether two ends of the same height lie in one flat valley: the point between them is as high."""
         middle = self.levels.lower(self.levels.inside(0.5 * (a.z + b.z)))
-        return middle.value <= max(a.value, b.value) + self.equal(a)
+        return abs(middle.value - a.value) <= self.equal(a)
 
     def mix(self) -> None:
         """Exchange coordinates of the lowest valley for those of others, one by one; descend from what is lower.
@@ -287,6 +308,8 @@ class Search:
                     break
                 end = self.descend(start)
                 self.heights += [] if end is None else [end.value]
+                while self.between:
+                    self.descend(self.between.pop())
                 if len(self.valleys) > 1 and index > 2 * mixed:
                     self.mix()
                     mixed = index

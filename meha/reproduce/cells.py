@@ -15,7 +15,7 @@ from meha.reproduce.contenders import Contender, Setting
 
 __all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
-Kind = Literal["race", "memory", "rates", "training", "solve", "architecture"]
+Kind = Literal["race", "memory", "rates", "training", "solve", "starts", "architecture"]
 
 Record = dict[str, Any]
 """What a measurement gave: plain values, as JSON has them."""
@@ -96,7 +96,8 @@ class Cell:
 
     Attributes:
         kind: "race" to the target, "memory" of some steps, "rates" of the theorems, "training" on a task, "solve", one call
-            of :func:`meha.solve`, or "architecture", a search and the training of what it found.
+            of :func:`meha.solve`, "starts", one from each of some starts, or "architecture", a search and the training of what
+            it found.
         label: the name in tables and figures; that of the contender when empty.
     """
 
@@ -132,7 +133,7 @@ class Cell:
 def ended(verdict: Verdict) -> str:
     """The outcome of a run that is over: its status, with the reason of a breakdown.
 
-    >>> ended(Verdict(Status.CONVERGED, "small steps")), ended(Verdict(Status.BROKE_DOWN, "singular matrix"))
-    ('converged', 'broke down: singular matrix')
+    >>> ended(Verdict(Status.RULE_MET, "small steps")), ended(Verdict(Status.BROKE_DOWN, "singular matrix"))
+    ('rule met', 'broke down: singular matrix')
     """
     return f"{verdict.status}: {verdict.message}" if verdict.status is Status.BROKE_DOWN else str(verdict.status)

@@ -23,6 +23,7 @@ from meha.reproduce.architecture import measure_architecture
 from meha.reproduce.cells import Case, Cell, Record, ended
 from meha.reproduce.memory import peak
 from meha.reproduce.solving import solve_cell
+from meha.reproduce.starts import from_starts
 from meha.schedules import evaluate
 
 __all__ = ["measure", "processor"]
@@ -52,6 +53,7 @@ def measure(cell: Cell) -> Record:
         "rates": _rates,
         "training": learning.train,
         "solve": solve_cell,
+        "starts": from_starts,
         "architecture": measure_architecture,
     }
     with warnings.catch_warnings():

@@ -17,6 +17,7 @@ FIELDS = {
     "rates": {"curve"},
     "training": {"reached", "last", "curve"},
     "solve": {"error", "gradients", "steps", "seconds"},
+    "starts": {"ends"},
     "architecture": {"search", "curve", "genotype", "final"},
 }
 """The fields that a record of each kind must have, besides the common ones."""

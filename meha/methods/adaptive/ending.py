@@ -34,20 +34,30 @@ def judge(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
     start, allowed = state.origin[state.x.numel :], max(TUNING.least_search, int(TUNING.search * oracle.counts.lower))
     evidence = search.run([flatten(state.theta), start], allowed)
     state.evidence = str(evidence)
-    if evidence.excess:
-        lowest = search.lowest.z
+    better = _better(search, state, evidence.excess)
+    if better is not None:
         if state.course.restarts < TUNING.restarts:
             levels = search.levels
-            pull = abs(levels.upper(lowest)[0] - levels.upper(flatten(state.y))[0])
-            _restart(state, lowest, TUNING.holding * pull / evidence.excess)
+            pull = abs(levels.upper(better)[0] - levels.upper(flatten(state.y))[0])
+            _restart(state, better, TUNING.holding * pull / evidence.excess if evidence.excess else 0.0)
             return
-        write(lowest, state.y)
+        write(better, state.y)
         state.status = Status.LOCAL.value
-        state.reason += f"; y was in a valley that is not the lowest, and was moved: {evidence}"
+        state.reason += f"; y was in a valley that is not the best, and was moved: {evidence}"
         return
     behind = better_behind(oracle, state, tol)
     state.status = (Status.CONVERGED if evidence.certain and not behind else Status.LOCAL).value
     state.reason += f"; {behind or evidence}"
+
+
+def _better(search: Search, state: AdaptiveState, excess: float) -> Tensor | None:
+    """The lowest point of the lower level, if y is above it, or one as low as y at which F is smaller."""
+    levels, course, lowest = search.levels, state.course, search.lowest
+    level = lowest.value + search.equal(lowest) + (0.0 if excess else search.slack)
+    values = [(levels.upper(valley.z)[0], valley.z) for valley in search.valleys if valley.value <= level]
+    F, y = min(values, key=lambda value: value[0])
+    gained = levels.upper(search.point.z)[0] - F > TUNING.closed * (course.highest - course.lowest)
+    return y if excess or gained else None
 
 
 def _search(oracle: Oracle, state: AdaptiveState, tol: float) -> Search:

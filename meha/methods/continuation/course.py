@@ -75,17 +75,17 @@ class Course:
             return None
         best = self.results[self.best]
         end = _judged(best)
-        rivals = [result.F for result in self.results if self._rivals(result, best)]
+        rivals = self._rivals(best)
         if not rivals:
             return end
         note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
         return replace(end, message=f"{end.message} {note}")
 
-    def _rivals(self, result: Result, best: Result) -> bool:
-        """Whether a result is a solution as well, as far as is known, and another one."""
+    def _rivals(self, best: Result) -> list[float]:
+        """F of the results that are other solutions, as far as is known."""
         same = max(TUNING.agreement * self.tol, TUNING.least_agreement)
-        apart = abs(result.F - best.F) > same * max(best.spread, result.spread, abs(best.F))
-        return result is not best and _worth(result) == _worth(best) and apart
+        solutions = [result for result in self.results if _worth(result) == _worth(best)]
+        return [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
 
     def _near(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, as far as their accuracy shows."""
@@ -145,7 +145,7 @@ class Course:
             if result.verdict.status is Status.DIVERGED or result.evidence is not None:
                 break
             self._verify(i)
-            if not self.plan and (self.several or len(self.valleys) > 1) and not self.explored:
+            if not self.plan and not self.explored:
                 self._explore(self.best)
         if not self.plan and self.results[self.best].verdict.status is not Status.DIVERGED:
             self._look_beyond(self.best)
@@ -202,7 +202,9 @@ class Course:
         assert scales is not None
         self.explored = True
         found: list[tuple[float, Tensor, list[Tensor]]] = []
-        with levels.until(levels.oracle.counts.lower + self._allowed()), contextlib.suppress(BudgetError):
+        doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best))
+        allowed = self._allowed() if doubtful else min(self._left(), int(TUNING.glance * levels.oracle.counts.lower))
+        with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
             found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
             found.sort(key=lambda point: point[0])
             if not self.several:  # only where F rises on the way to the best
@@ -210,12 +212,12 @@ class Course:
                 found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
         for F, x, ys in found[: TUNING.explored]:
             if math.isfinite(F):
-                self._add(Start("from another x", scales.starts[-1], x, ys[0], ys[1:]))
+                self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
 
     def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
         """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
         search = self._search(x, y, solved=False)
-        for start in (y, *(self.valleys if self.several else []), *itertools.islice(search.random(), 2)):
+        for start in (y, *((*self.valleys, *itertools.islice(search.random(), 2)) if self.several else ())):
             search.descend(start)
         valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
         if not valleys:
@@ -224,13 +226,14 @@ class Course:
         return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
 
     def _samples(self, x: Tensor) -> Iterator[Tensor]:
-        """Random points of X: between its bounds where there are such, around x elsewhere."""
+        """Random points of X: between its bounds where there are such, spread over each coordinate, and around x elsewhere."""
         assert self.scales is not None
         low, high = self.levels.x_bounds()
         held = torch.isfinite(low) & torch.isfinite(high)
         generator = torch.Generator().manual_seed(len(x))
-        for i in range(TUNING.samples):
-            share = (i + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
+        parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
+        for part in parts.to(x):
+            share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
             d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
             away = x + self.scales.x_size(x) / math.sqrt(len(x)) * d
             yield self.levels.project(torch.where(held, low + share * (high - low), away))

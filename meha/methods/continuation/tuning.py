@@ -99,7 +99,9 @@ class Tuning:
     valleys: int = 3  # valleys, besides that of y, that a pass follows; it looks at others between stages
     remembered: int = 12  # valleys whose lowest points are kept as starts of later searches
     holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
-    samples: int = 12  # x at which the valleys are compared, where there are several
+    glance: float = 0.2  # part of those taken so far for a look at other x, where nothing speaks for another solution
+    samples: int = 12  # x at which the lower level is solved for that
+    faithful: float = 256.0  # first c of such a pass, in units of that of the second: it shall stay where it begins
     explored: int = 2  # the best of them, from which passes start
     passes: int = 8  # upper bound on the number of passes
     # The choice between the passes

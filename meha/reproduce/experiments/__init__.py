@@ -8,6 +8,7 @@ from meha.reproduce.experiments.learning import FewShotLearning, HyperCleaning
 from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
 from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
 from meha.reproduce.experiments.theorems import Rates
+from meha.reproduce.experiments.trust import Trust
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment", "Options", "Records"]
 
@@ -28,5 +29,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         ArchitectureSearch(),
         Comparison(),
         Automatic(),
+        Trust(),
     )
 }
