@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +26,8 @@ __all__ = ["Course"]
 STARTS = ("upper level first", "lower level first")
 """The first two passes."""
 
+FLAGS = ("several", "explored", "confirmed")
+
 
 class Course:
     """Passes, one step at a time; after them, y is verified, and what is found gives rise to further passes.
@@ -41,6 +42,7 @@ class Course:
         valleys: the lowest points of valleys of the lower level that were met, whatever x was.
         several: whether some of them differ in height, at some x.
         explored: whether other x were tried.
+        confirmed: whether it was asked if the best solution should be found once more.
     """
 
     def __init__(self, levels: Levels, tol: float, both_starts: bool, max_gradients: int) -> None:
@@ -50,7 +52,7 @@ class Course:
         self.results: list[Result] = []
         self.now: Pass | None = None
         self.valleys: list[Tensor] = []
-        self.several = self.explored = False
+        self.several = self.explored = self.confirmed = False
 
     @property
     def over(self) -> bool:
@@ -75,17 +77,19 @@ class Course:
             return None
         best = self.results[self.best]
         end = _judged(best)
-        rivals = self._rivals(best)
+        rivals, alike = self._rivals(best)
         if not rivals:
             return end
         note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
-        return replace(end, message=f"{end.message} {note}")
+        status = Status.LOCAL if end.status is Status.CONVERGED and alike == 1 else end.status
+        return Verdict(status, f"{end.message} {note}")
 
-    def _rivals(self, best: Result) -> list[float]:
-        """F of the results that are other solutions, as far as is known."""
+    def _rivals(self, best: Result) -> tuple[list[float], int]:
+        """F of the results that are other solutions, as far as is known, and how many have the F of the best."""
         same = max(TUNING.agreement * self.tol, TUNING.least_agreement)
         solutions = [result for result in self.results if _worth(result) == _worth(best)]
-        return [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
+        others = [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
+        return others, len(solutions) - len(others)
 
     def _near(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, as far as their accuracy shows."""
@@ -141,14 +145,17 @@ class Course:
         self._pairs = pairs
         while not self.plan:
             i = self.best
-            result = self.results[i]
-            if result.verdict.status is Status.DIVERGED or result.evidence is not None:
-                break
-            self._verify(i)
-            if not self.plan and not self.explored:
-                self._explore(self.best)
-        if not self.plan and self.results[self.best].verdict.status is not Status.DIVERGED:
-            self._look_beyond(self.best)
+            if self.results[i].verdict.status is Status.DIVERGED:
+                return
+            if self.results[i].evidence is None:
+                self._verify(i)
+            elif not self.explored:
+                self._explore(i)
+            elif not self.confirmed:
+                self._confirm(i)
+            else:
+                self._look_beyond(i)
+                return
 
     def _search(self, x: Tensor, y: Tensor, *, solved: bool) -> Search:
         """A search of the lower level at x, around y."""
@@ -202,7 +209,7 @@ class Course:
         assert scales is not None
         self.explored = True
         found: list[tuple[float, Tensor, list[Tensor]]] = []
-        doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best))
+        doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best)[0])
         allowed = self._allowed() if doubtful else min(self._left(), int(TUNING.glance * levels.oracle.counts.lower))
         with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
             found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
@@ -213,6 +220,16 @@ class Course:
         for F, x, ys in found[: TUNING.explored]:
             if math.isfinite(F):
                 self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
+
+    def _confirm(self, i: int) -> None:
+        """Where several solutions were found, and the best of them once, plan passes that may find it again."""
+        scales, best = self.scales, self.results[i]
+        assert scales is not None
+        self.confirmed = True
+        rivals, alike = self._rivals(best)
+        if rivals and alike == 1:
+            for x in itertools.islice(self._samples(best.x), TUNING.confirming):
+                self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
 
     def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
         """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
@@ -306,7 +323,14 @@ class Course:
             return {}
         results = [_plain(result) for result in self.results]
         plan = [tuple(start) for start in self.plan]
-        own = {"valleys": self.valleys, "several": self.several, "explored": self.explored, "plan": plan, "results": results}
+        own = {
+            "valleys": self.valleys,
+            "several": self.several,
+            "explored": self.explored,
+            "confirmed": self.confirmed,
+            "plan": plan,
+            "results": results,
+        }
         return own | {"scales": vars(self.scales), "now": self.now and self.now.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -315,7 +339,8 @@ class Course:
         self.results = [_result(saved) for saved in state.get("results", [])]
         self.plan = [Start(*saved) for saved in state.get("plan", [])]
         self.valleys = state.get("valleys", [])
-        self.several, self.explored = (state.get(name, False) for name in ("several", "explored"))
+        for name in FLAGS:
+            setattr(self, name, state.get(name, False))
         if state:
             self.scales = Scales(**state["scales"])
             self.levels.curvatures = self.scales.curvatures

@@ -103,6 +103,7 @@ class Tuning:
     samples: int = 12  # x at which the lower level is solved for that
     faithful: float = 256.0  # first c of such a pass, in units of that of the second: it shall stay where it begins
     explored: int = 2  # the best of them, from which passes start
+    confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
     # The choice between the passes
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one

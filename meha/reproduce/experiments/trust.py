@@ -102,15 +102,15 @@ def _rates(ends: Ends) -> Table:
     for method, problems in ends.items():
         groups: dict[str, list[list[End]]] = {}
         for half in ("held-out", "tuning"):
-            for name, found in problems.items():
+            for name, ends_of_it in problems.items():
                 if _entries()[name].half == half:
-                    groups.setdefault(f"{_part(name)}: {half}", []).append(found)
+                    groups.setdefault(f"{_part(name)}: {half}", []).append(ends_of_it)
         groups["all"] = list(problems.values())
         for title, found in groups.items():
             runs = [end for part in found for end in part]
             if runs:
                 rows.append([method, title, len(found), *_counts(runs)])
-    columns = ["method", "problems", "", "right, %", "converged, %", "wrong y", "other x", "wrong, %", "gradients of f, median"]
+    columns = ["method", "part of the collection", "problems", "right, %", "converged, %", "wrong y", "other x", "wrong, %", "gradients of f, median"]
     caption = 'Answers from ten starts. "Wrong y" and "other x" count the runs that say "converged" and are not right.'
     return Table("trust-rates", caption, columns, rows)
 
