@@ -172,7 +172,8 @@ class ArchitectureSearch(Experiment):
             record = results.get(LONGER.name, method, KIND)[0]
             final, theirs = record["final"], paper.ARCHITECTURE_SEARCH.get(method)
             row: list[Item] = [method, 100 * final["accuracy"], 100 * final["train accuracy"], final["parameters"] / 1e6]
-            rows.append([*row, final["seconds"], None if theirs is None else Mark(f"{theirs[4]:.2f}", "paper", theirs[4])])
+            alone = final["seconds"] if record["jobs"] == 1 else None
+            rows.append([*row, alone, None if theirs is None else Mark(f"{theirs[4]:.2f}", "paper", theirs[4])])
         epochs = LONGER.final["epochs"]
         return Table(
             "architecture-search-longer",

@@ -83,7 +83,7 @@ class Trust(Experiment):
             for method in METHODS
         }
         tables = [_rates(ends), _wrong(ends)]
-        return Section(self.name, self.title, [prose(self.name, "about"), *tables, prose(self.name, "care")])
+        return Section(self.name, self.title, [prose(self.name, "about"), *tables, prose(self.name, "why")])
 
     def claims(self, records: Records) -> list[Claim]:
         return []
