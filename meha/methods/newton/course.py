@@ -168,26 +168,43 @@ class Course:
         if not self.coordinatewise or not now.size:
             return None
         free = self._free(now).nonzero().reshape(-1)
-        size, n, length = self._x_size(now.x) or 1.0, len(now.x), self.eps**TUNING.probe_power
-        noise = TUNING.noise * self.eps * abs(now.F)
+        size, few, columns = self._x_size(now.x) or 1.0, len(free) <= TUNING.probes_x, []
         for k in range(min(TUNING.probes_x, len(free))):
             move = torch.zeros_like(now.x)
-            if len(free) <= TUNING.probes_x:
-                i = int(free[k])
-                move[i] = length * (abs(float(now.x[i])) or size)
+            if few:
+                move[free[k]] = float(now.x[free[k]].abs()) or size
             else:
-                phase = torch.arange(n, dtype=now.x.dtype, device=now.x.device)
-                move[free] = length * ((k + 1) * (phase + 1)).cos()[free] * now.x[free].abs().clamp(min=size / n)
-            new = self.objective(self.project(now.x + move), now.y)
-            if not math.isfinite(new.F):
+                phase = torch.arange(len(now.x), dtype=now.x.dtype, device=now.x.device)
+                move[free] = ((k + 1) * (phase + 1)).cos()[free] * now.x[free].abs().clamp(min=size / len(now.x))
+            new = self._nearby_value(now, self.eps**TUNING.probe_power * move, grow=few)
+            if new is None:
                 continue
-            self._note(new)
-            gain = float(torch.dot(now.gradient, new.x - now.x))
-            if new.F < now.F + min(gain, 0.0) - noise and new.regular:
+            change, moved = new.gradient - now.gradient, new.x - now.x
+            gain = float(torch.dot(now.gradient, moved))
+            if new.regular and new.F < now.F + min(gain, 0.0) - TUNING.noise * self.eps * abs(now.F):
                 self.memory.clear()
                 return new
-            self.memory.update(new.x - now.x, new.gradient - now.gradient)
+            if few:
+                columns.append(change[free] / moved[free[k]])
+            else:
+                self.memory.update(moved, change)
+        if columns and len(columns) == len(free):
+            self.memory.replace(torch.stack(columns, dim=1), free)
         return None
+
+    def _nearby_value(self, now: Value, move: Tensor, *, grow: bool) -> Value | None:
+        """The hyper-objective after a small move, or after a longer one where its gradient shows no difference."""
+        found = None
+        for _ in range(TUNING.probe_growths if grow else 1):
+            new = self.objective(self.project(now.x + move), now.y)
+            if not math.isfinite(new.F):
+                break
+            self._note(new)
+            found = new
+            if float(torch.linalg.vector_norm(new.gradient - now.gradient)) > TUNING.seen * self.eps * now.size:
+                break
+            move = TUNING.probe_growth * move
+        return found
 
     def _learned(self) -> bool:
         learned = any(value is not None and value != [] for value in self.memory.state_dict().values())

@@ -45,12 +45,13 @@ class Newton(Method):
 
     >>> import torch
     >>> from meha.problem import Problem
-    >>> problem = Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: 0.5 * (y - 3).square().sum() + x.exp() * y.square().sum())
+    >>> fit, weigh = lambda y: 0.5 * (y - 3).square().sum(), lambda x, y: x.exp() * y.square().sum()
+    >>> problem = Problem(lambda x, y: (y - 2).square().sum(), lambda x, y: fit(y) + weigh(x, y))
     >>> run = Newton().start(problem, torch.zeros((), dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
     >>> while run.verdict is None:
     ...     info = run.step()
-    >>> print(f"{float(run.x):.6f}")  # y = 3 / (1 + 2 exp x) = 1 at x = 0
-    -0.000000
+    >>> print(f"{float(run.x):.6f}")  # y = 3 / (1 + 2 exp x) = 2 at x = -log 4
+    -1.386294
     """
 
     tol: float = 1e-6

@@ -26,6 +26,9 @@ class Memory:
         """Learn from a move in x and the change of the gradient."""
         raise NotImplementedError
 
+    def replace(self, matrix: Tensor, free: Tensor) -> None:
+        """Take over the curvature of the free coordinates, if it is positive definite."""
+
     def clear(self) -> None:
         """Forget everything."""
         raise NotImplementedError
@@ -40,7 +43,7 @@ class Memory:
 
 
 class DenseMemory(Memory):
-    """The matrix B of BFGS, with damped updates."""
+    """The matrix B of BFGS, without the updates that would make it indefinite."""
 
     def __init__(self) -> None:
         self.matrix: Tensor | None = None
@@ -68,13 +71,16 @@ class DenseMemory(Memory):
             self.matrix = size * torch.eye(len(move), dtype=move.dtype, device=move.device)
         image = self.matrix @ move
         curvature = float(torch.dot(move, image))
-        if not curvature > 0:
+        if not (curvature > 0 and product > torch.finfo(move.dtype).eps * curvature):
             return
-        if product < TUNING.damping * curvature:
-            weight = (1 - TUNING.damping) * curvature / (curvature - product)
-            change = weight * change + (1 - weight) * image
-            product = float(torch.dot(move, change))
         self.matrix = self.matrix - torch.outer(image, image / curvature) + torch.outer(change, change / product)
+
+    def replace(self, matrix: Tensor, free: Tensor) -> None:
+        matrix = (matrix + matrix.T) / 2
+        _, info = torch.linalg.cholesky_ex(matrix)
+        if not int(info) and self.matrix is not None:
+            self.matrix = torch.diag(self.matrix.diagonal())
+            self.matrix[free[:, None], free] = matrix
 
     def clear(self) -> None:
         self.matrix = None

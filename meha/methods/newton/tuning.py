@@ -38,10 +38,12 @@ class Tuning:
     slope: float = 0.9  # part of the slope to which a step must have fallen
     trials: int = 30  # upper bound on evaluations in one search
     growth: float = 4.0  # of a step that may be longer
-    damping: float = 0.2  # least curvature of an update relative to the one before
     widest: float = 1e6  # largest move in one step, relative to x
     probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number
     probe_power: float = 1 / 3  # their length, relative to x: this power of eps balances rounding and curvature
+    seen: float = 1e5  # a change of the hypergradient counts if it exceeds this many rounding errors
+    probe_growth: float = 1e3  # factor of a move along a coordinate that shows no such change
+    probe_growths: int = 3  # most lengths that are tried
     blocked: float = 1e-8  # a move of this size, relative to x, shows which coordinates a bound of X holds
     far: float = 1e10  # x this many times further away than its start counts as infinitely far
     # The end
