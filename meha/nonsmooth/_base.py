@@ -31,6 +31,9 @@ class NonSmooth(ABC):
     orthant: bool = False
     """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
 
+    quadratic: bool = False
+    """Whether g is quadratic (or linear) in y along its faces."""
+
     kinked: bool = False
     """Whether g has a kink wherever a coordinate of y is zero."""
 

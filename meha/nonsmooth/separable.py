@@ -31,6 +31,7 @@ class L1(NonSmooth):
 
     separable = True
     kinked = True
+    quadratic = True
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -52,6 +53,7 @@ class NonNegativeL1(NonSmooth):
 
     separable = True
     kinked = True
+    quadratic = True
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -79,6 +81,7 @@ class ElasticNet(NonSmooth):
 
     separable = True
     kinked = True
+    quadratic = True
 
     def __init__(self, l1: Weight = 1.0, l2: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)

@@ -160,7 +160,7 @@ class Course:
         return new
 
     def _probe(self, now: Value) -> Value | None:
-        """Learn the curvature along some directions; returns a point nearby at which F is lower than rounding explains.
+        """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
 
         Up to a number of coordinates it is the whole curvature, whatever the units of the coordinates; beyond, that along as many
         fixed directions.
@@ -180,16 +180,25 @@ class Course:
             if new is None:
                 continue
             change, moved = new.gradient - now.gradient, new.x - now.x
-            gain = float(torch.dot(now.gradient, moved))
-            if new.regular and new.F < now.F + min(gain, 0.0) - TUNING.noise * self.eps * abs(now.F):
-                self.memory.clear()
-                return new
+            if float(torch.dot(change, moved)) < 0:
+                lower = self._descend(now, moved)
+                if lower is not None:
+                    return lower
             if few:
                 columns.append(change[free] / moved[free[k]])
             else:
                 self.memory.update(moved, change)
         if columns and len(columns) == len(free):
             self.memory.replace(torch.stack(columns, dim=1), free)
+        return None
+
+    def _descend(self, now: Value, move: Tensor) -> Value | None:
+        """A point at which F is lower, along a direction of negative curvature and beyond what rounding explains."""
+        for sign in (1, -1):
+            new = self.objective(self.project(now.x + sign * TUNING.probe_growth * move), now.y)
+            if new.regular and new.F < now.F - self.eps**TUNING.loose_power * abs(now.F):
+                self.memory.clear()
+                return new
         return None
 
     def _nearby_value(self, now: Value, move: Tensor, *, grow: bool) -> Value | None:
@@ -230,6 +239,9 @@ class Course:
         pivot = factor.pivot if factor is not None else math.nan
         residual = float(torch.linalg.vector_norm(self._projected(now)))
         weak = self._weakly_held(now)
+        if not stuck and residual > TUNING.settled * self.largest:
+            self.memory.clear()
+            return now
         self.evidence = {"pivot": pivot, "error": response.error, "stationarity": residual / (self.largest or 1.0), "weak": weak}
         if not response.solved:
             self.verdict = Verdict(Status.BROKE_DOWN, f"The lower level was not solved; {REMEDY}")

@@ -66,6 +66,7 @@ class Faces:
         self._prox, self._flat, self.smooth = oracle.prox, flat, oracle.prox.identity
         self._terms = problem.g.terms(y)
         self._sets = [] if problem.y_set is None else problem.y_set.parts(y)
+        self.quadratic = all(term.quadratic for term, _ in self._terms)
         self.separable = all(term.separable for term, _ in self._terms)
         _check(problem, self._terms, self._sets, y)
 

@@ -20,6 +20,10 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
+SAVED = ("quadratic", "constant", "varies", "hessian", "scale", "step")
+"""The part of the memory, besides the factor, that a checkpoint keeps."""
+
+
 @dataclass(frozen=True, eq=False)
 class Response:
     """A solution y of the lower level at one x.
@@ -53,6 +57,7 @@ class LowerLevel:
     Attributes:
         factor: the last factor; None before the first, and where systems are too large for one.
         quadratic: whether f is quadratic in y; None while unknown.
+        constant, varies: whether its Hessian was seen to be the same, or another, at two x.
         hessian: all of f_yy, at the point where it was computed last; None if unknown.
         scale: the largest norm of y so far.
         step: the length of proximal steps; zero before the first.
@@ -66,7 +71,9 @@ class LowerLevel:
         self.factor: Factor | None = None
         self.quadratic: bool | None = None
         self.hessian: Tensor | None = None
+        self.constant = self.varies = False
         self.scale = self.step = 0.0
+        self._curved = False  # whether g added to the Hessian of the factor
         self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
         self._hessian_at: Variable | None = None  # the x at which the whole Hessian is known
 
@@ -79,7 +86,7 @@ class LowerLevel:
         at = self.expand(x, y)
         if not math.isfinite(at.value):
             return Response(at, self.faces.at(y), math.inf, solved=False)
-        last, old_steps = math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
+        stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
         first = float(torch.linalg.vector_norm(at.f_y + at.g_y))
         for _ in range(TUNING.lower_steps):
             at, face = self._identify(at)
@@ -87,22 +94,27 @@ class LowerLevel:
             gradient = at.f_y + at.g_y
             direction, exact = self._direction(at, face, gradient, first)
             size = float(torch.linalg.vector_norm(direction))
+            if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
+                self.quadratic, self.constant, exact = False, False, False
             if not exact and not self._worthwhile(size, last, old_steps):
                 self.renew(at, face)
                 direction, exact = self._direction(at, face, gradient, first)
-                size, last = float(torch.linalg.vector_norm(direction)), math.inf
+                size = float(torch.linalg.vector_norm(direction))
             if not math.isfinite(size):
                 break
             if size <= self.tol * self.scale:
+                if self.quadratic is None and TUNING.telling * self.scale < last < math.inf:
+                    self._whole(at)
                 return Response(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
-            blurred = -slope <= self._noise(at)
-            if blurred and size > TUNING.contraction * last:  # rounding
+            definite = self.factor is None or self.factor.definite
+            blurred = definite and -slope <= self._noise(at)
+            stalled = stalled + 1 if blurred and size > TUNING.level * last else 0
+            if stalled > TUNING.stalls:  # rounding
                 break
             moved = self._move(at, direction, slope, blurred, patient=exact)
             if moved is None and not exact:
                 self.renew(at, face)
-                last = math.inf
                 continue
             if moved is None and not self.faces.smooth:
                 moved = self._proximal(at)
@@ -128,13 +140,19 @@ class LowerLevel:
         curved = at.g_rows(index, self.faces.separable)
         if curved is not None:
             matrix = matrix + (curved if index is None else curved[:, index])
+        self._curved = curved is not None
         self.factor = factorise(matrix, face, self.clock)
         self._exact_at = at
         return self.factor
 
     def exact(self, at: Expansion, face: Face) -> bool:
         """Whether the factor is that of the Hessian at this point."""
-        return self._exact_at is at and self.factor is not None and self.factor.face.equals(face)
+        made = self._exact_at
+        if made is None or self.factor is None or not self.factor.face.equals(face):
+            return False
+        if made is at or not (self.quadratic and self.faces.quadratic):
+            return made is at
+        return made.x is at.x or (self.constant and not self._curved)
 
     def solve_system(self, at: Expansion, face: Face, right: Tensor) -> tuple[Tensor, bool]:
         """Solve (f + g)_yy v = right along the face; returns v, and whether the system has a solution."""
@@ -183,7 +201,7 @@ class LowerLevel:
         begin = time.perf_counter()
         direction = -self.factor.solve(gradient)
         self.clock.algebra += time.perf_counter() - begin
-        return direction, self._exact_at is at
+        return direction, self.exact(at, face)
 
     def _worthwhile(self, size: float, last: float, most: float) -> bool:
         """Whether an old factor is worth another step: it is definite, and would end the solve soon."""
@@ -200,20 +218,28 @@ class LowerLevel:
         if known is not None and self.quadratic is not False:
             if self.quadratic and self._hessian_at is at.x:
                 return known
+            if self.varies and self._hessian_at is not at.x:
+                self.hessian, self._hessian_at = at.rows(), at.x
+                return self.hessian
             probe = torch.arange(len(known), dtype=known.dtype, device=known.device).cos()
             expected = known @ probe
             change = float(torch.linalg.vector_norm(at.product(probe, g=False) - expected))
             same = change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
             if same:
+                if self._hessian_at is not at.x:
+                    self.constant = True
                 self.quadratic, self._hessian_at = True, at.x
                 return known
             if self._hessian_at is at.x:  # the same x, another y
                 self.quadratic = False
+            self.varies = self._hessian_at is not at.x
+            self.constant = False
         self.hessian, self._hessian_at = at.rows(), at.x
         return self.hessian
 
     def _noise(self, at: Expansion) -> float:
-        return TUNING.noise * self.eps * (abs(at.f) + abs(at.g))
+        """The error of values, which may be far above their own rounding where f subtracts large numbers."""
+        return self.eps**TUNING.loose_power * (abs(at.f) + abs(at.g))
 
     def _move(self, at: Expansion, direction: Tensor, slope: float, blurred: bool, *, patient: bool) -> Expansion | None:
         """A point of sufficient decrease along the direction; None if there is none."""
@@ -222,8 +248,12 @@ class LowerLevel:
             end = at.y + length * direction
             new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
             least = at.value + TUNING.decrease * length * slope
-            if new.value <= (at.value + self._noise(at) if blurred else least):
+            if new.value <= least:
                 return new
+            if blurred and new.value <= at.value + self._noise(at):
+                left = float(torch.dot(new.f_y + new.g_y, direction))
+                if abs(left) <= TUNING.level * abs(slope):
+                    return new
             length *= TUNING.shorter
         return None
 
@@ -273,13 +303,12 @@ class LowerLevel:
 
     def state_dict(self) -> dict[str, Any]:
         """The memory, in plain tensors and numbers."""
-        names = ("quadratic", "hessian", "scale", "step")
-        saved = {name: getattr(self, name) for name in names}
+        saved = {name: getattr(self, name) for name in SAVED}
         return {**saved, "factor": self.factor and self.factor.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a memory."""
-        for name in ("quadratic", "hessian", "scale", "step"):
+        for name in SAVED:
             setattr(self, name, state[name])
         self.factor = None if state["factor"] is None else Factor.restored(state["factor"])
         self._exact_at = self._hessian_at = None

@@ -139,7 +139,7 @@ def search(
     """
     low, high, length = 0.0, math.inf, 1.0
     slope = float(torch.dot(start.gradient, direction))
-    noise = TUNING.noise * eps * max(abs(start.F), start.size * eps)
+    noise = eps**TUNING.loose_power * abs(start.F)
     best: Value | None = None
     tried: list[Value] = []
     guess = start.y
@@ -153,7 +153,7 @@ def search(
         promised = float(torch.dot(start.gradient, move))
         now = float(torch.dot(new.gradient, direction)) if math.isfinite(new.F) else 0.0
         decreased = new.F <= start.F + TUNING.decrease * promised
-        level = abs(new.F - start.F) <= noise and abs(now) <= (1 - 2 * TUNING.decrease) * abs(slope)
+        level = abs(new.F - start.F) <= noise and abs(now) <= TUNING.level * abs(slope)
         if math.isfinite(new.F) and new.regular and (decreased or level):
             if best is None or new.F <= best.F:
                 best = new

@@ -24,10 +24,12 @@ class Tuning:
     decrease: float = 1e-4  # least part of the predicted decrease in a step, below and above
     shorter: float = 0.3  # factor of a step that failed, below
     shortenings: int = 25  # after this many, there is no descent along a direction
-    noise: float = 8.0  # values that differ by less than this many eps are equal
+    level: float = 0.5  # where values are lost in rounding, a step is good if it leaves this part of the slope
+    stalls: int = 2  # steps in a row without half the error, where values are lost in rounding, after which a solve ends
     contraction: float = 0.3  # an old factor is kept while it shrinks the error to this part in each step
     old_steps: float = 2.0  # most further steps with an old factor
-    old_steps_by_size: float = 0.05  # and more of them for each unknown, since a new Hessian costs as many products
+    old_steps_by_size: float = 0.02  # and more of them for each unknown, since a new Hessian costs as many products
+    telling: float = 1e-3  # a step longer than this, relative to y, that leaves no error suggests a quadratic f
     probes: int = 5  # power steps for the largest curvature, from which the first proximal step comes
     forcing: float = 0.1  # largest relative residual of conjugate gradients in a step below
     cg_steps: int = 1000  # upper bound on products of one solve by conjugate gradients
