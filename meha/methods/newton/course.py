@@ -257,9 +257,8 @@ class Course:
 
     def _irregular(self, now: Value, factor: Factor) -> Verdict:
         """The end at a y that is not a strict minimum."""
-        saddle = factor.values is not None and float(factor.values.min()) < -(self.eps**TUNING.loose_power)
-        kind = "indefinite" if saddle else "singular"
-        if saddle or not now.regular:
+        kind = "indefinite" if factor.indefinite else "singular"
+        if factor.indefinite or not now.regular:
             return Verdict(Status.BROKE_DOWN, f"The lower Hessian is {kind} on the face of y; {REMEDY}")
         return Verdict(
             Status.FINISHED,

@@ -103,12 +103,15 @@ class LowerLevel:
             if not math.isfinite(size):
                 break
             if size <= self.tol * self.scale:
+                lower = self._escape(at, face) if exact else None
+                if lower is not None:
+                    at, last = lower, math.inf
+                    continue
                 if self.quadratic is None and TUNING.telling * self.scale < last < math.inf:
                     self._whole(at)
                 return Response(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
-            definite = self.factor is None or self.factor.definite
-            blurred = definite and -slope <= self._noise(at)
+            blurred = -slope <= self._noise(at)
             stalled = stalled + 1 if blurred and size > TUNING.level * last else 0
             if stalled > TUNING.stalls:  # rounding
                 break
@@ -238,8 +241,12 @@ class LowerLevel:
         return self.hessian
 
     def _noise(self, at: Expansion) -> float:
-        """The error of values, which may be far above their own rounding where f subtracts large numbers."""
-        return self.eps**TUNING.loose_power * (abs(at.f) + abs(at.g))
+        """The error of values: it may be far above their own rounding, where f subtracts large numbers.
+
+        Where the Hessian is not positive definite, a smaller gradient is no sign of a lower value, so values must decide.
+        """
+        definite = self.factor is None or self.factor.definite
+        return (self.eps**TUNING.loose_power if definite else TUNING.rounding * self.eps) * (abs(at.f) + abs(at.g))
 
     def _move(self, at: Expansion, direction: Tensor, slope: float, blurred: bool, *, patient: bool) -> Expansion | None:
         """A point of sufficient decrease along the direction; None if there is none."""
@@ -255,6 +262,20 @@ class LowerLevel:
                 if abs(left) <= TUNING.level * abs(slope):
                     return new
             length *= TUNING.shorter
+        return None
+
+    def _escape(self, at: Expansion, face: Face) -> Expansion | None:
+        """A lower point along the most negative curvature, where a stationary point is a saddle."""
+        direction = None if self.factor is None else self.factor.downwards(len(at.y))
+        if direction is None:
+            return None
+        direction = direction * ((self.scale or 1.0) / float(torch.linalg.vector_norm(direction)))
+        for _ in range(TUNING.escapes):
+            direction = TUNING.shorter * direction
+            for end in (at.y + direction, at.y - direction):
+                new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
+                if new.value < at.value - self._noise(at):
+                    return new
         return None
 
     def _identify(self, at: Expansion) -> tuple[Expansion, Face]:

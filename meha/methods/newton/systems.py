@@ -64,6 +64,19 @@ class Factor:
         missed = float(torch.linalg.vector_norm(torch.where(inverse == 0, image, 0.0)))
         return self.face.extend(vectors @ (inverse * image) / scale, vector.numel()), missed / size if size else 0.0
 
+    @property
+    def indefinite(self) -> bool:
+        """Whether H has a direction of negative curvature, beyond rounding."""
+        least = torch.finfo(self.values.dtype).eps ** TUNING.loose_power if self.values is not None else 0.0
+        return self.values is not None and float(self.values[0]) < -least * float(self.values.abs().max())
+
+    def downwards(self, size: int) -> Tensor | None:
+        """The direction of the most negative curvature; None if there is none."""
+        if not self.indefinite:
+            return None
+        scale, _, vectors = self._eigen()
+        return self.face.extend(vectors[:, 0] / scale, size)
+
     def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
         assert self.scale is not None
         assert self.values is not None

@@ -25,6 +25,8 @@ class Tuning:
     shorter: float = 0.3  # factor of a step that failed, below
     shortenings: int = 25  # after this many, there is no descent along a direction
     level: float = 0.5  # where values are lost in rounding, a step is good if it leaves this part of the slope
+    rounding: float = 8.0  # values that differ by less than this many eps are equal
+    escapes: int = 10  # lengths that are tried along negative curvature, to leave a saddle
     stalls: int = 2  # steps in a row without half the error, where values are lost in rounding, after which a solve ends
     contraction: float = 0.3  # an old factor is kept while it shrinks the error to this part in each step
     old_steps: float = 2.0  # most further steps with an old factor
