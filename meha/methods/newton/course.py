@@ -18,7 +18,7 @@ from meha._verdicts import Status, Verdict
 from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
 from meha.methods.newton.lower import LowerLevel
 from meha.methods.newton.systems import Factor
-from meha.methods.newton.quasi_newton import memory_for, search, shortest_combination
+from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Course"]
@@ -36,7 +36,7 @@ class Course:
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
         x_set = oracle.problem.x_set
         self.coordinatewise = x_set is None or all(part.coordinatewise for part, _ in x_set.parts(x))
-        self.memory = memory_for(self.flat_x.size)
+        self.memory = Memory()
         self.now: Value | None = None
         self.verdict: Verdict | None = None
         self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
@@ -44,6 +44,7 @@ class Course:
         self.start_size = 0.0
         self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
         self.seconds = 0.0
+        self._free_at: tuple[Value, Tensor] | None = None
         self.evidence: dict[str, float] = {}
 
     @property
@@ -96,11 +97,17 @@ class Course:
 
     def _free(self, now: Value) -> Tensor:
         """The coordinates of x that no bound holds."""
+        if self._free_at is not None and self._free_at[0] is now:
+            return self._free_at[1]
         if self.oracle.project.identity:
-            return torch.ones_like(now.x, dtype=torch.bool)
+            free = torch.ones_like(now.x, dtype=torch.bool)
+            self._free_at = now, free
+            return free
         size = float(torch.linalg.vector_norm(now.gradient))
         probe = TUNING.blocked * (self._x_size(now.x) or 1.0) / size if size else 0.0
-        return self.project(now.x - probe * now.gradient) != now.x
+        free = self.project(now.x - probe * now.gradient) != now.x
+        self._free_at = now, free
+        return free
 
     def _projected(self, now: Value) -> Tensor:
         """The hypergradient without the part that X blocks."""
@@ -189,7 +196,7 @@ class Course:
             else:
                 self.memory.update(moved, change)
         if columns and len(columns) == len(free):
-            self.memory.replace(torch.stack(columns, dim=1), free)
+            self.memory.replace(torch.stack(columns, dim=1), free, len(now.x))
         return None
 
     def _descend(self, now: Value, move: Tensor) -> Value | None:
@@ -216,8 +223,7 @@ class Course:
         return found
 
     def _learned(self) -> bool:
-        learned = any(value is not None and value != [] for value in self.memory.state_dict().values())
-        return learned or (not self.coordinatewise and self.spectral > 0)
+        return self.memory.known or (not self.coordinatewise and self.spectral > 0)
 
     def _stationary(self, now: Value, direction: Tensor) -> bool:
         """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""

@@ -20,7 +20,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("quadratic", "constant", "varies", "hessian", "scale", "step")
+SAVED = ("quadratic", "constant", "varies", "hessian", "failed", "scale", "step")
 """The part of the memory, besides the factor, that a checkpoint keeps."""
 
 
@@ -59,6 +59,7 @@ class LowerLevel:
         quadratic: whether f is quadratic in y; None while unknown.
         constant, varies: whether its Hessian was seen to be the same, or another, at two x.
         hessian: all of f_yy, at the point where it was computed last; None if unknown.
+        failed: the least length of a first step with an old factor after which a new factor was necessary.
         scale: the largest norm of y so far.
         step: the length of proximal steps; zero before the first.
     """
@@ -72,6 +73,7 @@ class LowerLevel:
         self.quadratic: bool | None = None
         self.hessian: Tensor | None = None
         self.constant = self.varies = False
+        self.failed = math.inf
         self.scale = self.step = 0.0
         self._curved = False  # whether g added to the Hessian of the factor
         self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
@@ -87,7 +89,8 @@ class LowerLevel:
         if not math.isfinite(at.value):
             return Response(at, self.faces.at(y), math.inf, solved=False)
         stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
-        first = float(torch.linalg.vector_norm(at.f_y + at.g_y))
+        first = float(torch.linalg.vector_norm(at.f_y)) if self.flat_y.size > TUNING.dense else 0.0
+        attempt = math.inf  # the length of the first step with an old factor
         for _ in range(TUNING.lower_steps):
             at, face = self._identify(at)
             self.scale = max(self.scale, float(torch.linalg.vector_norm(at.y)))
@@ -96,7 +99,10 @@ class LowerLevel:
             size = float(torch.linalg.vector_norm(direction))
             if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
                 self.quadratic, self.constant, exact = False, False, False
+            if not exact and attempt == math.inf:
+                attempt = size
             if not exact and not self._worthwhile(size, last, old_steps):
+                self.failed = min(self.failed, attempt)
                 self.renew(at, face)
                 direction, exact = self._direction(at, face, gradient, first)
                 size = float(torch.linalg.vector_norm(direction))
@@ -210,8 +216,10 @@ class LowerLevel:
         """Whether an old factor is worth another step: it is definite, and would end the solve soon."""
         if self.factor is None or not self.factor.definite:
             return False
-        if last == math.inf or size <= self.tol * self.scale:
+        if size <= self.tol * self.scale:
             return True
+        if last == math.inf:
+            return size <= TUNING.level * self.failed
         ratio = size / last
         return ratio <= TUNING.contraction and math.log(self.tol * self.scale / size) >= most * math.log(ratio)
 

@@ -12,26 +12,75 @@ from torch import Tensor
 from meha.methods.newton.hyper import HyperObjective, Value
 from meha.methods.newton.tuning import TUNING
 
-__all__ = ["DenseMemory", "Memory", "PairMemory", "memory_for", "search", "shortest_combination"]
+__all__ = ["Memory", "search", "shortest_combination"]
 
 
 class Memory:
-    """Curvature of the hyper-objective, learned from differences of gradients."""
+    """The curvature of the hyper-objective, learned from moves in x and the changes of the gradient (L-BFGS).
+
+    Each direction begins with a multiple of the identity that fits the last pair, since the curvature in unexplored directions
+    is best guessed by that of the last one; or with a matrix, once one was measured.
+    """
+
+    def __init__(self) -> None:
+        self.moves: Tensor | None = None
+        self.changes: Tensor | None = None
+        self.matrix: Tensor | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether it has learned anything."""
+        return self.moves is not None or self.matrix is not None
 
     def direction(self, gradient: Tensor, free: Tensor) -> Tensor | None:
         """-B^-1 gradient on the free coordinates, zero on the others; None while nothing is known."""
-        raise NotImplementedError
+        whole = bool(free.all())
+        g = gradient if whole else gradient[free]
+        if self.moves is None or self.changes is None:
+            if self.matrix is None:
+                return None
+            return self._spread(-self._begin(g[:, None], free, 1.0)[:, 0], gradient, free, whole)
+        S, Y = (self.moves, self.changes) if whole else (self.moves[:, free], self.changes[:, free])
+        products = (S * Y).sum(1)
+        squares = (Y * Y).sum(1)
+        good = products > torch.finfo(g.dtype).eps * squares
+        if not bool(good.all()):
+            S, Y, products, squares = S[good], Y[good], products[good], squares[good]
+        if not len(S):
+            return None
+        scale = float(products[-1] / squares[-1])
+        images = self._begin(torch.cat([g[None], Y]).T, free, scale)
+        first, HY = images[:, 0], images[:, 1:]
+        R = (S @ Y.T).triu()
+        u = torch.linalg.solve_triangular(R, (S @ g)[:, None], upper=True)
+        right = products[:, None] * u + (Y @ HY) @ u - (Y @ first)[:, None]
+        w = torch.linalg.solve_triangular(R.T, right, upper=False)
+        step = -(first + S.T @ w[:, 0] - HY @ u[:, 0])
+        return self._spread(step, gradient, free, whole)
 
     def update(self, move: Tensor, change: Tensor) -> None:
         """Learn from a move in x and the change of the gradient."""
-        raise NotImplementedError
+        if float(torch.dot(move, change)) > 0:
+            new = move[None], change[None]
+            if self.moves is None or self.changes is None:
+                self.moves, self.changes = new
+            else:
+                keep = slice(1 - TUNING.pairs, None)
+                self.moves = torch.cat([self.moves[keep], new[0]])
+                self.changes = torch.cat([self.changes[keep], new[1]])
 
-    def replace(self, matrix: Tensor, free: Tensor) -> None:
-        """Take over the curvature of the free coordinates, if it is positive definite."""
+    def replace(self, matrix: Tensor, free: Tensor, size: int) -> None:
+        """Take over a measured curvature of the free coordinates, if it is positive definite, and forget the pairs."""
+        matrix = (matrix + matrix.T) / 2
+        _, info = torch.linalg.cholesky_ex(matrix)
+        if not int(info):
+            self.clear()
+            self.matrix = float(matrix.diagonal().mean()) * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+            self.matrix[free[:, None], free] = matrix
 
     def clear(self) -> None:
         """Forget everything."""
-        raise NotImplementedError
+        self.moves = self.changes = self.matrix = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors."""
@@ -41,92 +90,14 @@ class Memory:
         """Take over a memory."""
         vars(self).update(state)
 
-
-class DenseMemory(Memory):
-    """The matrix B of BFGS, without the updates that would make it indefinite."""
-
-    def __init__(self) -> None:
-        self.matrix: Tensor | None = None
-
-    def direction(self, gradient: Tensor, free: Tensor) -> Tensor | None:
+    def _begin(self, columns: Tensor, free: Tensor, scale: float) -> Tensor:
+        """The first guess of B^-1, times the columns."""
         if self.matrix is None:
-            return None
-        whole = bool(free.all())
-        matrix = self.matrix if whole else self.matrix[free][:, free]
-        lower, info = torch.linalg.cholesky_ex(matrix)
-        if int(info):
-            self.clear()
-            return None
-        part = gradient if whole else gradient[free]
-        step = -torch.cholesky_solve(part[:, None], lower)[:, 0]
+            return scale * columns
+        return torch.cholesky_solve(columns, torch.linalg.cholesky(self.matrix[free][:, free]))
+
+    def _spread(self, step: Tensor, gradient: Tensor, free: Tensor, whole: bool) -> Tensor:
         return step if whole else torch.zeros_like(gradient).masked_scatter_(free, step)
-
-    def update(self, move: Tensor, change: Tensor) -> None:
-        product = float(torch.dot(move, change))
-        if self.matrix is None:
-            square = float(torch.dot(move, move))
-            size = float(torch.dot(change, change)) / product if product > 0 else 0.0
-            if not (0 < size < math.inf and square):
-                return
-            self.matrix = size * torch.eye(len(move), dtype=move.dtype, device=move.device)
-        image = self.matrix @ move
-        curvature = float(torch.dot(move, image))
-        if not (curvature > 0 and product > torch.finfo(move.dtype).eps * curvature):
-            return
-        self.matrix = self.matrix - torch.outer(image, image / curvature) + torch.outer(change, change / product)
-
-    def replace(self, matrix: Tensor, free: Tensor) -> None:
-        matrix = (matrix + matrix.T) / 2
-        _, info = torch.linalg.cholesky_ex(matrix)
-        if not int(info) and self.matrix is not None:
-            self.matrix = torch.diag(self.matrix.diagonal())
-            self.matrix[free[:, None], free] = matrix
-
-    def clear(self) -> None:
-        self.matrix = None
-
-
-class PairMemory(Memory):
-    """The pairs of L-BFGS, restricted to the free coordinates."""
-
-    def __init__(self) -> None:
-        self.moves: list[Tensor] = []
-        self.changes: list[Tensor] = []
-
-    def direction(self, gradient: Tensor, free: Tensor) -> Tensor | None:
-        if not self.moves:
-            return None
-        mask = free.to(gradient.dtype)
-        q, kept = gradient * mask, []
-        for s, change in zip(self.moves, self.changes, strict=True):
-            y = change * mask
-            product = float(torch.dot(s, y))
-            if product > torch.finfo(q.dtype).eps * float(torch.dot(y, y)):
-                kept.append((s * mask, y, product))
-        if not kept:
-            return None
-        weights = []
-        for s, y, product in reversed(kept):
-            weights.append(float(torch.dot(s, q)) / product)
-            q = q - weights[-1] * y
-        _, y, product = kept[-1]
-        q = q * (product / float(torch.dot(y, y)))
-        for (s, y, product), weight in zip(kept, reversed(weights), strict=True):
-            q = q + (weight - float(torch.dot(y, q)) / product) * s
-        return -q
-
-    def update(self, move: Tensor, change: Tensor) -> None:
-        if float(torch.dot(move, change)) > 0:
-            self.moves = [*self.moves, move][-TUNING.pairs :]
-            self.changes = [*self.changes, change][-TUNING.pairs :]
-
-    def clear(self) -> None:
-        self.moves, self.changes = [], []
-
-
-def memory_for(size: int) -> Memory:
-    """The memory for this number of coordinates of x."""
-    return DenseMemory() if size <= TUNING.dense_x else PairMemory()
 
 
 def search(

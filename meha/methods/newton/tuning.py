@@ -36,8 +36,7 @@ class Tuning:
     forcing: float = 0.1  # largest relative residual of conjugate gradients in a step below
     cg_steps: int = 1000  # upper bound on products of one solve by conjugate gradients
     # Steps in x
-    dense_x: int = 300  # largest x with a dense quasi-Newton matrix: its factor takes less time than one evaluation
-    pairs: int = 30  # pairs of the limited memory beyond
+    pairs: int = 30  # pairs that are remembered: older ones belong to another curvature
     first_step: float = 0.1  # length of the first step, relative to x
     slope: float = 0.9  # part of the slope to which a step must have fallen
     trials: int = 30  # upper bound on evaluations in one search
