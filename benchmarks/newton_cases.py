@@ -33,8 +33,9 @@ def tensor(array: Any) -> Tensor:
     return torch.as_tensor(np.asarray(array), dtype=F64)
 
 
-def lbfgsb(value: Callable[[np.ndarray], tuple[float, np.ndarray]], x0: Tensor, limits: tuple[float, float] | None) -> Tensor:
-    bounds = None if limits is None else [limits] * x0.numel()
+def lbfgsb(value: Callable[[np.ndarray], tuple[float, np.ndarray]], x0: Tensor, limits: tuple[Any, Any] | None) -> Tensor:
+    low, high = limits if limits is not None else (-np.inf, np.inf)
+    bounds = list(zip(*(np.broadcast_to(np.asarray(end), x0.shape).ravel() for end in (low, high)), strict=True))
     options = {"maxcor": 30, "maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
     found = minimize(value, x0.numpy().ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     return tensor(found.x).reshape(x0.shape)
@@ -67,12 +68,20 @@ def dense_newton(problem: meha.Problem, x0: Tensor, y0: Tensor, limits: Any) -> 
     def hessian(gradient: Tensor, at: Tensor) -> Tensor:
         return vmap(lambda row: torch.autograd.grad(gradient, at, row, retain_graph=True)[0])(eye).reshape(n, n)
 
+    def inverse(H: Tensor) -> Callable[[Tensor], Tensor]:
+        factor, info = torch.linalg.cholesky_ex(H)
+        if not int(info):
+            return lambda right: torch.cholesky_solve(right.reshape(-1, 1), factor).reshape(y0.shape)
+        values, vectors = torch.linalg.eigh(H)
+        sizes = values.abs().clamp(min=1e-8 * float(values.abs().max()))
+        return lambda right: (vectors @ ((vectors.T @ right.reshape(-1)) / sizes)).reshape(y0.shape)
+
     def value(x: np.ndarray) -> tuple[float, np.ndarray]:
         at_x = tensor(x).reshape(x0.shape).requires_grad_()
         f, gradient, at = expand(at_x, y[0])
         for _ in range(100):
-            factor = torch.linalg.cholesky(hessian(gradient, at))
-            step = torch.cholesky_solve(gradient.detach().reshape(-1, 1), factor).reshape(y0.shape)
+            solve = inverse(hessian(gradient, at))
+            step = solve(gradient.detach())
             if float(step.norm()) <= 1e-10 * (1 + float(at.detach().norm())):
                 break
             length, slope = 1.0, float((gradient.detach() * step).sum())
@@ -85,7 +94,7 @@ def dense_newton(problem: meha.Problem, x0: Tensor, y0: Tensor, limits: Any) -> 
         y[0] = at.detach()
         F = problem.upper(at_x, at)
         F_x, F_y = torch.autograd.grad(F, (at_x, at), allow_unused=True)
-        v = torch.cholesky_solve(F_y.reshape(-1, 1), factor).reshape(y0.shape)
+        v = solve(F_y)
         through = torch.autograd.grad(gradient, at_x, v)[0]
         return F.item(), ((0 if F_x is None else F_x) - through).numpy().ravel()
 

@@ -1,0 +1,203 @@
+"""Newton beside hand-written solvers and the default, on users' problems and on the tuning half of the collection.
+
+    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians] [--limit 60] [--table]
+
+Times are processor seconds of one run, after a warm-up; those of one row are taken one after another, so that ratios hold on a
+busy machine. Results go to benchmarks/results/newton.json (--table: print it without a run).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from newton_cases import CASES, F64, clocked, dense_newton
+from torch.func import hessian, jacrev, vmap
+
+import meha
+from meha.sets import Box, NonNegative
+
+RESULTS = Path(__file__).resolve().parent / "results/newton.json"
+ROUNDS = 5
+
+
+class Limit:
+    """Ends a run after some processor seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.last = time.process_time() + seconds
+
+    def __call__(self, run: meha.Run, info: meha.StepInfo) -> meha.Verdict | None:
+        return meha.Verdict(meha.Status.STOPPED, "out of time") if time.process_time() > self.last else None
+
+
+def outcome(problem: meha.Problem, x0: torch.Tensor, y0: torch.Tensor, method: meha.Method | None, limit: float) -> dict[str, Any]:
+    """One run of a method, or of the default."""
+    solution, seconds = clocked(
+        lambda: meha.solve(problem, x0, y0, method, max_steps=100_000, callbacks=Limit(limit))
+    )
+    counts = solution.counts
+    return {
+        "seconds": seconds,
+        "F": solution.upper,
+        "status": str(solution.status),
+        "steps": solution.steps,
+        "work": [counts.upper, counts.lower, counts.hvp],
+        "time": solution.report.get("time", ""),
+        "x": solution.x,
+        "y": solution.y,
+    }
+
+
+def measure_cases(limit: float) -> dict[str, Any]:
+    for name in ("ridge, diabetes, 10 penalties", "elastic net 100 x 300, 300 weights"):  # first calls load parts of torch
+        case = CASES[name]()
+        case.by_hand()
+        outcome(case.problem, case.x0, case.y0, meha.Newton(), limit)
+    rows = {}
+    for name, make in CASES.items():
+        case = make()
+        (x, y), seconds = clocked(case.by_hand)
+        hand = {"seconds": seconds, "F": float(case.problem.upper(x, y))}
+        newton = outcome(case.problem, case.x0, case.y0, meha.Newton(), limit)
+        default = outcome(case.problem, case.x0, case.y0, meha.Continuation(), limit) if limit else {}
+        rows[name] = {"by hand": hand, "Newton": _plain(newton), "Continuation": _plain(default)}
+        print(name, {kind: {key: row[key] for key in row if key != "time"} for kind, row in rows[name].items()}, flush=True)
+    return rows
+
+
+def bounds_of(problem: meha.Problem) -> tuple[Any, Any] | None:
+    """The bounds of X; None if X is another set."""
+    if isinstance(problem.x_set, Box):
+        return problem.x_set.low, problem.x_set.high
+    if isinstance(problem.x_set, NonNegative):
+        return 0.0, torch.inf
+    return (-torch.inf, torch.inf) if problem.x_set is None else None
+
+
+def measure_collection(limit: float) -> dict[str, Any]:
+    rows = {}
+    for entry in meha.problems.collection("tuning"):
+        problem = entry.make()
+        row: dict[str, Any] = {}
+        try:
+            run = outcome(problem, problem.x0, problem.y0, meha.Newton(), limit)
+            row["Newton"] = {**_plain(run), "error": problem.error(run["x"], run["y"])}
+        except ValueError as error:
+            row["Newton"] = {"status": f"refused: {error}"}
+        limits = bounds_of(problem)
+        if problem.nonsmooth is None and problem.y_set is None and limits is not None:
+            try:
+                (x, y), seconds = clocked(lambda p=problem, b=limits: dense_newton(p, p.x0, p.y0, b))
+                row["by hand"] = {"seconds": seconds, "error": problem.error(x, y)}
+            except (RuntimeError, ValueError) as error:
+                row["by hand"] = {"status": f"failed: {error}"}
+        rows[entry.name] = row
+        print(entry.name, row, flush=True)
+    return rows
+
+
+def measure_hessians() -> dict[str, Any]:
+    """Ways to a dense Hessian of a logistic loss, in milliseconds."""
+    rows = {}
+    for n, m in ((10, 300), (65, 300), (300, 500), (1000, 1000), (2000, 2000)):
+        generator = torch.Generator().manual_seed(0)
+        A = torch.randn(m, n, dtype=F64, generator=generator)
+        f: Callable[[torch.Tensor], torch.Tensor] = lambda y, A=A: torch.nn.functional.softplus(A @ y).mean() + y.square().sum()
+        y, eye = torch.full((n,), 0.1, dtype=F64), torch.eye(n, dtype=F64)
+
+        def graph(f: Any = f, y: Any = y) -> tuple[torch.Tensor, torch.Tensor]:
+            at = y.clone().requires_grad_()
+            return at, torch.autograd.grad(f(at), at, create_graph=True)[0]
+
+        def batched(graph: Any = graph, eye: Any = eye) -> torch.Tensor:
+            at, gradient = graph()
+            return torch.autograd.grad(gradient, at, eye, is_grads_batched=True)[0]
+
+        def mapped(graph: Any = graph, eye: Any = eye) -> torch.Tensor:
+            at, gradient = graph()
+            return vmap(lambda row: torch.autograd.grad(gradient, at, row, retain_graph=True)[0])(eye)
+
+        def product(graph: Any = graph, eye: Any = eye) -> torch.Tensor:
+            at, gradient = graph()
+            return torch.autograd.grad(gradient, at, eye[0])[0]
+
+        ways = {"gradient": graph, "one product": product, "vmap of backward passes": mapped}
+        if n <= 1000:
+            ways |= {
+                "is_grads_batched": batched,
+                "torch.func.hessian": lambda f=f, y=y: hessian(f)(y),
+                "jacrev of jacrev": lambda f=f, y=y: jacrev(jacrev(f))(y),
+            }
+        ways["Cholesky"] = lambda A=A, eye=eye: torch.linalg.cholesky(A.T @ A + eye)
+        rows[str(n)] = {}
+        for name, way in ways.items():
+            way()
+            rows[str(n)][name] = 1e3 * statistics.median(clocked(way)[1] for _ in range(ROUNDS))
+        print(n, rows[str(n)], flush=True)
+    return rows
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("x", "y")}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = []
+    if "cases" in results:
+        lines += ["| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |", "|---|---|---|---|---|---|"]
+        for name, row in results["cases"].items():
+            hand, newton, default = row["by hand"], row["Newton"], row["Continuation"]
+            ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
+            other = f"{default['seconds']:.3g} s, {default['status']}" if default else "-"
+            values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part)
+            lines.append(f"| {name} | {hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']} | {ratio} | {other} | {values} |")
+    if "collection" in results:
+        rows = results["collection"]
+        for kind in ("Newton", "by hand"):
+            done = {name: row[kind] for name, row in rows.items() if "error" in row.get(kind, {})}
+            for part, names in (("all", set(rows)), ("of the baseline", {name for name in rows if "by hand" in rows[name]})):
+                chosen = [row for name, row in done.items() if name in names]
+                solved = [sum(row["error"] <= level for row in chosen) for level in (1e-3, 1e-5)]
+                if chosen:
+                    middle = statistics.median(row["seconds"] for row in chosen)
+                    lines.append(f"{kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s")
+        both = [
+            row["Newton"]["seconds"] / row["by hand"]["seconds"]
+            for row in rows.values()
+            if max(row.get("by hand", {}).get("error", 1), row["Newton"].get("error", 1)) <= 1e-3
+        ]
+        lines.append(f"time of Newton by that of the baseline where both solve: median {statistics.median(both):.2f} ({len(both)} problems)")
+    for n, row in results.get("hessians", {}).items():
+        lines.append(f"n = {n}: " + ", ".join(f"{name} {value:.3g} ms" for name, value in row.items()))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", nargs="*", default=["cases", "collection", "hessians"])
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for the default; 0 leaves it out")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not arguments.table:
+        measures = {"cases": lambda: measure_cases(arguments.limit), "hessians": measure_hessians}
+        measures["collection"] = lambda: measure_collection(arguments.limit or 60.0)
+        for part in arguments.part:
+            results[part] = measures[part]()
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
