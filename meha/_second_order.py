@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from meha._gradients import differentiate
 from meha._oracle import Oracle
+from meha._torch import pull_back
 from meha._variables import Leaves, Variable, copy_
 
 __all__ = ["Clock", "Expansion", "Flat", "UpperValue", "upper_value"]
@@ -98,7 +99,7 @@ class Expansion:
             curved = isinstance(g, Tensor) and g.requires_grad
             self._second = differentiate(g, self._y.leaves) if isinstance(g, Tensor) and curved else []
         oracle.counts.lower += 1
-        self.f, self.g = float(f), float(g)
+        self.f, self.g = float(f.detach()), float(g.detach() if isinstance(g, Tensor) else g)
         self.f_y = flat_y.join([leaf.detach() for leaf in self._first])
         self.g_y = flat_y.join([leaf.detach() for leaf in self._second]) if self._second else torch.zeros_like(self.f_y)
         clock.functions += time.perf_counter() - begin
@@ -195,5 +196,5 @@ def upper_value(oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Fl
 
 
 def _grad(outputs: Sequence[Tensor], inputs: Leaves, cotangents: Sequence[Tensor]) -> Leaves:
-    parts = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True, retain_graph=True)
+    parts = pull_back(outputs, cotangents, inputs)
     return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(inputs, parts, strict=True)]

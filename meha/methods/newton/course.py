@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["Course"]
 
 REMEDY = "use meha.Continuation()."
+SINGULAR = f"The lower Hessian is singular on the face of y; {REMEDY}"
 
 
 class Course:
@@ -83,7 +84,7 @@ class Course:
         if not math.isfinite(now.F):
             self.verdict = Verdict(Status.BROKE_DOWN, f"The lower level was not solved at the start; {REMEDY}")
         elif not now.regular:
-            self.verdict = Verdict(Status.BROKE_DOWN, f"The lower Hessian is singular on the face of y; {REMEDY}")
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
         self._note(now)
         return now
 
@@ -146,9 +147,6 @@ class Course:
             if self._stationary(now, self._direction(now)):
                 return self._confirm(now)
             direction = self._direction(now)
-        if self._x_size(now.x) > TUNING.far * max(self.start_size, 1.0):
-            self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
-            return now
         new, tried = search(self.objective, now, direction, self.project, self.eps)
         for value in tried:
             self._note(value)
@@ -164,6 +162,8 @@ class Course:
         product = float(torch.dot(move, change))
         self.spectral = float(torch.dot(move, move)) / product if product > 0 else 0.0
         self.memory.update(move, change)
+        if self._x_size(new.x) > TUNING.far * max(self.start_size, 1.0):
+            self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
         return new
 
     def _probe(self, now: Value) -> Value | None:
@@ -172,7 +172,7 @@ class Course:
         Up to a number of coordinates it is the whole curvature, whatever the units of the coordinates; beyond, that along as many
         fixed directions.
         """
-        if not self.coordinatewise or not now.size:
+        if not self.coordinatewise:
             return None
         free = self._free(now).nonzero().reshape(-1)
         size, few, columns = self._x_size(now.x) or 1.0, len(free) <= TUNING.probes_x, []
@@ -236,9 +236,9 @@ class Course:
         small = float(torch.linalg.vector_norm(direction)) <= self.tol * self._x_size(now.x)
         return (small and gain <= self.tol * scale) or gain <= max(self.tol, self.eps**TUNING.lower_power) ** 2 * scale
 
-    def _confirm(self, now: Value, *, stuck: bool = False, tried: list[Value] | None = None) -> Value:
+    def _confirm(self, now: Value, *, stuck: bool = False, tried: Sequence[Value] = ()) -> Value:
         """The verdict at a point that seems to be the end: y must be a strict minimum on its face, and x stationary."""
-        response = now.response or self.lower.solve(self.flat_x.at(now.x), now.y)
+        response = self.lower.solve(self.flat_x.at(now.x), now.y)
         at, face = response.at, response.face
         factor = self.lower.renew(at, face)
         now = hypergradient(self.lower, response)
@@ -251,6 +251,8 @@ class Course:
         self.evidence = {"pivot": pivot, "error": response.error, "stationarity": residual / (self.largest or 1.0), "weak": weak}
         if not response.solved:
             self.verdict = Verdict(Status.BROKE_DOWN, f"The lower level was not solved; {REMEDY}")
+        elif stuck and any(not value.regular for value in tried):
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
         elif factor is not None and not factor.definite:
             self.verdict = self._irregular(now, factor)
         elif stuck and not self._at_kink(now):

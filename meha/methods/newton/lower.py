@@ -20,7 +20,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("quadratic", "constant", "varies", "hessian", "failed", "scale", "step")
+SAVED = ("quadratic", "constant", "varies", "curved", "hessian", "failed", "scale", "step")
 """The part of the memory, besides the factor, that a checkpoint keeps."""
 
 
@@ -59,6 +59,7 @@ class LowerLevel:
         quadratic: whether f is quadratic in y; None while unknown.
         constant, varies: whether its Hessian was seen to be the same, or another, at two x.
         hessian: all of f_yy, at the point where it was computed last; None if unknown.
+        curved: whether g added to the Hessian of the factor.
         failed: the least length of a first step with an old factor after which a new factor was necessary.
         scale: the largest norm of y so far.
         step: the length of proximal steps; zero before the first.
@@ -73,9 +74,9 @@ class LowerLevel:
         self.quadratic: bool | None = None
         self.hessian: Tensor | None = None
         self.constant = self.varies = False
+        self.curved = False
         self.failed = math.inf
         self.scale = self.step = 0.0
-        self._curved = False  # whether g added to the Hessian of the factor
         self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
         self._hessian_at: Variable | None = None  # the x at which the whole Hessian is known
 
@@ -149,7 +150,7 @@ class LowerLevel:
         curved = at.g_rows(index, self.faces.separable)
         if curved is not None:
             matrix = matrix + (curved if index is None else curved[:, index])
-        self._curved = curved is not None
+        self.curved = curved is not None
         self.factor = factorise(matrix, face, self.clock)
         self._exact_at = at
         return self.factor
@@ -157,11 +158,11 @@ class LowerLevel:
     def exact(self, at: Expansion, face: Face) -> bool:
         """Whether the factor is that of the Hessian at this point."""
         made = self._exact_at
-        if made is None or self.factor is None or not self.factor.face.equals(face):
+        if self.factor is None or not self.factor.face.equals(face):
             return False
         if made is at or not (self.quadratic and self.faces.quadratic):
             return made is at
-        return made.x is at.x or (self.constant and not self._curved)
+        return (self.constant and not self.curved) or (made is not None and made.x is at.x)
 
     def solve_system(self, at: Expansion, face: Face, right: Tensor) -> tuple[Tensor, bool]:
         """Solve (f + g)_yy v = right along the face; returns v, and whether the system has a solution."""

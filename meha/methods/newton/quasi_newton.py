@@ -135,7 +135,7 @@ def search(
         else:
             high = length
         length = TUNING.growth * length if high == math.inf else (low + high) / 2
-        if high - low <= eps * high:
+        if high < math.inf and high - low <= eps * high:
             break
     return best, tried
 

@@ -48,7 +48,7 @@ class Tuning:
     probe_growth: float = 1e3  # factor of a move along a coordinate that shows no such change
     probe_growths: int = 3  # most lengths that are tried
     blocked: float = 1e-8  # a move of this size, relative to x, shows which coordinates a bound of X holds
-    far: float = 1e10  # x this many times further away than its start counts as infinitely far
+    far: float = 1e7  # x this many times further away than its start counts as infinitely far
     # The end
     settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
     margin: float = 1e-6  # least distance of the multipliers of held coordinates from a change, relative to the largest gradient
