@@ -129,7 +129,7 @@ def search(
             if best is None or new.F <= best.F:
                 best = new
             clipped = not torch.equal(x, start.x + length * direction)
-            if now >= TUNING.slope * slope or clipped:
+            if now >= TUNING.slope * slope or clipped or length >= TUNING.longest:
                 return new if decreased or best is None else best, tried
             low, guess = length, new.y
         else:

@@ -41,6 +41,7 @@ class Tuning:
     slope: float = 0.9  # part of the slope to which a step must have fallen
     trials: int = 30  # upper bound on evaluations in one search
     growth: float = 4.0  # of a step that may be longer
+    longest: float = 1e3  # a search ends at this multiple of its first step
     widest: float = 1e6  # largest move in one step, relative to x
     probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number
     probe_power: float = 1 / 3  # their length, relative to x: this power of eps balances rounding and curvature
