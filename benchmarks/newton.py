@@ -13,7 +13,6 @@ import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,11 @@ class Limit:
         return meha.Verdict(meha.Status.STOPPED, "out of time") if time.process_time() > self.last else None
 
 
-def outcome(problem: meha.Problem, x0: torch.Tensor, y0: torch.Tensor, method: meha.Method | None, limit: float) -> dict[str, Any]:
+def outcome(
+    problem: meha.Problem, x0: torch.Tensor, y0: torch.Tensor, method: meha.Method | None, limit: float
+) -> dict[str, Any]:
     """One run of a method, or of the default."""
-    solution, seconds = clocked(
-        lambda: meha.solve(problem, x0, y0, method, max_steps=100_000, callbacks=Limit(limit))
-    )
+    solution, seconds = clocked(lambda: meha.solve(problem, x0, y0, method, max_steps=100_000, callbacks=Limit(limit)))
     counts = solution.counts
     return {
         "seconds": seconds,
@@ -68,7 +67,11 @@ def measure_cases(limit: float, before: dict[str, Any]) -> dict[str, Any]:
         (x, y), seconds = clocked(case.by_hand)
         hand = {"seconds": seconds, "F": float(case.problem.upper(x, y))}
         newton = outcome(case.problem, case.x0, case.y0, meha.Newton(), most)
-        default = outcome(case.problem, case.x0, case.y0, meha.Continuation(), limit) if limit else before.get(name, {}).get("Continuation", {})
+        default = (
+            outcome(case.problem, case.x0, case.y0, meha.Continuation(), limit)
+            if limit
+            else before.get(name, {}).get("Continuation", {})
+        )
         rows[name] = {"by hand": hand, "Newton": _plain(newton), "Continuation": _plain(default)}
         print(name, {kind: {key: row[key] for key in row if key != "time"} for kind, row in rows[name].items()}, flush=True)
     return rows
@@ -111,7 +114,10 @@ def measure_hessians() -> dict[str, Any]:
     for n, m in ((10, 300), (65, 300), (300, 500), (1000, 1000), (2000, 2000)):
         generator = torch.Generator().manual_seed(0)
         A = torch.randn(m, n, dtype=F64, generator=generator)
-        f: Callable[[torch.Tensor], torch.Tensor] = lambda y, A=A: torch.nn.functional.softplus(A @ y).mean() + y.square().sum()
+
+        def f(y: torch.Tensor, A: torch.Tensor = A) -> torch.Tensor:
+            return torch.nn.functional.softplus(A @ y).mean() + y.square().sum()
+
         y, eye = torch.full((n,), 0.1, dtype=F64), torch.eye(n, dtype=F64)
 
         def graph(f: Any = f, y: Any = y) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,13 +160,17 @@ def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = []
     if "cases" in results:
-        lines += ["| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |", "|---|---|---|---|---|---|"]
+        lines += [
+            "| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |",
+            "|---|---|---|---|---|---|",
+        ]
         for name, row in results["cases"].items():
             hand, newton, default = row["by hand"], row["Newton"], row["Continuation"]
             ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
             other = f"{default['seconds']:.3g} s, {default['status']}" if default else "-"
             values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part)
-            lines.append(f"| {name} | {hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']} | {ratio} | {other} | {values} |")
+            times = f"{hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']}"
+            lines.append(f"| {name} | {times} | {ratio} | {other} | {values} |")
     if "collection" in results:
         rows = results["collection"]
         for kind in ("Newton", "by hand"):
@@ -170,13 +180,17 @@ def table(results: dict[str, Any]) -> str:
                 solved = [sum(row["error"] <= level for row in chosen) for level in (1e-3, 1e-5)]
                 if chosen:
                     middle = statistics.median(row["seconds"] for row in chosen)
-                    lines.append(f"{kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s")
+                    lines.append(
+                        f"{kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s"
+                    )
         both = [
             row["Newton"]["seconds"] / row["by hand"]["seconds"]
             for row in rows.values()
             if max(row.get("by hand", {}).get("error", 1), row["Newton"].get("error", 1)) <= 1e-3
         ]
-        lines.append(f"time of Newton by that of the baseline where both solve: median {statistics.median(both):.2f} ({len(both)} problems)")
+        lines.append(
+            f"Newton's time by the baseline's where both solve: median {statistics.median(both):.2f} ({len(both)} problems)"
+        )
     for n, row in results.get("hessians", {}).items():
         lines.append(f"n = {n}: " + ", ".join(f"{name} {value:.3g} ms" for name, value in row.items()))
     return "\n".join(lines)

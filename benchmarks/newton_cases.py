@@ -1,4 +1,4 @@
-"""Users' problems on which Newton is measured, each with a hand-written solution: closed form or Newton below, L-BFGS-B above."""
+"""Users' problems for benchmarks/newton.py, each with a hand-written solver: closed form or Newton below, L-BFGS-B above."""
 
 from __future__ import annotations
 
@@ -126,7 +126,10 @@ def ridge(degree: int) -> Case:
     )
     G, c = A.T @ A / len(A), A.T @ b / len(A)
     x0 = torch.zeros(p, dtype=F64)
-    response = lambda x: torch.linalg.solve(G + torch.diag(x.exp()), c)
+
+    def response(x: Tensor) -> Tensor:
+        return torch.linalg.solve(G + torch.diag(x.exp()), c)
+
     return Case(problem, x0, torch.zeros(p, dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
 
 
@@ -175,7 +178,10 @@ def kernel_ridge(data: str, widths: int) -> Case:
         x_set=meha.sets.Box(*limits),
     )
     x0 = torch.full((widths,), -3.0, dtype=F64)
-    response = lambda x: torch.linalg.solve(kernel(squares, x) + eye, b)
+
+    def response(x: Tensor) -> Tensor:
+        return torch.linalg.solve(kernel(squares, x) + eye, b)
+
     return Case(problem, x0, torch.zeros(len(A), dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
 
 
@@ -220,9 +226,7 @@ def lasso(n: int, p: int, kind: str) -> Case:
     size = {"one": 1, "each": p, "elastic net": p}[kind]
     ridge = 0.01
     term = meha.nonsmooth.ElasticNet(lambda x: x.exp(), ridge) if net else meha.nonsmooth.L1(lambda x: x.exp())
-    problem = meha.Problem(
-        lambda x, y: validation(y), lambda x, y: training(y), nonsmooth=term, x_set=meha.sets.Box(*limits)
-    )
+    problem = meha.Problem(lambda x, y: validation(y), lambda x, y: training(y), nonsmooth=term, x_set=meha.sets.Box(*limits))
     x0, y0 = torch.full((size,), top - 1.5, dtype=F64), torch.zeros(p, dtype=F64)
     return Case(problem, x0, y0, lambda: _lasso_by_hand(A, b, A_val, b_val, x0, limits, ridge if net else 0.0), limits)
 

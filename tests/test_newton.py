@@ -1,4 +1,4 @@
-"""Newton: the lower level on faces, hypergradients, steps in x, verdicts, against closed forms and differences of exact solves."""
+"""Newton: faces, hypergradients, steps in x and verdicts, against closed forms and differences of exact solves."""
 
 import io
 import math
@@ -332,7 +332,9 @@ def test_hypergradients_of_terms(name):
     check_differences(problem, x, value)
 
 
-@pytest.mark.parametrize("y_set", [Box(-0.5, 0.9), NonNegative(), LinfBall(0.7), Simplex(2.0), AffineSet(torch.ones(1, 8), torch.ones(1))])
+@pytest.mark.parametrize(
+    "y_set", [Box(-0.5, 0.9), NonNegative(), LinfBall(0.7), Simplex(2.0), AffineSet(torch.ones(1, 8), torch.ones(1))]
+)
 def test_hypergradients_of_sets(y_set):
     problem = least_squares(None, y_set, penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum() - 0.1 * x @ y)
     x = torch.linspace(-2.0, -1.0, 8, dtype=F64)
@@ -385,11 +387,17 @@ def test_logistic_with_one_penalty_against_scipy():
     s, s_val = np.sign(b), np.sign(b_val)
 
     def lower(x):
-        loss = lambda y: np.logaddexp(0, -s * (A @ y)).mean() + 0.5 * math.exp(x) * y @ y
-        slope = lambda y: A.T @ (-s / (1 + np.exp(s * (A @ y)))) / len(s) + math.exp(x) * y
+        def loss(y):
+            return np.logaddexp(0, -s * (A @ y)).mean() + 0.5 * math.exp(x) * y @ y
+
+        def slope(y):
+            return A.T @ (-s / (1 + np.exp(s * (A @ y)))) / len(s) + math.exp(x) * y
+
         return minimize(loss, np.zeros(8), jac=slope, method="BFGS", options={"gtol": 1e-12}).x
 
-    best = minimize_scalar(lambda x: np.logaddexp(0, -s_val * (A_val @ lower(x))).mean(), bounds=(-8, 2), options={"xatol": 1e-7})
+    best = minimize_scalar(
+        lambda x: np.logaddexp(0, -s_val * (A_val @ lower(x))).mean(), bounds=(-8, 2), options={"xatol": 1e-7}
+    )
     tensors = [torch.tensor(part) for part in (A, s, A_val, s_val)]
     softplus = torch.nn.functional.softplus
     problem = meha.Problem(
@@ -494,7 +502,9 @@ def test_a_maximum_of_the_hyper_objective_is_left():
 def test_a_kink_of_the_hyper_objective():
     """y = max(x, 0) with F = (y - 1)^2 + 3 |...|: the minimum of F over x is where y leaves its bound."""
     problem = meha.Problem(
-        lambda x, y: y.sum() + 0.5 * (x + 1).square().sum() - x.sum(), lambda x, y: 0.5 * (y - x).square().sum(), y_set=NonNegative()
+        lambda x, y: y.sum() + 0.5 * (x + 1).square().sum() - x.sum(),
+        lambda x, y: 0.5 * (y - x).square().sum(),
+        y_set=NonNegative(),
     )
     solution = meha.solve(problem, torch.full((1,), 0.7, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
     assert abs(float(solution.x)) < 1e-5
@@ -510,7 +520,10 @@ def test_the_optimum_at_infinity():
 @pytest.mark.parametrize("objective", ["upper", "lower", "x"])
 def test_objectives_that_ignore_a_variable(objective):
     ones = torch.ones(2, dtype=F64)
-    square = lambda z: z.square().sum()
+
+    def square(z):
+        return z.square().sum()
+
     problems = {
         "upper": meha.Problem(lambda x, y: square(x), lambda x, y: square(x - y)),
         "lower": meha.Problem(lambda x, y: square(x - y), lambda x, y: square(x - y.detach())),
@@ -537,7 +550,9 @@ def test_the_report_splits_the_time():
 @pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems.group_lasso])
 def test_restored_bit_for_bit(make):
     problem = make(20) if make is not meha.problems.group_lasso else least_squares(GroupL2([2, 3, 3], soft))
-    x0, y0 = (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
+    x0, y0 = (
+        (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
+    )
     whole, other = (meha.Newton().start(problem, x0, y0) for _ in range(2))
     whole.step()
     buffer = io.BytesIO()

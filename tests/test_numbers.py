@@ -8,7 +8,15 @@ import pytest
 import meha
 
 METHODS = Path(meha.__file__).parent / "methods"
-NAMED = ("continuation/*.py", "adaptive/*.py", "stochastic.py", "_anderson.py", "_curvatures.py", "_extrapolation.py")
+NAMED = (
+    "continuation/*.py",
+    "adaptive/*.py",
+    "newton/*.py",
+    "stochastic.py",
+    "_anderson.py",
+    "_curvatures.py",
+    "_extrapolation.py",
+)
 PATHS = [path for pattern in NAMED for path in sorted(METHODS.glob(pattern))]
 PLAIN = {0, 1, 2, 0.5}
 

@@ -86,7 +86,7 @@ class NonSmooth(ABC):
         return [leaf != 0 for leaf in leaves] if self.kinked else None
 
     def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
-        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses; a coordinate that crosses zero becomes zero."""
+        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses: what crosses zero becomes zero."""
         if not self.kinked:
             return leaves
         return [torch.where(new * old < 0, 0.0, new) for new, old in zip(leaves, start, strict=True)]

@@ -17,8 +17,8 @@ from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
 from meha.methods.newton.lower import LowerLevel
-from meha.methods.newton.systems import Factor
 from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
+from meha.methods.newton.systems import Factor
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Course"]
@@ -121,7 +121,7 @@ class Course:
         return (now.x - self.project(now.x - probe * now.gradient)) / probe
 
     def _direction(self, now: Value) -> Tensor:
-        """A quasi-Newton direction; without a memory, one of the length of a first step; a projected step where X is general."""
+        """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
         size = float(torch.linalg.vector_norm(now.gradient))
         x_size = self._x_size(now.x)
         if not size:
@@ -169,8 +169,7 @@ class Course:
     def _probe(self, now: Value) -> Value | None:
         """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
 
-        Up to a number of coordinates it is the whole curvature, whatever the units of the coordinates; beyond, that along as many
-        fixed directions.
+        Up to a number of coordinates it is the whole curvature, whatever their units; beyond, that along some fixed directions.
         """
         if not self.coordinatewise:
             return None
@@ -203,7 +202,7 @@ class Course:
         """A point at which F is lower, along a direction of negative curvature and beyond what rounding explains."""
         for sign in (1, -1):
             new = self.objective(self.project(now.x + sign * TUNING.probe_growth * move), now.y)
-            if new.regular and new.F < now.F - self.eps**TUNING.loose_power * abs(now.F):
+            if new.regular and now.F - self.eps**TUNING.loose_power * abs(now.F) > new.F:
                 self.memory.clear()
                 return new
         return None
@@ -248,7 +247,12 @@ class Course:
         if not stuck and residual > TUNING.settled * self.largest:
             self.memory.clear()
             return now
-        self.evidence = {"pivot": pivot, "error": response.error, "stationarity": residual / (self.largest or 1.0), "weak": weak}
+        self.evidence = {
+            "pivot": pivot,
+            "error": response.error,
+            "stationarity": residual / (self.largest or 1.0),
+            "weak": weak,
+        }
         if not response.solved:
             self.verdict = Verdict(Status.BROKE_DOWN, f"The lower level was not solved; {REMEDY}")
         elif stuck and any(not value.regular for value in tried):
@@ -256,7 +260,9 @@ class Course:
         elif factor is not None and not factor.definite:
             self.verdict = self._irregular(now, factor)
         elif stuck and not self._at_kink(now):
-            message = f"No step along the hypergradient lowers F, of relative size {self.evidence['stationarity']:.1e}; {REMEDY}"
+            message = (
+                f"No step along the hypergradient lowers F, of relative size {self.evidence['stationarity']:.1e}; {REMEDY}"
+            )
             small = self.evidence["stationarity"] <= self.eps**TUNING.loose_power
             self.verdict = self._converged() if small else Verdict(Status.FINISHED, message)
         else:

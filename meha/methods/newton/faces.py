@@ -10,7 +10,8 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._second_order import Flat
 from meha._variables import Leaves, Variable
-from meha.problem import Problem
+from meha.nonsmooth import NonSmooth
+from meha.sets import ConvexSet
 
 __all__ = ["Face", "Faces"]
 
@@ -68,7 +69,7 @@ class Faces:
         self._sets = [] if problem.y_set is None else problem.y_set.parts(y)
         self.quadratic = all(term.quadratic for term, _ in self._terms)
         self.separable = all(term.separable for term, _ in self._terms)
-        _check(problem, self._terms, self._sets, y)
+        _check(self._terms, self._sets, y)
 
     def prox(self, x: Variable, vector: Tensor, step: float) -> Tensor:
         """argmin_w step * (g + indicator of Y)(x, w) + 0.5 ||w - vector||^2."""
@@ -128,7 +129,7 @@ def _kernel(rows: Tensor) -> Tensor:
     return vectors[rank:].T.contiguous()
 
 
-def _check(problem: Problem, terms: list, sets: list, y: Variable) -> None:  # type: ignore[type-arg]
+def _check(terms: list[tuple[NonSmooth, list[int]]], sets: list[tuple[ConvexSet, list[int]]], y: Variable) -> None:
     for term, chosen in terms:
         if term.free([y.leaves[i].detach() for i in chosen]) is None:
             raise ValueError(

@@ -49,7 +49,7 @@ class Response:
 class LowerLevel:
     """Solves the lower level at any x, with a memory of the last Hessian.
 
-    A step solves the Newton equation on the face of y; the proximal map of g + indicator of Y finds the face. A factor of an old
+    A step solves the Newton equation on the face of y, which the proximal map of g + indicator of Y finds. A factor of an old
     Hessian serves as long as its steps converge quickly: from the solution at the last x, such a step is the first-order
     prediction of the solution at the new one. A Hessian that does not change with y, or with neither x nor y, is recognised by
     a product, and used again.

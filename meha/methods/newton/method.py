@@ -32,8 +32,8 @@ class Newton(Method):
     - It claims convergence only with evidence: the lower level solved, a Hessian that is positive definite on the face, and a
       hypergradient that is small relative to its parts; or, at a kink of the hyper-objective, small combinations of
       hypergradients from nearby.
-    - It needs second derivatives, and a lower level whose solution is locally unique. Where the Hessian is singular on the face,
-      it breaks down and says so; :class:`~meha.Continuation` takes such problems. With several local solutions below, it
+    - It needs second derivatives, and a lower solution that is locally unique. Where the Hessian is singular on the face, it
+      breaks down and says so; :class:`~meha.Continuation` takes such problems. With several local solutions below, it
       follows the one that Newton's method finds from y0, whatever F would prefer.
     - Tensors only, and the same value at the same point: no modules, no batches.
 

@@ -123,7 +123,7 @@ def search(
         tried.append(new)
         promised = float(torch.dot(start.gradient, move))
         now = float(torch.dot(new.gradient, direction)) if math.isfinite(new.F) else 0.0
-        decreased = new.F <= start.F + TUNING.decrease * promised
+        decreased = start.F + TUNING.decrease * promised >= new.F
         level = abs(new.F - start.F) <= noise and abs(now) <= TUNING.level * abs(slope)
         if math.isfinite(new.F) and new.regular and (decreased or level):
             if best is None or new.F <= best.F:
