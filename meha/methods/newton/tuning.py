@@ -12,7 +12,7 @@ class Tuning:
     """Every heuristic number of Newton. eps is the rounding error of the variables."""
 
     # Systems
-    dense: int = 2000  # largest face with a dense Hessian: beyond, its rows and factor take longer than conjugate gradients
+    dense: int = 2000  # largest face with a dense Hessian: there, its rows and factor take as long as some 150 products
     singular: float = 100.0  # a pivot below this many eps times the dimension, relative to its diagonal, counts as zero
     floor: float = 1e-4  # least curvature of a modified Hessian, relative to the largest: rounding must not look like a step
     inconsistent: float = 1e-6  # relative residual of a singular system above which it has no solution
