@@ -1,9 +1,9 @@
 """Newton beside hand-written solvers and the default, on users' problems and on the tuning half of the collection.
 
-    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians default] [--limit 60] [--table]
+    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians default] [--limit 60] [--page]
 
 Times are processor seconds of one run, after a warm-up; those of one row are taken one after another, so that ratios hold on a
-busy machine. Results go to benchmarks/results/newton.json (--table: print it without a run).
+busy machine. Results go to benchmarks/results/newton.json (--page: without a run), the first table to docs/newton.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import meha
 from meha.sets import Box, NonNegative
 
 RESULTS = Path(__file__).resolve().parent / "results/newton.json"
+PAGE = Path(__file__).resolve().parent.parent / "docs/newton.md"
+BEGIN, END = "<!-- table: written by benchmarks/newton.py -->", "<!-- end of table -->"
 ROUNDS = 5
 LONGEST = 60.0
 """Seconds after which a run of Newton is stopped."""
@@ -162,21 +164,26 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("x", "y")}
 
 
-def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+def table(cases: dict[str, Any]) -> str:
+    """The results on users' problems as Markdown."""
+    lines = [
+        "| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in cases.items():
+        hand, newton, default = row["by hand"], row["Newton"], row.get("Continuation", {})
+        ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
+        status = {"stopped by callback": "stopped"}.get(default.get("status", ""), default.get("status"))
+        other = f"{default['seconds']:.3g} s, {status}" if default else ""
+        values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part)
+        times = f"{hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']}"
+        lines.append(f"| {name} | {times} | {ratio} | {other} | {values} |")
+    return "\n".join(lines)
+
+
+def summary(results: dict[str, Any]) -> str:
+    """The results on the collection, and the Hessians."""
     lines = []
-    if "cases" in results:
-        lines += [
-            "| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |",
-            "|---|---|---|---|---|---|",
-        ]
-        for name, row in results["cases"].items():
-            hand, newton, default = row["by hand"], row["Newton"], row.get("Continuation", {})
-            ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
-            other = f"{default['seconds']:.3g} s, {default['status']}" if default else "-"
-            values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part)
-            times = f"{hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']}"
-            lines.append(f"| {name} | {times} | {ratio} | {other} | {values} |")
     if "collection" in results:
         rows = results["collection"]
         for kind in ("Newton", "by hand"):
@@ -206,12 +213,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", nargs="*", default=["cases", "collection", "hessians"], help="the default method takes long")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for the default on each problem")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--page", action="store_true", help="write the stored results to the page")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not arguments.table:
+    if not arguments.page:
         for part in arguments.part:
             if part == "default":
                 measure_default(results, arguments.limit)
@@ -220,7 +227,10 @@ def main() -> None:
             else:
                 results[part] = measure_hessians() if part == "hessians" else measure_collection()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+    if "cases" in results:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(before + BEGIN + "\n" + table(results["cases"]) + "\n" + END + rest.partition(END)[2])
+    print(summary(results))
 
 
 if __name__ == "__main__":
