@@ -500,7 +500,7 @@ def test_a_maximum_of_the_hyper_objective_is_left():
 
 
 def test_a_kink_of_the_hyper_objective():
-    """y = max(x, 0) with F = (y - 1)^2 + 3 |...|: the minimum of F over x is where y leaves its bound."""
+    """With y = max(x, 0), F(x) = y + (x^2 + 1) / 2: its slope jumps from x to x + 1 at x = 0, where y leaves its bound."""
     problem = meha.Problem(
         lambda x, y: y.sum() + 0.5 * (x + 1).square().sum() - x.sum(),
         lambda x, y: 0.5 * (y - x).square().sum(),

@@ -265,8 +265,13 @@ class Course:
             )
             small = self.evidence["stationarity"] <= self.eps**TUNING.loose_power
             self.verdict = self._converged() if small else Verdict(Status.FINISHED, message)
+        elif weak and not stuck and self._differ(now):
+            self.verdict = Verdict(
+                Status.FINISHED,
+                f"{weak} coordinates of y are about to move, and hypergradients nearby differ: F may still fall; {REMEDY}",
+            )
         else:
-            self.verdict = self._converged(kink=stuck or weak > 0)
+            self.verdict = self._converged(kink=stuck)
         return now
 
     def _irregular(self, now: Value, factor: Factor) -> Verdict:
@@ -289,14 +294,23 @@ class Course:
             f"Relative hypergradient {size:.1e}{where}; y is a strict minimum of the lower level ({curvature}).",
         )
 
-    def _at_kink(self, now: Value) -> bool:
-        """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
+    def _around(self, now: Value) -> Tensor:
+        """Hypergradients from nearby along the free coordinates of x, one in each row."""
         reach = TUNING.near * max(self.tol, self.eps**TUNING.loose_power) * self._x_size(now.x)
         rows = [gradient for x, gradient in self.nearby if float(torch.linalg.vector_norm(x - now.x)) <= reach]
-        if len(rows) < 2 or not self.coordinatewise:
+        return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
+
+    def _differ(self, now: Value) -> bool:
+        """Whether hypergradients nearby are far from zero."""
+        largest = float(torch.linalg.vector_norm(self._around(now), dim=1).max())
+        return largest > TUNING.settled * self.largest
+
+    def _at_kink(self, now: Value) -> bool:
+        """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
+        rows = self._around(now)
+        if len(rows) <= 2 or not self.coordinatewise:
             return False
-        free = self._free(now)
-        combined = shortest_combination(torch.stack([torch.where(free, row, 0.0) for row in rows]))
+        combined = shortest_combination(rows)
         size = float(torch.linalg.vector_norm(combined)) / (self.largest or 1.0)
         self.evidence["stationarity"] = min(size, self.evidence["stationarity"])
         return size <= TUNING.settled
