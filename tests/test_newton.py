@@ -508,7 +508,20 @@ def test_a_kink_of_the_hyper_objective():
     )
     solution = meha.solve(problem, torch.full((1,), 0.7, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
     assert abs(float(solution.x)) < 1e-5
-    assert solution.status in (meha.Status.CONVERGED, meha.Status.FINISHED)
+    assert solution.status is meha.Status.CONVERGED
+    assert "at a kink" in solution.message
+
+
+def test_a_weakly_held_y_does_not_hide_a_descent():
+    """At the start y = 0 is held with a zero multiplier, and the hypergradient of that face is zero; F falls as y moves."""
+    problem = meha.Problem(
+        lambda x, y: (y - 1).square().sum() + 0.5 * x.square().sum(),
+        lambda x, y: 0.5 * (y - x).square().sum(),
+        y_set=NonNegative(),
+    )
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
+    assert solution.status is meha.Status.CONVERGED
+    assert float(solution.x) == pytest.approx(2 / 3, rel=1e-5)
 
 
 def test_the_optimum_at_infinity():

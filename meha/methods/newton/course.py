@@ -198,9 +198,9 @@ class Course:
             self.memory.replace(torch.stack(columns, dim=1), free, len(now.x))
         return None
 
-    def _descend(self, now: Value, move: Tensor) -> Value | None:
-        """A point at which F is lower, along a direction of negative curvature and beyond what rounding explains."""
-        for sign in (1, -1):
+    def _descend(self, now: Value, move: Tensor, signs: tuple[int, ...] = (1, -1)) -> Value | None:
+        """A point at which F is lower, beyond what rounding explains, at a multiple of a small move."""
+        for sign in signs:
             new = self.objective(self.project(now.x + sign * TUNING.probe_growth * move), now.y)
             if new.regular and now.F - self.eps**TUNING.loose_power * abs(now.F) > new.F:
                 self.memory.clear()
@@ -265,13 +265,11 @@ class Course:
             )
             small = self.evidence["stationarity"] <= self.eps**TUNING.loose_power
             self.verdict = self._converged() if small else Verdict(Status.FINISHED, message)
-        elif weak and not stuck and self._differ(now):
-            self.verdict = Verdict(
-                Status.FINISHED,
-                f"{weak} coordinates of y are about to move, and hypergradients nearby differ: F may still fall; {REMEDY}",
-            )
         else:
-            self.verdict = self._converged(kink=stuck)
+            lower = self._across(now) if weak else None
+            if lower is not None:
+                return lower
+            self.verdict = self._converged(kink=stuck or weak > 0)
         return now
 
     def _irregular(self, now: Value, factor: Factor) -> Verdict:
@@ -300,10 +298,16 @@ class Course:
         rows = [gradient for x, gradient in self.nearby if float(torch.linalg.vector_norm(x - now.x)) <= reach]
         return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
 
-    def _differ(self, now: Value) -> bool:
-        """Whether hypergradients nearby are far from zero."""
-        largest = float(torch.linalg.vector_norm(self._around(now), dim=1).max())
-        return largest > TUNING.settled * self.largest
+    def _across(self, now: Value) -> Value | None:
+        """A point of lower F along a hypergradient of another face, where y is about to change its face."""
+        for row in self._around(now):
+            size = float(torch.linalg.vector_norm(row))
+            if size > TUNING.settled * self.largest:
+                length = self.eps**TUNING.probe_power * (self._x_size(now.x) or 1.0)
+                lower = self._descend(now, -length / size * row, signs=(1,))
+                if lower is not None:
+                    return lower
+        return None
 
     def _at_kink(self, now: Value) -> bool:
         """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
@@ -321,14 +325,13 @@ class Course:
         if lower.faces.smooth or response is None or response.face.index is None:
             return 0
         at, step = response.at, lower.step
-        largest = float(at.f_y.abs().max())
         held = torch.ones_like(at.y, dtype=torch.bool)
         held[response.face.index] = False
         u = at.y - step * at.f_y
-        away = (u - at.y).sign()
+        away = torch.where(u >= at.y, 1.0, -1.0).to(u)
         weak = torch.zeros_like(held)
         for shift in (away, -away):
-            face = lower.faces.at(lower.faces.prox(at.x, u + step * TUNING.margin * largest * shift, step))
+            face = lower.faces.at(lower.faces.prox(at.x, u + TUNING.margin * lower.scale * shift, step))
             if face.index is not None:
                 weak[face.index] = True
         return int((weak & held).sum())

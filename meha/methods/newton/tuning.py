@@ -18,9 +18,7 @@ class Tuning:
     inconsistent: float = 1e-6  # relative residual of a singular system above which it has no solution
     same: float = 1e3  # products that differ by less than this many eps show the same Hessian
     # The lower level
-    lower_power: float = (
-        2 / 3
-    )  # y is found to this power of eps, relative to y: half of the digits of f are lost in its gradient
+    lower_power: float = 2 / 3  # y is found to this power of eps, relative to y: rounding of gradients allows it
     loose_power: float = 0.5  # where rounding ends the solve, it counts as solved at this power of eps
     lower_steps: int = 200  # upper bound on Newton steps of one solve
     decrease: float = 1e-4  # least part of the predicted decrease in a step, below and above
@@ -54,9 +52,7 @@ class Tuning:
     far: float = 1e7  # x this many times further away than its start counts as infinitely far
     # The end
     settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
-    margin: float = (
-        1e-6  # least distance of the multipliers of held coordinates from a change, relative to the largest gradient
-    )
+    margin: float = 1e-6  # coordinates that a proximal step shifted by this part of y would free are about to move
     near: float = 10.0  # hypergradients from within this many tol of x enter the test at a kink
     sampled: int = 20  # most hypergradients in the test at a kink
     kink_steps: int = 200  # steps of the shortest combination of hypergradients
