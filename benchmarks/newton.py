@@ -26,6 +26,7 @@ from meha.sets import Box, NonNegative
 RESULTS = Path(__file__).resolve().parent / "results/newton.json"
 PAGE = Path(__file__).resolve().parent.parent / "docs/newton.md"
 BEGIN, END = "<!-- table: written by benchmarks/newton.py -->", "<!-- end of table -->"
+STOPPED = str(meha.Status.STOPPED)
 ROUNDS = 5
 LONGEST = 60.0
 """Seconds after which a run of Newton is stopped."""
@@ -173,9 +174,9 @@ def table(cases: dict[str, Any]) -> str:
     for name, row in cases.items():
         hand, newton, default = row["by hand"], row["Newton"], row.get("Continuation", {})
         ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
-        status = {"stopped by callback": "stopped"}.get(default.get("status", ""), default.get("status"))
-        other = f"{default['seconds']:.3g} s, {status}" if default else ""
-        values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part)
+        other = f"{default['seconds']:.3g} s, {default['status']}" if default else ""
+        other = "stopped" if default.get("status") == STOPPED else other
+        values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part.get("status") != STOPPED and part)
         times = f"{hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']}"
         lines.append(f"| {name} | {times} | {ratio} | {other} | {values} |")
     return "\n".join(lines)
