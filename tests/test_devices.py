@@ -10,6 +10,7 @@ import meha
 
 METHODS = [
     meha.Continuation(),
+    meha.Newton(),
     meha.AdaptiveMEHA(),
     meha.StochasticMEHA(),
     meha.StochasticMEHA(warm_start=False),

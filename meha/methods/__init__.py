@@ -21,6 +21,7 @@ from meha.methods.iaptt import IAPTT
 from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
+from meha.methods.newton import Newton
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, RandomSearch
 from meha.methods.slm import SLM
@@ -52,6 +53,7 @@ __all__ = [
     "GridSearch",
     "LogUniform",
     "Method",
+    "Newton",
     "Optimizer",
     "Oracle",
     "RandomSearch",
