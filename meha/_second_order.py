@@ -21,13 +21,21 @@ __all__ = ["Clock", "Expansion", "Flat", "UpperValue", "upper_value"]
 CHUNK = 256
 """Rows of a Hessian that one batched pass computes: more take no less time, and more memory."""
 
+FEW = 4
+"""Products that take less time one by one than as one batch."""
+
 
 @dataclass
 class Clock:
-    """Seconds spent in the user's functions and their derivatives, and in linear algebra."""
+    """Seconds spent in all, in the user's functions and their derivatives, and in linear algebra."""
 
+    seconds: float = 0.0
     functions: float = 0.0
     algebra: float = 0.0
+
+    def __str__(self) -> str:
+        rest = max(self.seconds - self.functions - self.algebra, 0.0)
+        return f"{self.functions:.2g} s in the objectives, {self.algebra:.2g} s in linear algebra, {rest:.2g} s in the rest"
 
 
 class Flat:
@@ -125,6 +133,17 @@ class Expansion:
         self._clock.functions += time.perf_counter() - begin
         return result
 
+    def products(self, vectors: Tensor) -> Tensor:
+        """f_yy v for each row v."""
+        begin = time.perf_counter()
+        self._oracle.counts.hvp += len(vectors)
+        if len(vectors) <= FEW:
+            result = torch.stack([self._pull(self._first, row, self._y, self._flat_y) for row in vectors])
+        else:
+            result = torch.cat([self._images(self._first, part) for part in vectors.split(CHUNK)])
+        self._clock.functions += time.perf_counter() - begin
+        return result
+
     def cross(self, vector: Tensor) -> Tensor:
         """The gradient in x of <(f + g)_y(x, y), v> for a fixed v."""
         begin = time.perf_counter()
@@ -172,8 +191,12 @@ class Expansion:
         for part in index.split(CHUNK):
             unit = torch.zeros(len(part), n, dtype=self.f_y.dtype, device=self.f_y.device)
             unit[torch.arange(len(part), device=unit.device), part] = 1.0
-            pieces.append(vmap(lambda row: self._pull(outputs, row, self._y, self._flat_y))(unit))
+            pieces.append(self._images(outputs, unit))
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _images(self, outputs: Leaves, vectors: Tensor) -> Tensor:
+        images: Tensor = vmap(lambda row: self._pull(outputs, row, self._y, self._flat_y))(vectors)
+        return images
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ SOME = [
 ]  # fmt: skip
 
 
-WORK = {"strong convex": 400, "merely convex": 400, "sine": 1300, "lasso": 400}
+WORK = {"strong convex": 400, "merely convex": 450, "sine": 1300, "lasso": 400}
 """Gradients of f that a toy may take; the sine has many valleys, which are searched."""
 
 

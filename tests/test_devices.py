@@ -10,7 +10,7 @@ import meha
 
 METHODS = [
     meha.Continuation(),
-    meha.Newton(),
+    meha.Continuation(second_order=False),
     meha.AdaptiveMEHA(),
     meha.StochasticMEHA(),
     meha.StochasticMEHA(warm_start=False),

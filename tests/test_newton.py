@@ -1,4 +1,4 @@
-"""Newton: faces, hypergradients, steps in x and verdicts, against closed forms and differences of exact solves."""
+"""The second-order engine: faces, Hessians, hypergradients, steps in x, verdicts, and its part in the default method."""
 
 import io
 import math
@@ -12,8 +12,10 @@ import meha
 from meha._oracle import Oracle
 from meha._second_order import Clock, Expansion, Flat
 from meha._variables import Variable
-from meha.methods.newton import LowerLevel, hypergradient
+from meha.methods import Continuation
+from meha.methods.newton import Engine, LowerLevel, hypergradient, unknown_faces
 from meha.methods.newton.faces import Faces
+from meha.methods.newton.hessians import Hessians, colours
 from meha.methods.newton.quasi_newton import Memory, shortest_combination
 from meha.methods.newton.systems import conjugate_gradients, factorise
 from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
@@ -55,6 +57,21 @@ def value_at(problem, x, y):
         response = lower.solve(lower.flat_x.at(x.reshape(-1)), y.reshape(-1))
         assert response.solved
         return hypergradient(lower, response), response, lower
+
+
+def engine_on(problem, x, y, most=200):
+    """The engine alone, until it ends."""
+    x, y = Variable(x, "x"), Variable(y, "y")
+    engine = Engine(Oracle(problem, x, y), x, y, 1e-6)
+    with torch.no_grad():
+        while engine.verdict is None and engine.steps < most:
+            engine.advance()
+    return engine
+
+
+def confirmed(solution):
+    """Whether the engine's answer was verified, and no pass was necessary."""
+    return solution.status is meha.Status.CONVERGED and solution.report["engine"] == "second order"
 
 
 # The parts
@@ -118,24 +135,11 @@ def test_faces(term, y_set, point, free, equations):
 
 
 @pytest.mark.parametrize(
-    ("term", "y_set", "named"),
-    [(Nuclear(1.0), None, "nonsmooth: Newton cannot take Nuclear"), (None, L2Ball(), "y_set: Newton cannot take L2Ball")],
+    ("term", "y_set", "named"), [(Nuclear(1.0), None, "Nuclear"), (None, L2Ball(), "L2Ball"), (L1(1.0), Box(0.0, 1.0), "")]
 )
-def test_what_is_refused(term, y_set, named):
+def test_faces_that_are_not_known(term, y_set, named):
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: y.square().sum(), nonsmooth=term, y_set=y_set)
-    with pytest.raises(ValueError, match=rf"^{named}.*use Continuation\(\)"):
-        meha.Newton().start(problem, torch.ones(1), torch.zeros(2, 2))
-
-
-def test_modules_and_batches_are_refused():
-    problem = meha.problems.strong_convex(3)
-    with pytest.raises(TypeError, match=r"^y: Newton takes tensors, got a module; use Continuation\(\)"):
-        meha.Newton().start(problem, problem.x0, torch.nn.Linear(3, 1).double())
-    with pytest.raises(ValueError, match="batch: Newton takes none, got Tensor"):
-        meha.Newton().start(problem, problem.x0, problem.y0).step(torch.ones(1))
-    batched = meha.Problem(lambda x, y, batch: y.sum(), lambda x, y, batch: y.sum())
-    with pytest.raises(ValueError, match="method: Newton compares values"):
-        meha.Newton().start(batched, torch.ones(1), torch.ones(1))
+    assert unknown_faces(problem, Variable(torch.zeros(2, 2), "y")) == named
 
 
 def test_factors():
@@ -249,7 +253,7 @@ def test_a_quadratic_is_recognised_and_factorised_once():
     problem = least_squares(penalty=lambda x, y: 0.5 * y @ y - x.square().sum() * y[0])
     x, y = torch.tensor([0.5], dtype=F64), torch.ones(8, dtype=F64)
     _, _, lower = value_at(problem, x, y)
-    assert lower.quadratic
+    assert lower.hessians.quadratic
     counts = lower.oracle.counts
     for k in range(3):
         before = counts.hvp
@@ -262,7 +266,7 @@ def test_a_quadratic_is_recognised_and_factorised_once():
 def test_a_hessian_that_varies_with_y_is_not_taken_for_constant():
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).cosh().sum() + 0.05 * y.square().sum())
     _, response, lower = value_at(problem, torch.tensor([2.0], dtype=F64), torch.zeros(3, dtype=F64))
-    assert not lower.quadratic
+    assert not lower.hessians.quadratic
     y = response.y
     assert float(((y - 2.0).sinh() + 0.1 * y).abs().max()) < 1e-9
 
@@ -295,9 +299,9 @@ def test_large_lower_levels_use_conjugate_gradients(monkeypatch):
     assert lower.factor is None
     assert torch.allclose(dense.y, iterated.y, atol=1e-9)
     assert torch.allclose(dense.gradient, iterated.gradient, rtol=1e-6, atol=1e-10)
-    run = meha.solve(problem, x, y, meha.Newton(), max_steps=200)
-    assert run.status is meha.Status.CONVERGED
-    assert "no negative curvature met" in run.message
+    engine = engine_on(problem, x, y)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert "no negative curvature met" in engine.verdict.message
 
 
 # Hypergradients, against differences of exact solves
@@ -363,8 +367,8 @@ def test_ridge_with_a_penalty_for_each_feature_against_scipy():
     A, b, A_val, b_val = data()
     x_set = Box(-6.0, 4.0)
     problem = least_squares(penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum(), x_set=x_set)
-    solution = meha.solve(problem, torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64))
+    assert confirmed(solution)
     G, c = (A.T @ A / 30).numpy(), (A.T @ b / 30).numpy()
     M, t = A_val.numpy(), b_val.numpy()
 
@@ -404,8 +408,8 @@ def test_logistic_with_one_penalty_against_scipy():
         lambda x, y: softplus(-tensors[3] * (tensors[2] @ y)).mean(),
         lambda x, y: softplus(-tensors[1] * (tensors[0] @ y)).mean() + 0.5 * (x.exp() * y * y).sum(),
     )
-    solution = meha.solve(problem, torch.zeros((), dtype=F64), torch.zeros(8, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.zeros((), dtype=F64), torch.zeros(8, dtype=F64))
+    assert confirmed(solution)
     assert float(solution.x) == pytest.approx(best.x, abs=1e-4)
     assert solution.upper == pytest.approx(best.fun, rel=1e-9)
     assert solution.counts.hvp > 0
@@ -422,8 +426,8 @@ def test_hundreds_of_weights():
         nonsmooth=L1(soft),
         x_set=Box(-5.0, 1.0),
     )
-    solution = meha.solve(problem, torch.full((200,), -1.0, dtype=F64), torch.zeros(200, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.full((200,), -1.0, dtype=F64), torch.zeros(200, dtype=F64))
+    assert confirmed(solution)
     start = float(problem.upper(None, torch.zeros(200, dtype=F64)))
     assert solution.upper < 0.05 * start
     value, _, _ = value_at(problem, solution.x, solution.y)
@@ -439,16 +443,16 @@ def test_other_sets_of_x(x_set):
         lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum() + (y - x).pow(4).sum(), x_set=x_set
     )
     x0 = x_set.project(torch.zeros(3, dtype=F64))
-    solution = meha.solve(problem, x0, torch.zeros(3, dtype=F64), meha.Newton(), max_steps=100)
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, x0, torch.zeros(3, dtype=F64), max_steps=100)
+    assert confirmed(solution)
     assert torch.allclose(solution.x, x_set.project(target), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_precisions(dtype):
     problem = meha.problems.strong_convex(5, dtype=dtype)
-    solution = meha.solve(problem, problem.x0, problem.y0, meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert confirmed(solution)
     assert solution.x.dtype == solution.y.dtype == dtype
     assert problem.error(solution.x, solution.y) < (1e-4 if dtype == torch.float32 else 1e-9)
 
@@ -459,19 +463,23 @@ def test_units_do_not_matter():
     target = torch.linspace(1, 2, 5, dtype=F64)
     mix = torch.eye(5, dtype=F64) + 0.2
     problem = meha.Problem(lambda x, y: (y - target).square().sum(), lambda x, y: (mix @ y - x / units).square().sum())
-    solution = meha.solve(problem, torch.zeros(5, dtype=F64), torch.zeros(5, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.zeros(5, dtype=F64), torch.zeros(5, dtype=F64))
+    assert confirmed(solution)
     assert torch.allclose(solution.x / units, mix @ target, rtol=1e-5)
 
 
 # Verdicts
 
 
-def test_a_singular_hessian_is_named():
+def test_a_singular_hessian_is_left_to_the_continuation():
     problem = meha.problems.merely_convex(3)
-    solution = meha.solve(problem, problem.x0, problem.y0, meha.Newton())
-    assert solution.status is meha.Status.BROKE_DOWN
-    assert "The lower Hessian is singular on the face of y; use meha.Continuation()" in solution.message
+    engine = engine_on(problem, problem.x0, problem.y0)
+    assert engine.verdict.status is meha.Status.BROKE_DOWN
+    assert engine.verdict.message == "The lower Hessian is singular on the face of y."
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert solution.report["engine"].startswith("continuation; second order: The lower Hessian is singular on the face of y.")
+    assert problem.error(solution.x, solution.y) < 1e-5
 
 
 def test_a_y_that_is_not_unique_is_not_called_converged():
@@ -479,23 +487,73 @@ def test_a_y_that_is_not_unique_is_not_called_converged():
     problem = meha.Problem(
         lambda x, y: (y[0] * y[1] - 2).square() + 0.1 * x.square().sum(), lambda x, y: (y[0] * y[1] - x.sum()).square()
     )
-    solution = meha.solve(problem, torch.ones(1, dtype=F64), torch.tensor([1.0, 2.0], dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.FINISHED
-    assert "y is not unique" in solution.message
-    assert float(solution.x) == pytest.approx(2 / 1.1, rel=1e-5)
+    engine = engine_on(problem, torch.ones(1, dtype=F64), torch.tensor([1.0, 2.0], dtype=F64))
+    assert engine.verdict.status is meha.Status.FINISHED
+    assert "singular on the face of y" in engine.verdict.message
+    assert float(engine.now.x) == pytest.approx(2 / 1.1, rel=1e-5)
 
 
 def test_a_lower_level_without_a_minimum_breaks_down():
     problem = meha.Problem(lambda x, y: y.square().sum() + x.square().sum(), lambda x, y: (x * y).sum())
-    solution = meha.solve(problem, torch.ones(2, dtype=F64), torch.ones(2, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.BROKE_DOWN
+    engine = engine_on(problem, torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
+    assert engine.verdict.status is meha.Status.BROKE_DOWN
+
+
+def test_a_wrong_valley_is_left_to_the_continuation():
+    """The engine ends in the valley of its start; the search finds others, and passes find the answer."""
+    problem = meha.problems.sine(10)
+    engine = engine_on(problem, problem.x0, problem.y0)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert float(engine.now.F) > 10
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert problem.error(solution.x, solution.y) < 1e-5
+    assert solution.report["engine"].startswith("continuation; second order: Relative hypergradient")
+    assert solution.report["starts"].startswith("second order: F = ")
+
+
+def test_functions_without_second_derivatives_are_left_to_the_continuation():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, z):
+            ctx.save_for_backward(z)
+            return z.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    problem = meha.Problem(lambda x, y: (y - 2).square().sum() + (x - 1).square().sum(), lambda x, y: Once.apply(y - x).sum())
+    solution = meha.solve(problem, torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64))
+    assert solution.status is meha.Status.CONVERGED
+    assert torch.allclose(solution.x, torch.full((2,), 1.5, dtype=F64), rtol=1e-5)
+    assert solution.report["engine"].startswith("continuation; second order: ")
+
+
+def test_the_engine_can_be_left_out():
+    problem = meha.problems.strong_convex(3)
+    solution = meha.solve(problem, problem.x0, problem.y0, Continuation(second_order=False))
+    assert solution.counts.hvp == 0
+    assert solution.report["engine"] == "continuation"
+
+
+def test_the_budget_of_the_engine():
+    """Hessians count row by row; the engine leaves more than half to the continuation, and no run exceeds the whole."""
+    problem = least_squares(penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum(), x_set=Box(-6.0, 4.0))
+    x0, y0 = torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64)
+    solution = meha.solve(problem, x0, y0, Continuation(max_gradients=100))
+    assert solution.status is not meha.Status.CONVERGED
+    assert "It took all gradients that it may" in solution.report["engine"]
+    assert solution.counts.hvp + solution.counts.lower < 200  # those that probe the problem are taken in any case
+    assert meha.solve(problem, x0, y0, Continuation(max_gradients=2000)).status is meha.Status.CONVERGED
 
 
 def test_a_maximum_of_the_hyper_objective_is_left():
     """The hypergradient is zero at the start, a maximum in x."""
     problem = meha.Problem(lambda x, y: y.cos().sum(), lambda x, y: (y - x).square().sum())
-    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert confirmed(solution)
     assert solution.upper == pytest.approx(-1.0)
 
 
@@ -506,9 +564,9 @@ def test_a_kink_of_the_hyper_objective():
         lambda x, y: 0.5 * (y - x).square().sum(),
         y_set=NonNegative(),
     )
-    solution = meha.solve(problem, torch.full((1,), 0.7, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
+    solution = meha.solve(problem, torch.full((1,), 0.7, dtype=F64), torch.zeros(1, dtype=F64))
     assert abs(float(solution.x)) < 1e-5
-    assert solution.status is meha.Status.CONVERGED
+    assert confirmed(solution)
     assert "at a kink" in solution.message
 
 
@@ -519,18 +577,18 @@ def test_a_weakly_held_y_does_not_hide_a_descent():
         lambda x, y: 0.5 * (y - x).square().sum(),
         y_set=NonNegative(),
     )
-    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.CONVERGED
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert confirmed(solution)
     assert float(solution.x) == pytest.approx(2 / 3, rel=1e-5)
 
 
 def test_the_optimum_at_infinity():
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).square().sum())
-    solution = meha.solve(problem, torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64), meha.Newton())
-    assert solution.status is meha.Status.AT_INFINITY
+    engine = engine_on(problem, torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.verdict.status is meha.Status.AT_INFINITY
 
 
-@pytest.mark.parametrize("objective", ["upper", "lower", "x"])
+@pytest.mark.parametrize("objective", ["lower", "x"])
 def test_objectives_that_ignore_a_variable(objective):
     ones = torch.ones(2, dtype=F64)
 
@@ -538,26 +596,86 @@ def test_objectives_that_ignore_a_variable(objective):
         return z.square().sum()
 
     problems = {
-        "upper": meha.Problem(lambda x, y: square(x), lambda x, y: square(x - y)),
         "lower": meha.Problem(lambda x, y: square(x - y), lambda x, y: square(x - y.detach())),
         "x": meha.Problem(lambda x, y: square(y - 2), lambda x, y: square(y - 1)),
     }
     with pytest.raises(ValueError, match=f"^{objective}: "):
-        meha.Newton().start(problems[objective], ones, 2 * ones).step()
+        Continuation().start(problems[objective], ones, 2 * ones).step()
 
 
 def test_the_report_splits_the_time():
     problem = meha.problems.lasso(20)
-    run = meha.Newton().start(problem, problem.x0, problem.y0)
+    run = Continuation().start(problem, problem.x0, problem.y0)
     assert run.method.report(run) == {}
     while run.verdict is None:
         run.step()
-    report, course = run.method.report(run), run.state.course
+    report, clock = run.method.report(run), run.state.course.levels.clock
     assert "in the objectives" in report["time"]
     assert "in linear algebra" in report["time"]
-    assert 0 < course.clock.functions + course.clock.algebra <= course.seconds
-    assert "coordinates of y can move" in report["problem"]
+    assert 0 < clock.functions + clock.algebra <= clock.seconds <= run.seconds
+    assert "coordinates of y can move" in report["course"]
     assert "relative hypergradient" in report["accuracy"]
+    assert report["engine"] == "second order"
+
+
+# Hessians
+
+
+def hessian_of(function, x, y):
+    return torch.autograd.functional.hessian(lambda y: function(x, y), y)
+
+
+@pytest.mark.parametrize(
+    ("change", "products"),
+    [(lambda x, y: (x.exp() * y.square()).sum(), 2), (lambda x, y: x.sum() * (y[:4] @ y[4:]).square(), 8)],
+    ids=["diagonal", "dense"],
+)
+def test_hessians_by_the_pattern_of_their_changes(change, products):
+    A, b, _, _ = data()
+
+    def lower(x, y):
+        return (A @ y - b).square().mean() + change(x, y)
+
+    problem = meha.Problem(lambda x, y: y.sum(), lower)
+    level = lower_of(problem, torch.zeros(8, dtype=F64), torch.ones(8, dtype=F64))
+    hessians = Hessians(level.eps)
+    for k in range(4):
+        x, y = torch.linspace(0.1, 0.3, 8, dtype=F64) * (k + 1), torch.ones(8, dtype=F64)
+        with torch.no_grad():
+            at = level.expand(level.flat_x.at(x), y)
+            before = level.oracle.counts.hvp
+            found = hessians.at(at)
+        assert torch.allclose(found, hessian_of(lower, x, y), atol=1e-12)
+        if k > 1:
+            assert level.oracle.counts.hvp - before == products
+    assert hessians.dense == (products == 8)
+
+
+def test_a_pattern_that_breaks_is_noticed():
+    """The change is diagonal until x is large."""
+
+    def lower(x, y):
+        return (x * y.square()).sum() + (x[0] - 2).clamp(min=0) * y[0] * y[1] + y[0] * y[1]
+
+    problem = meha.Problem(lambda x, y: y.sum(), lower)
+    level = lower_of(problem, torch.ones(8, dtype=F64), torch.ones(8, dtype=F64))
+    hessians = Hessians(level.eps)
+    for k in range(5):
+        x, y = torch.full((8,), 1.0 + k / 2, dtype=F64), torch.ones(8, dtype=F64)
+        with torch.no_grad():
+            found = hessians.at(level.expand(level.flat_x.at(x), y))
+        assert torch.allclose(found, hessian_of(lower, x, y), atol=1e-12)
+
+
+def test_groups_of_columns():
+    pattern = torch.zeros(40, 40, dtype=torch.bool)
+    for i in range(39):
+        pattern[i, i + 1] = pattern[i + 1, i] = pattern[i, i] = True
+    group = colours(pattern)
+    assert int(group.max()) + 1 <= 4
+    for row in pattern:
+        members = group[row].tolist()
+        assert len(members) == len(set(members))
 
 
 @pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems.group_lasso])
@@ -566,7 +684,7 @@ def test_restored_bit_for_bit(make):
     x0, y0 = (
         (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
     )
-    whole, other = (meha.Newton().start(problem, x0, y0) for _ in range(2))
+    whole, other = (Continuation().start(problem, x0, y0) for _ in range(2))
     whole.step()
     buffer = io.BytesIO()
     torch.save(whole.state_dict(), buffer)

@@ -21,7 +21,6 @@ from meha.methods.iaptt import IAPTT
 from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
 from meha.methods.meha import MEHA
-from meha.methods.newton import Newton
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, RandomSearch
 from meha.methods.slm import SLM
@@ -53,7 +52,6 @@ __all__ = [
     "GridSearch",
     "LogUniform",
     "Method",
-    "Newton",
     "Optimizer",
     "Oracle",
     "RandomSearch",

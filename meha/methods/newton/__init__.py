@@ -1,7 +1,8 @@
-"""Newton: second-order solution of deterministic problems with a regular lower level."""
+"""Newton: the second-order engine, for problems whose lower level has a regular solution."""
 
+from meha.methods.newton.engine import Engine
+from meha.methods.newton.faces import unknown_faces
 from meha.methods.newton.hyper import HyperObjective, hypergradient
 from meha.methods.newton.lower import LowerLevel
-from meha.methods.newton.method import Newton, NewtonState
 
-__all__ = ["HyperObjective", "LowerLevel", "Newton", "NewtonState", "hypergradient"]
+__all__ = ["Engine", "HyperObjective", "LowerLevel", "hypergradient", "unknown_faces"]

@@ -10,10 +10,9 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._second_order import Flat
 from meha._variables import Leaves, Variable
-from meha.nonsmooth import NonSmooth
-from meha.sets import ConvexSet
+from meha.problem import Problem
 
-__all__ = ["Face", "Faces"]
+__all__ = ["Face", "Faces", "unknown_faces"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +43,10 @@ class Face:
             return same and self.rows is None and other.rows is None
         return torch.equal(self.rows, other.rows)
 
+    def count(self, size: int) -> int:
+        """The number of coordinates that can move, of ``size``."""
+        return size if self.index is None else self.index.numel()
+
     def reduce(self, vector: Tensor) -> Tensor:
         """The part of a vector along the face, in coordinates of the face."""
         part = vector if self.index is None else vector[self.index]
@@ -56,11 +59,7 @@ class Face:
 
 
 class Faces:
-    """Proximal map and faces of g + indicator of Y for vectors.
-
-    Raises:
-        ValueError: a term or a set does not tell its faces.
-    """
+    """Proximal map and faces of g + indicator of Y for vectors; :func:`unknown_faces` must have nothing against the problem."""
 
     def __init__(self, oracle: Oracle, flat: Flat) -> None:
         problem, y = oracle.problem, flat.variable
@@ -69,7 +68,6 @@ class Faces:
         self._sets = [] if problem.y_set is None else problem.y_set.parts(y)
         self.quadratic = all(term.quadratic for term, _ in self._terms)
         self.separable = all(term.separable for term, _ in self._terms)
-        _check(self._terms, self._sets, y)
 
     def prox(self, x: Variable, vector: Tensor, step: float) -> Tensor:
         """argmin_w step * (g + indicator of Y)(x, w) + 0.5 ||w - vector||^2."""
@@ -129,15 +127,12 @@ def _kernel(rows: Tensor) -> Tensor:
     return vectors[rank:].T.contiguous()
 
 
-def _check(terms: list[tuple[NonSmooth, list[int]]], sets: list[tuple[ConvexSet, list[int]]], y: Variable) -> None:
-    for term, chosen in terms:
+def unknown_faces(problem: Problem, y: Variable) -> str:
+    """The name of a term or a set that does not tell its faces; empty if there is none."""
+    for term, chosen in problem.g.terms(y):
         if term.free([y.leaves[i].detach() for i in chosen]) is None:
-            raise ValueError(
-                f"nonsmooth: Newton cannot take {type(term).__name__}, whose smooth parts are not coordinates of y; use"
-                " Continuation()."
-            )
-    for part, chosen in sets:
+            return type(term).__name__
+    for part, chosen in [] if problem.y_set is None else problem.y_set.parts(y):
         if part.face([y.leaves[i].detach() for i in chosen]) is None:
-            raise ValueError(
-                f"y_set: Newton cannot take {type(part).__name__}, whose faces are curved or unknown; use Continuation()."
-            )
+            return type(part).__name__
+    return ""

@@ -22,22 +22,26 @@ class Value:
         x: the point.
         y: the solution of the lower level.
         F: the value; infinity where the lower level was not solved.
+        lower: f + g.
         gradient: the hypergradient.
         size: the sum of the norms of its two parts, F_x and the one through y.
         response: the lower level at (x, y), with the graph that derivatives need; None for a point from a checkpoint.
         regular: whether the system of the hypergradient had a solution.
+        rates: F_y - (f+g)_yy v, the change of F with coordinates of y that the face holds; None where it is not needed.
     """
 
     x: Tensor
     y: Tensor
     F: float
+    lower: float
     gradient: Tensor
     size: float
     response: Response | None
     regular: bool = True
+    rates: Tensor | None = None
 
 
-def hypergradient(lower: LowerLevel, response: Response) -> Value:
+def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False) -> Value:
     """F and its gradient along the solutions of the lower level, at a solution.
 
     With v the solution of (f+g)_yy v = F_y on the face of y, the gradient is F_x - d/dx <(f+g)_y, v>. The value is corrected by
@@ -50,7 +54,8 @@ def hypergradient(lower: LowerLevel, response: Response) -> Value:
     rest = float(torch.dot(v, at.f_y + at.g_y))
     size = float(torch.linalg.vector_norm(upper.F_x) + torch.linalg.vector_norm(through))
     x = lower.flat_x.join([leaf.detach() for leaf in at.x.leaves])
-    return Value(x, at.y, upper.F - rest, upper.F_x - through, size, response, regular)
+    held = upper.F_y - at.product(v) if rates else None
+    return Value(x, at.y, upper.F - rest, at.value, upper.F_x - through, size, response, regular, held)
 
 
 class HyperObjective:
@@ -63,7 +68,7 @@ class HyperObjective:
         """The value at x, where y is a guess of the solution."""
         response = self.lower.solve(self.flat_x.at(x), y)
         if not response.solved:
-            return Value(x, response.y, math.inf, torch.zeros_like(x), 0.0, response)
+            return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
         value = hypergradient(self.lower, response)
         finite = math.isfinite(value.F) and bool(torch.isfinite(value.gradient).all())
-        return value if finite else Value(x, value.y, math.inf, torch.zeros_like(x), 0.0, response)
+        return value if finite else Value(x, value.y, math.inf, value.lower, torch.zeros_like(x), 0.0, response)

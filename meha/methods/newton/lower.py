@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,18 @@ from torch import Tensor
 from meha._oracle import Oracle
 from meha._second_order import Clock, Expansion, Flat
 from meha._variables import Variable
+from meha.methods._levels import BudgetError
+from meha.methods._verification import Quadratic
 from meha.methods.newton.faces import Face, Faces
+from meha.methods.newton.hessians import Hessians
 from meha.methods.newton.systems import Factor, conjugate_gradients, factorise
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("quadratic", "constant", "varies", "curved", "hessian", "failed", "scale", "step")
-"""The part of the memory, besides the factor, that a checkpoint keeps."""
+SAVED = ("curved", "failed", "scale", "step")
+"""The numbers that a checkpoint keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +55,17 @@ class LowerLevel:
 
     A step solves the Newton equation on the face of y, which the proximal map of g + indicator of Y finds. A factor of an old
     Hessian serves as long as its steps converge quickly: from the solution at the last x, such a step is the first-order
-    prediction of the solution at the new one. A Hessian that does not change with y, or with neither x nor y, is recognised by
-    a product, and used again.
+    prediction of the solution at the new one.
 
     Attributes:
         factor: the last factor; None before the first, and where systems are too large for one.
-        quadratic: whether f is quadratic in y; None while unknown.
-        constant, varies: whether its Hessian was seen to be the same, or another, at two x.
-        hessian: all of f_yy, at the point where it was computed last; None if unknown.
+        hessians: those of f.
         curved: whether g added to the Hessian of the factor.
         failed: the least length of a first step with an old factor after which a new factor was necessary.
         scale: the largest norm of y so far.
         step: the length of proximal steps; zero before the first.
+        limit: gradients of f and products with its Hessian, counted from the start of the run, after which
+            :class:`BudgetError` is raised.
     """
 
     def __init__(self, oracle: Oracle, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
@@ -71,17 +74,17 @@ class LowerLevel:
         self.eps = flat_y.eps
         self.tol = self.eps**TUNING.lower_power
         self.factor: Factor | None = None
-        self.quadratic: bool | None = None
-        self.hessian: Tensor | None = None
-        self.constant = self.varies = False
+        self.hessians = Hessians(self.eps)
         self.curved = False
         self.failed = math.inf
         self.scale = self.step = 0.0
+        self.limit = math.inf
         self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
-        self._hessian_at: Variable | None = None  # the x at which the whole Hessian is known
 
     def expand(self, x: Variable, y: Tensor) -> Expansion:
         """f + g around (x, y)."""
+        if self.oracle.counts.lower + self.oracle.counts.hvp >= self.limit:
+            raise BudgetError
         return Expansion(self.oracle, x, y, self.flat_x, self.flat_y, self.clock)
 
     def solve(self, x: Variable, y: Tensor) -> Response:
@@ -99,7 +102,7 @@ class LowerLevel:
             direction, exact = self._direction(at, face, gradient, first)
             size = float(torch.linalg.vector_norm(direction))
             if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
-                self.quadratic, self.constant, exact = False, False, False
+                exact = self.hessians.still_quadratic(at)
             if not exact and attempt == math.inf:
                 attempt = size
             if not exact and not self._worthwhile(size, last, old_steps):
@@ -114,8 +117,8 @@ class LowerLevel:
                 if lower is not None:
                     at, last = lower, math.inf
                     continue
-                if self.quadratic is None and TUNING.telling * self.scale < last < math.inf:
-                    self._whole(at)
+                if self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
+                    self.hessians.at(at)
                 return Response(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
             blurred = -slope <= self._noise(at)
@@ -138,12 +141,12 @@ class LowerLevel:
 
     def renew(self, at: Expansion, face: Face) -> Factor | None:
         """Factorise the Hessian on the face at this point; None if it is too large."""
-        if self._count(face) > TUNING.dense:
+        if face.count(self.flat_y.size) > TUNING.dense:
             self.factor = None
             return None
         index = face.index
-        if index is None or self.quadratic is not False:
-            matrix = self._whole(at)
+        if index is None or self.hessians.quadratic is not False:
+            matrix = self.hessians.at(at)
             matrix = matrix if index is None else matrix[index][:, index]
         else:
             matrix = at.rows(index)[:, index]
@@ -160,16 +163,16 @@ class LowerLevel:
         made = self._exact_at
         if self.factor is None or not self.factor.face.equals(face):
             return False
-        if made is at or not (self.quadratic and self.faces.quadratic):
+        if made is at or not (self.hessians.quadratic and self.faces.quadratic):
             return made is at
-        return (self.constant and not self.curved) or (made is not None and made.x is at.x)
+        return (self.hessians.constant and not self.curved) or (made is not None and made.x is at.x)
 
     def solve_system(self, at: Expansion, face: Face, right: Tensor) -> tuple[Tensor, bool]:
         """Solve (f + g)_yy v = right along the face; returns v, and whether the system has a solution."""
         factor = self.factor if self.factor is not None and self.factor.face.equals(face) else None
-        large = self._count(face) > TUNING.dense
+        large = face.count(self.flat_y.size) > TUNING.dense
         if not self.exact(at, face):
-            steps = int(TUNING.old_steps + TUNING.old_steps_by_size * self._count(face))
+            steps = int(TUNING.old_steps + TUNING.old_steps_by_size * face.count(self.flat_y.size))
             if large or (factor is not None and factor.definite):
                 v, residual, positive = self._iterate(at, face, right, self.tol, TUNING.cg_steps if large else steps, factor)
                 if large or (positive and residual <= self.tol):
@@ -185,8 +188,50 @@ class LowerLevel:
         self.clock.algebra += time.perf_counter() - begin
         return v, consistent
 
-    def _count(self, face: Face) -> int:
-        return self.flat_y.size if face.index is None else face.index.numel()
+    # What a search of other valleys needs
+
+    def curvatures(self, at: Expansion) -> dict[str, float]:
+        """Norms of second derivatives of f at a point, from below."""
+        probe = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
+        coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
+        return {"F_yy": 0.0, "f_yy": 1 / (self.step or self._first_step(at)), "f_xy": coupling}
+
+    def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
+        """The inverse of the Hessian at a point, times columns; None where it is not known, or only on a face."""
+        factor = self.factor
+        if factor is None or factor.lower is None or not self.faces.smooth or not self.exact(at, factor.face):
+            return None
+        lower = factor.lower
+        return lambda columns: torch.cholesky_solve(columns, lower)
+
+    def model(self, at: Expansion) -> Quadratic | None:
+        """f as a quadratic function of y, which it need not be; None if it is not convex, or if this is not known."""
+        if self.hessians.quadratic is False or self.oracle.problem.g.rho:
+            return None
+        if self.factor is None:  # conjugate gradients saw no other curvature
+            return Quadratic(lambda v: at.product(v, g=False)) if self.faces.smooth else None
+        hessian = self.hessians.matrix
+        if hessian is None or not self.hessians.known_at(at.x):
+            return None
+        return Quadratic(lambda v: hessian @ v) if self._semidefinite(hessian) else None
+
+    def convex(self, x: Tensor, y: Tensor) -> bool:
+        """Whether f shows no negative curvature at a point, and g has none anywhere."""
+        if self.oracle.problem.g.rho:
+            return False
+        at = self.expand(self.flat_x.at(x), y)
+        if self.flat_y.size > 2 * TUNING.looking_steps and self.hessians.groups is None:
+            right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
+            _, _, positive = self._iterate(at, Face(), right, self.tol, TUNING.looking_steps, None)
+            return positive
+        return self._semidefinite(self.hessians.at(at))
+
+    def _semidefinite(self, hessian: Tensor) -> bool:
+        shift = TUNING.singular * len(hessian) * self.eps * hessian.diagonal().abs().max()
+        _, info = torch.linalg.cholesky_ex(
+            hessian + shift * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+        )
+        return not int(info)
 
     def _iterate(
         self, at: Expansion, face: Face, right: Tensor, tol: float, steps: int, factor: Factor | None
@@ -200,7 +245,7 @@ class LowerLevel:
 
     def _direction(self, at: Expansion, face: Face, gradient: Tensor, first: float) -> tuple[Tensor, bool]:
         """The Newton direction, and whether it is that of the Hessian here."""
-        if self._count(face) > TUNING.dense:
+        if face.count(self.flat_y.size) > TUNING.dense:
             size = float(torch.linalg.vector_norm(face.reduce(gradient)))
             tol = min(TUNING.forcing, math.sqrt(size / first)) if first else TUNING.forcing
             v, _, _ = self._iterate(at, face, gradient, tol, TUNING.cg_steps, None)
@@ -223,31 +268,6 @@ class LowerLevel:
             return size <= TUNING.level * self.failed
         ratio = size / last
         return ratio <= TUNING.contraction and math.log(self.tol * self.scale / size) >= most * math.log(ratio)
-
-    def _whole(self, at: Expansion) -> Tensor:
-        """All of f_yy at a point, from memory where a product shows that it has not changed."""
-        known = self.hessian
-        if known is not None and self.quadratic is not False:
-            if self.quadratic and self._hessian_at is at.x:
-                return known
-            if self.varies and self._hessian_at is not at.x:
-                self.hessian, self._hessian_at = at.rows(), at.x
-                return self.hessian
-            probe = torch.arange(len(known), dtype=known.dtype, device=known.device).cos()
-            expected = known @ probe
-            change = float(torch.linalg.vector_norm(at.product(probe, g=False) - expected))
-            same = change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
-            if same:
-                if self._hessian_at is not at.x:
-                    self.constant = True
-                self.quadratic, self._hessian_at = True, at.x
-                return known
-            if self._hessian_at is at.x:  # the same x, another y
-                self.quadratic = False
-            self.varies = self._hessian_at is not at.x
-            self.constant = False
-        self.hessian, self._hessian_at = at.rows(), at.x
-        return self.hessian
 
     def _noise(self, at: Expansion) -> float:
         """The error of values: it may be far above their own rounding, where f subtracts large numbers.
@@ -334,11 +354,12 @@ class LowerLevel:
     def state_dict(self) -> dict[str, Any]:
         """The memory, in plain tensors and numbers."""
         saved = {name: getattr(self, name) for name in SAVED}
-        return {**saved, "factor": self.factor and self.factor.state_dict()}
+        return {**saved, "hessians": self.hessians.state_dict(), "factor": self.factor and self.factor.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a memory."""
         for name in SAVED:
             setattr(self, name, state[name])
         self.factor = None if state["factor"] is None else Factor.restored(state["factor"])
-        self._exact_at = self._hessian_at = None
+        self.hessians.load_state_dict(state["hessians"])
+        self._exact_at = None

@@ -121,6 +121,8 @@ def search(
             break
         new = objective(x, guess)
         tried.append(new)
+        if sum(math.isinf(value.F) for value in tried) >= TUNING.unsolved:
+            break
         promised = float(torch.dot(start.gradient, move))
         now = float(torch.dot(new.gradient, direction)) if math.isfinite(new.F) else 0.0
         decreased = start.F + TUNING.decrease * promised >= new.F
