@@ -24,6 +24,7 @@ bench: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/structured.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py --memory
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/newton.py
 
 compare: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/meha reproduce comparison --tune

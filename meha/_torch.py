@@ -39,6 +39,7 @@ __all__ = [
     "is_view",
     "norm_operation",
     "plain_name",
+    "pull_back",
     "pytree",
     "under_trace",
 ]
@@ -66,6 +67,16 @@ def backward(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]
     """The gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks."""
     ones = (torch.ones_like(value),)
     return _engine_run_backward((value,), ones, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+
+
+def pull_back(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The product of cotangents with the Jacobian of outputs, with None for unused leaves; the graph is kept.
+
+    ``torch.autograd.grad`` with cotangents would import a system for symbolic algebra first.
+    """
+    return _engine_run_backward(
+        tuple(outputs), tuple(cotangents), True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
+    )
 
 
 def is_view(tensor: Tensor) -> bool:

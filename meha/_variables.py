@@ -215,6 +215,13 @@ class Variable:
             table[id(module)] = {plain_name(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
         return _map(self.value, lambda tensor: tensor, table)
 
+    def moved(self, leaves: Leaves) -> Variable:
+        """Return a variable of the same structure with other leaves, which are not copied; modules are not possible."""
+        other = Variable.__new__(Variable)
+        other.owner, other._modes, other.argument, other.names = False, [], self.argument, self.names
+        other.leaves, other.value = leaves, leaves[0] if isinstance(self.value, Tensor) else self.like(leaves)
+        return other
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors of a checkpoint: the leaves, and the buffers and frozen parameters of modules.
 

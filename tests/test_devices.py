@@ -10,6 +10,7 @@ import meha
 
 METHODS = [
     meha.Continuation(),
+    meha.Continuation(second_order=False),
     meha.AdaptiveMEHA(),
     meha.StochasticMEHA(),
     meha.StochasticMEHA(warm_start=False),

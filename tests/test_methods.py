@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from smooth import N, Smooth
+from smooth import M, N, Smooth
 from structures import OnlyOnce
 from test_linear import krylov
 
@@ -407,6 +407,18 @@ def test_cg_spends_no_more_products_than_it_needs():
     run = CG(alpha=0.1, beta=0.2, inner_steps=T, cg_steps=20).start(problem, problem.x0, problem.y0)
     run.step()
     assert (run.counts.upper, run.counts.lower, run.counts.hvp) == (1, T, 2)
+
+
+def test_newton_counts_a_hessian_as_its_rows():
+    """One Newton step per lower solve on a quadratic: two gradients of f, and a Hessian only once."""
+    p = Smooth(1, bend=0.0)
+    run = p.start(meha.Continuation())
+    run.step()
+    first = dataclasses.replace(run.counts)
+    assert first.hvp >= M
+    while run.verdict is None:
+        run.step()
+    assert run.counts.hvp - first.hvp < M * run.k  # fewer than a Hessian in each step
 
 
 @pytest.mark.parametrize("kind", [BOME, F2SA, VPBGD, SLM, BRC, DARTS, partial(DARTS, order=1), RHG, CG, NS, BAMM, GALET])

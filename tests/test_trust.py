@@ -101,7 +101,8 @@ def test_the_report_tells_which_start_gave_the_answer():
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
     assert "33 descents of the lower level ended in 2 different valleys" in solution.message
     starts = solution.report["starts"].split("; ")
-    assert starts[0] == "upper level first: F = 0.000397014, in a valley that is not the lowest"
+    assert starts[0].startswith("second order: F = ")
+    assert starts[1] == "upper level first: F = 0.000397014, in a valley that is not the lowest"
     assert sum("(the answer)" in line for line in starts) == 1
     assert "F = 1.0359 " in next(line for line in starts if "(the answer)" in line)
 
@@ -118,7 +119,7 @@ def test_a_run_on_several_valleys_is_resumed_bit_for_bit(tmp_path):
     assert part.message == whole.message
 
 
-@pytest.mark.parametrize("most", [60, 150, 300, 600])
+@pytest.mark.parametrize("most", [60, 150, 300])
 def test_gradients_are_bounded_and_what_was_not_verified_is_not_claimed(most):
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0), Continuation(max_gradients=most))
     assert solution.counts.lower <= most

@@ -34,6 +34,8 @@ def infinite():
 
 ENDS = {
     "converged": lambda: (meha.Continuation(), meha.problems.sine(1)),
+    "converged, second order": lambda: (meha.Continuation(), meha.problems.strong_convex(3)),
+    "converged, continuation": lambda: (meha.Continuation(second_order=False), meha.problems.strong_convex(3)),
     "converged, single loop": lambda: (meha.AdaptiveMEHA(), meha.problems.sine(1)),
     "finished": lambda: (meha.GridSearch(space=meha.Uniform(0.0, 1.0), points=3), meha.problems.lasso(n=2)),
     "finished by a limit": lambda: (meha.Continuation(max_gradients=30), meha.problems.sine(1)),

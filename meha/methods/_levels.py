@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meha._oracle import Oracle
+from meha._second_order import Clock
 from meha._variables import Variable
 from meha.methods._curvatures import Curvatures, flatten, upper_gradients, write
 from meha.methods._quasi_newton import INSIDE, Descent, Pairs, Point, PointT
@@ -58,7 +60,9 @@ class Levels:
         composite: whether g is more than the indicator of Y.
         constrained: whether X is not the whole space.
         bounded: whether there is a g or a Y.
-        limit: gradients of f, counted from the start of the run, after which :class:`BudgetError` is raised.
+        limit: gradients of f, counted from the start of the run, after which :class:`BudgetError` is raised; a product with
+            its Hessian counts as one.
+        clock: where the time of evaluations goes to.
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
@@ -69,6 +73,12 @@ class Levels:
         self.constrained = not oracle.project.identity
         self.bounded = not oracle.prox.identity
         self.limit = math.inf
+        self.clock = Clock()
+
+    @property
+    def spent(self) -> int:
+        """The gradients of f taken so far, and the products with its Hessian."""
+        return self.oracle.counts.lower + self.oracle.counts.hvp
 
     @contextlib.contextmanager
     def until(self, limit: float) -> Iterator[None]:
@@ -95,19 +105,24 @@ class Levels:
 
     def upper(self, y: Tensor) -> tuple[float, Tensor, Tensor]:
         """F(x, y) with its gradients in x and y."""
+        begin = time.perf_counter()
         write(y, self.y)
         value, in_x, in_y = upper_gradients(self.oracle, self.x, self.y, strict=True)
-        return float(value), in_x, in_y
+        F = float(value)
+        self.clock.functions += time.perf_counter() - begin
+        return F, in_x, in_y
 
     def lower(self, y: Tensor) -> LowerPoint:
         """f + g as a function of y."""
-        if self.oracle.counts.lower >= self.limit:
+        if self.spent >= self.limit:
             raise BudgetError
+        begin = time.perf_counter()
         write(y, self.y)
         oracle, x = self.oracle, self.x
         strict = not self.composite  # otherwise x may act through g alone
         (value,), (in_x, in_y) = oracle.gradients((x, self.y), [(1.0, oracle.lower, x, self.y)], strict=strict)
         f, g = float(value), float(oracle.g(x, self.y)) if self.composite else 0.0
+        self.clock.functions += time.perf_counter() - begin
         noise = self._rounding(abs(f) + abs(g), self.curvatures["f_yy"], y)
         f_x, f_y = (torch.cat([part.reshape(-1) for part in leaves]) for leaves in (in_x, in_y))
         return LowerPoint(y, f, f_y, g, noise, f_x=f_x)
@@ -129,7 +144,7 @@ class Levels:
 
     def descent(self, evaluate: Callable[[Tensor], PointT], pairs: Pairs, t: float) -> Descent[PointT]:
         """Steps in y."""
-        return Descent(evaluate, pairs, self.prox if self.bounded else None, self.composite, t)
+        return Descent(evaluate, pairs, self.prox if self.bounded else None, self.composite, t, clock=self.clock)
 
     def pull(self, y: LowerPoint, theta: LowerPoint) -> Tensor:
         """The gradient in x of (f + g)(x, y) - (f + g)(x, theta)."""

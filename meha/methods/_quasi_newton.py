@@ -9,12 +9,15 @@ not, shorter ones are tried, and then the plain proximal step.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from meha._second_order import Clock
 
 __all__ = ["INSIDE", "Descent", "Pairs", "Point", "PointT", "size"]
 
@@ -98,6 +101,7 @@ class Pairs:
     Args:
         limit: the largest number of pairs to keep.
         damping: this fraction of the largest curvature seen is added to that of each pair, which bounds the steps.
+        inverse: the first guess of the inverse, times columns, for all coordinates; a diagonal by default.
 
     >>> pairs = Pairs(5)
     >>> A = torch.diag(torch.tensor([1.0, 10.0], dtype=torch.float64))
@@ -107,21 +111,21 @@ class Pairs:
     tensor([-1.0000, -0.1000], dtype=torch.float64)
     """
 
-    def __init__(self, limit: int, damping: float = 0.0) -> None:
-        self.limit, self.damping = limit, damping
+    def __init__(self, limit: int, damping: float = 0.0, inverse: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.limit, self.damping, self.inverse = limit, damping, inverse
         self.weight = 0.0
         self.rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._forget()
 
     @classmethod
-    def sized(cls, most: int, n: int, damping: float = 0.0) -> Pairs:
+    def sized(cls, most: int, n: int, damping: float = 0.0, inverse: Callable[[Tensor], Tensor] | None = None) -> Pairs:
         """A memory for vectors of n numbers, of at most ``most`` pairs."""
         useful = 2 * n + SPARE_PAIRS
-        return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping)
+        return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping, inverse)
 
     def copy(self) -> Pairs:
         """A memory of the same pairs that learns on its own."""
-        other = Pairs(self.limit, self.damping)
+        other = Pairs(self.limit, self.damping, self.inverse)
         other.rows, other.weight = list(self.rows), self.weight
         return other
 
@@ -134,8 +138,8 @@ class Pairs:
         return len(self.rows)
 
     def clear(self) -> None:
-        """Forget all pairs."""
-        self.rows = []
+        """Forget all pairs, and the first guess."""
+        self.rows, self.inverse = [], None
         self._forget()
 
     def reweigh(self, weight: float) -> None:
@@ -177,7 +181,7 @@ class Pairs:
         good = products > POSITIVE_FREE * (sizes * Y.square().sum(1)).sqrt()
         S, Y, products = S[good], Y[good], products[good]
         diagonal = torch.ones(S.shape[1], dtype=S.dtype, device=S.device)
-        if len(S) >= ENOUGH:
+        if len(S) >= ENOUGH and self.inverse is None:
             diagonal = ((S.square() / products[:, None]).sum(0) / (Y.square() / products[:, None]).sum(0)).sqrt()
             inside = torch.isfinite(diagonal) & (diagonal > 0)
             middle = diagonal[inside].median() if bool(inside.any()) else torch.ones_like(products[0])
@@ -186,8 +190,13 @@ class Pairs:
                 diagonal = torch.ones_like(diagonal)
         self._S, self._Y, self._diagonal = S, Y, diagonal
         if len(S):
-            self._SY, self._YY = S @ Y.T, Y @ (Y * diagonal).T
+            self._HY = self._guess(Y)
+            self._SY, self._YY = S @ Y.T, Y @ self._HY.T
         self._mask, self._prepared = mask, len(self.rows)
+
+    def _guess(self, rows: Tensor) -> Tensor:
+        """The first guess of the inverse, times rows; up to a factor where it is a diagonal."""
+        return rows * self._diagonal if self.inverse is None else self.inverse(rows.T).T
 
     def _append(self, s: Tensor, y: Tensor) -> None:
         if not len(self._S):
@@ -200,31 +209,32 @@ class Pairs:
             y = y + self.damping * largest * s
         if not float(s @ y) > POSITIVE_FREE * float(torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y)):
             return
-        weighted = self._diagonal * y
+        weighted = self._guess(y[None])[0]
         below, right, corner = self._Y @ s, self._S @ y, (s @ y).reshape(1, 1)
         self._SY = torch.cat([torch.cat([self._SY, right[:, None]], 1), torch.cat([below[None], corner], 1)])
         side, corner = self._Y @ weighted, (y @ weighted).reshape(1, 1)
         self._YY = torch.cat([torch.cat([self._YY, side[:, None]], 1), torch.cat([side[None], corner], 1)])
         self._S, self._Y = torch.cat([self._S, s[None]]), torch.cat([self._Y, y[None]])
+        self._HY = torch.cat([self._HY, weighted[None]])
 
     def direction(self, r: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """-H r on the coordinates of ``mask``, zero elsewhere; None when nothing is known."""
         if not self.rows:
-            return None
+            return None if self.inverse is None else -self.inverse(r[:, None])[:, 0]
         same = self._mask is mask or (self._mask is not None and mask is not None and torch.equal(self._mask, mask))
         if not (self._prepared and same):
             self._prepare(mask)
         if not len(self._S):
             return None
         r = r if mask is None else r * mask
-        S, Y, diagonal = self._S, self._Y, self._diagonal
+        S, HY = self._S, self._HY
         products = self._SY.diagonal()
-        scale = products[-1] / self._YY[-1, -1]
+        scale = products[-1] / self._YY[-1, -1] if self.inverse is None else 1.0
         upper = self._SY.triu()
         u = torch.linalg.solve_triangular(upper, (S @ r)[:, None], upper=True)[:, 0]
-        rest = products * u + scale * (self._YY @ u - Y @ (diagonal * r))
+        rest = products * u + scale * (self._YY @ u - HY @ r)
         v = torch.linalg.solve_triangular(upper.T, rest[:, None], upper=False)[:, 0]
-        step = scale * diagonal * (r - Y.T @ u) + v @ S
+        step = scale * (self._guess(r[None])[0] - u @ HY) + v @ S
         step = -step if mask is None else -step * mask
         slope, bound = float(step @ r), float(torch.linalg.vector_norm(step) * torch.linalg.vector_norm(r))
         return step if slope < -DOWNHILL * bound and math.isfinite(bound) else None
@@ -258,6 +268,7 @@ class Descent(Generic[PointT]):
         composite: whether g is more than the indicator of a set.
         t: the step of the proximal map; also the length of a step, in units of the residual, when ``pairs`` is empty.
         kinks: whether h may have kinks, so that a shortened step may be much too short.
+        clock: where the time for directions goes to.
     """
 
     evaluate: Callable[[Tensor], PointT]
@@ -266,6 +277,7 @@ class Descent(Generic[PointT]):
     composite: bool
     t: float
     kinks: bool = False
+    clock: Clock | None = None
 
     def residual(self, point: Point) -> Residual:
         """The residual at a point."""
@@ -285,7 +297,10 @@ class Descent(Generic[PointT]):
     def direction(self, point: Point) -> tuple[Tensor, bool]:
         """The step to try first, and whether the memory gave it."""
         r, free, target = self.residual(point)
+        begin = time.perf_counter()
         d = self.pairs.direction(r, free)
+        if self.clock is not None:
+            self.clock.algebra += time.perf_counter() - begin
         if d is None:
             return target - point.z, False
         return d if free is None else torch.where(free > 0, d, target - point.z), True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from meha.methods._curvatures import flatten
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 
-__all__ = ["Evidence", "Search"]
+__all__ = ["Evidence", "Quadratic", "Search"]
 
 STEPS = 200  # upper bound on the steps of a descent
 ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
@@ -28,6 +28,7 @@ NOISE = 10.0  # or less than this many errors of the value
 LEAP = 10.0  # longest plain step, relative to y
 FAR = 1e4  # a descent that goes this many times further away than its start has no end
 NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a valley when its distance fell by this factor; from close by, by this one
+EXACT = 1e3  # rounding errors within which a gradient is that of a quadratic function
 BOWL = 0.05  # relative deviation of f from a quadratic function on the way to the bottom of a valley which it joins
 JOINED = 1e-4  # distance, relative to y, at which two ends are the same
 PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
@@ -69,6 +70,28 @@ class Evidence(NamedTuple):
         return f"{self.starts} descents of the lower level ended {valleys}, {lowest}{above}"
 
 
+class Quadratic(NamedTuple):
+    """What f is, if it is a convex quadratic function of y: products with its Hessian, which must be positive semidefinite.
+
+    Where g and Y are convex, a descent of such an f + g ends at its only valley, and need not be made.
+
+    >>> point = lambda z: LowerPoint(z, float(z @ z), 2 * z, f_x=z)
+    >>> y, z = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> model = Quadratic(lambda v: 2 * v)
+    >>> model.explains(point(z), point(y)), model.explains(LowerPoint(z, float(z @ z), 2.1 * z, f_x=z), point(y))
+    (True, False)
+    """
+
+    product: Callable[[Tensor], Tensor]
+
+    def explains(self, point: LowerPoint, bottom: LowerPoint) -> bool:
+        """Whether value and gradient at a point are as those at another one have it."""
+        image = self.product(point.z - bottom.z)
+        change = point.gradient - bottom.gradient
+        rounding = EXACT * torch.finfo(image.dtype).eps * (size(image) + size(point.gradient))
+        return size(change - image) <= rounding and _in_bowl(point, bottom)
+
+
 class Search:
     """Descents of f + g at the present x, and the valleys that they met.
 
@@ -81,6 +104,7 @@ class Search:
         tolerance: the error of x; a difference that vanishes when x changes by that is none.
         slack: the difference of f + g that the error of y may cause.
         solved: whether y is the lowest point of a valley at this x, as far as is known.
+        model: f around a solved y, if it seems to be quadratic, and g and Y are convex; given up where f is something else.
 
     Attributes:
         valleys: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
@@ -101,6 +125,7 @@ class Search:
         *,
         slack: float = 0.0,
         solved: bool,
+        model: Quadratic | None = None,
     ) -> None:
         self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
         rho = levels.oracle.problem.g.rho
@@ -108,6 +133,7 @@ class Search:
         self.generator = torch.Generator().manual_seed(SEED)
         self.point = levels.lower(y)
         self.valleys = [self.point] if solved else []
+        self.model = model if solved else None
         self.starts = 0
         self.gains: list[float] = []
         self.heights: list[float] = []
@@ -155,16 +181,19 @@ class Search:
     def descend(self, start: Tensor) -> LowerPoint | None:
         """Go down from a start, and note the valley at the end; None if there is no end."""
         close = size(start - self.point.z) <= 2 * CLOSE * self.scale
-        end = self._descend(start, MUCH_NEARER if close else NEARER)
+        end = self._descend(self.levels.lower(start), MUCH_NEARER if close else NEARER)
         if end is not None:
             self.starts += 1
             self._note(end)
         return end
 
-    def _descend(self, start: Tensor, nearer: float) -> LowerPoint | None:
-        levels, pairs = self.levels, self.pairs.copy()
+    def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
+        if self.model is not None and self.model.explains(point, self.point):
+            self.gains.append(point.value - self.point.value)
+            return self.valleys[0]
+        self.model = None
+        levels, pairs, start = self.levels, self.pairs.copy(), point.z
         descent = levels.descent(levels.lower, pairs, self.t)
-        point = descent.evaluate(start)
         first, bounds = point.value, [nearer * size(start - valley.z) for valley in self.valleys]
         descent.t = min(descent.t, LEAP * self.scale / (size(point.gradient) or math.inf) or descent.t)
         cleared = False
@@ -292,19 +321,23 @@ class Search:
         least = self.lowest.value + self.equal(self.lowest)
         return sum(height <= least for height in self.heights)
 
-    def run(self, given: Iterable[Tensor], allowed: int) -> Evidence:
+    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = KEPT) -> Evidence:
         """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
 
         Args:
             allowed: gradients of f after which no further descent begins.
+            most: the number of valleys with which the search ends.
         """
         levels = self.levels
-        with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
+        with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
             for start in (*self.close(), *given, *self.corners()):
-                self.descend(start)
+                if len(self.valleys) < most:
+                    self.descend(start)
             mixed = 0
             for index, start in enumerate(self.random()):
                 if self.expected < ENDING or index >= STEPS or (self.valleys and self.hits >= ENDING_HITS):
+                    break
+                if len(self.valleys) >= most:
                     break
                 end = self.descend(start)
                 self.heights += [] if end is None else [end.value]

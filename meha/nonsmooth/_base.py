@@ -31,6 +31,12 @@ class NonSmooth(ABC):
     orthant: bool = False
     """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
 
+    quadratic: bool = False
+    """Whether g is quadratic (or linear) in y along its faces."""
+
+    kinked: bool = False
+    """Whether g has a kink wherever a coordinate of y is zero."""
+
     def __init__(self, part: str | Sequence[str] | None = None) -> None:
         if part is not None and not isinstance(part, str | list | tuple):
             raise TypeError(f"{type(self).__name__}: part must be a name or a list of names, got {part!r}.")
@@ -71,6 +77,19 @@ class NonSmooth(ABC):
 
     def check(self, leaves: Leaves) -> None:
         """Raise if the term does not fit these leaves."""
+
+    def free(self, leaves: Leaves) -> Leaves | None:
+        """The face of a point: masks of the coordinates along which g is twice differentiable there, while the others stay.
+
+        None if the term has no such coordinates in general; second-order methods then refuse it.
+        """
+        return [leaf != 0 for leaf in leaves] if self.kinked else None
+
+    def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
+        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses: what crosses zero becomes zero."""
+        if not self.kinked:
+            return leaves
+        return [torch.where(new * old < 0, 0.0, new) for new, old in zip(leaves, start, strict=True)]
 
     def check_step(self, step: float | Tensor) -> None:
         """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""

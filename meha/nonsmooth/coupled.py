@@ -89,6 +89,20 @@ class GroupL2(NonSmooth):
             self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
         )
 
+    def free(self, leaves: Leaves) -> Leaves | None:
+        vector, labels = self._flatten(leaves)
+        norms = self._norms(vector, labels)
+        return _split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
+
+    def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
+        """Stop a move at zero for each group that turns around on its way."""
+        if self.kinked:
+            return super().cut(leaves, start)
+        (new, labels), (old, _) = self._flatten(leaves), self._flatten(start)
+        along = new.new_zeros(self.count + 1).index_add_(0, labels, new * old)
+        along[self.count] = 0
+        return _split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
+
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
         vector = leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
         if self._labels.device != vector.device or self._labels.numel() != vector.numel():
@@ -122,6 +136,8 @@ class SparseGroup(GroupL2):
     tensor([2.4000, 3.2000, 0.0000])
     """
 
+    kinked = True
+
     def __init__(self, groups: Groups, l1: Weight = 1.0, group: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(groups, group, part)
         self.l1 = self.declared("l1", l1)
@@ -129,6 +145,9 @@ class SparseGroup(GroupL2):
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         sparse = total(w * leaf.abs() for w, leaf in self.weighted(self.l1, x, leaves))
         return sparse + super().value_leaves(x, leaves)
+
+    def free(self, leaves: Leaves) -> Leaves | None:
+        return [leaf != 0 for leaf in leaves]
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         thresholded = [soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]

@@ -30,6 +30,8 @@ class L1(NonSmooth):
     """
 
     separable = True
+    kinked = True
+    quadratic = True
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -50,6 +52,8 @@ class NonNegativeL1(NonSmooth):
     """
 
     separable = True
+    kinked = True
+    quadratic = True
 
     def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -76,6 +80,8 @@ class ElasticNet(NonSmooth):
     """
 
     separable = True
+    kinked = True
+    quadratic = True
 
     def __init__(self, l1: Weight = 1.0, l2: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -107,6 +113,7 @@ class SCAD(NonSmooth):
     """
 
     separable = True
+    kinked = True
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -148,6 +155,7 @@ class MCP(NonSmooth):
     """
 
     separable = True
+    kinked = True
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)

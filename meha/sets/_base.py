@@ -5,16 +5,28 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from meha._variables import Leaves, Variable, copy_, norm, select, subtract
 
-__all__ = ["Bound", "ConvexSet", "FlatSet", "Product", "check_vector", "to_tensors"]
+__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "to_tensors"]
 
 Bound = float | Tensor
+
+
+class Face(NamedTuple):
+    """The directions in which a point of a set can move both ways, to first order.
+
+    Attributes:
+        free: masks of the coordinates that can move.
+        rows: the directions d also satisfy rows @ d = 0, with one column per coordinate; None without equations.
+    """
+
+    free: Leaves
+    rows: Tensor | None = None
 
 
 class ConvexSet(ABC):
@@ -55,6 +67,10 @@ class ConvexSet(ABC):
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         """Raise if the set does not fit these leaves of ``variable``."""
+
+    def face(self, leaves: Leaves) -> Face | None:
+        """The flat face on which a projected point lies; None if faces are curved, so that second-order methods refuse."""
+        return None
 
     @abstractmethod
     def project_leaves(self, leaves: Leaves) -> Leaves:

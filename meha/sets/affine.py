@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meha._variables import Variable, inner, norm
-from meha.sets._base import FlatSet, check_vector, to_tensors
+from meha._variables import Leaves, Variable, inner, norm
+from meha.sets._base import Face, FlatSet, check_vector, to_tensors
 
 __all__ = ["AffineSet", "HalfSpace"]
 
@@ -74,6 +74,9 @@ class AffineSet(FlatSet):
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         check_vector(self.matrix[0], variable, chosen, "AffineSet: a row of matrix", scalar=False)
+
+    def face(self, leaves: Leaves) -> Face:
+        return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves], self.matrix.to(leaves[0]))
 
     def project_vector(self, z: Tensor) -> Tensor:
         matrix, rhs, inverse = (t.to(z) for t in (self.matrix, self.rhs, self.inverse))

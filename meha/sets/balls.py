@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_positive
-from meha._variables import Variable, norm
-from meha.sets._base import Bound, FlatSet, check_vector, to_tensors
+from meha._variables import Leaves, Variable, norm
+from meha.sets._base import Bound, Face, FlatSet, check_vector, to_tensors
 
 __all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
 
@@ -78,6 +78,12 @@ class LinfBall(_Ball):
 
     coordinatewise = True
 
+    def face(self, leaves: Leaves) -> Face:
+        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        center = _vector_like(self.center, z)
+        low, high = center - self.radius, center + self.radius
+        return Face(_pieces((z > low) & (z < high), leaves))
+
     def _project_centered(self, z: Tensor) -> Tensor:
         return z.clamp(-self.radius, self.radius)
 
@@ -95,6 +101,10 @@ class Simplex(FlatSet):
     def __post_init__(self) -> None:
         check_positive("Simplex: total", self.total)
 
+    def face(self, leaves: Leaves) -> Face:
+        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        return Face([leaf > 0 for leaf in leaves], torch.ones_like(z)[None])
+
     def project_vector(self, z: Tensor) -> Tensor:
         return _project_simplex(z, self.total)
 
@@ -107,6 +117,11 @@ def _project_simplex(z: Tensor, total: float) -> Tensor:
     levels = (ordered.cumsum(0) - total) / rank
     positive = (ordered > levels).sum().clamp(min=1).reshape(1)  # at least one, unless z is NaN
     return (z - levels.gather(0, positive - 1)).clamp(min=0)
+
+
+def _pieces(vector: Tensor, leaves: Leaves) -> Leaves:
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
 def _vector_like(value: Bound, z: Tensor) -> Bound:

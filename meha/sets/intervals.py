@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meha._variables import Leaves, Variable
-from meha.sets._base import Bound, ConvexSet, to_tensors
+from meha.sets._base import Bound, ConvexSet, Face, to_tensors
 
 __all__ = ["Box", "NonNegative", "Reals"]
 
@@ -22,6 +22,9 @@ class Reals(ConvexSet):
     """
 
     coordinatewise = True
+
+    def face(self, leaves: Leaves) -> Face:
+        return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves])
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return leaves
@@ -59,6 +62,9 @@ class Box(ConvexSet):
             for name, bound in (("low", self.low), ("high", self.high)):
                 _check_broadcast(bound, variable, i, f"{type(self).__name__}: {name}")
 
+    def face(self, leaves: Leaves) -> Face:
+        return Face([(leaf > _bound(self.low, leaf)) & (leaf < _bound(self.high, leaf)) for leaf in leaves])
+
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return [_clip(leaf, self.low, self.high) for leaf in leaves]
 
@@ -73,8 +79,15 @@ class NonNegative(ConvexSet):
 
     coordinatewise = True
 
+    def face(self, leaves: Leaves) -> Face:
+        return Face([leaf > 0 for leaf in leaves])
+
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return [leaf.clamp(min=0) for leaf in leaves]
+
+
+def _bound(value: Bound, leaf: Tensor) -> Bound:
+    return value.to(leaf) if isinstance(value, Tensor) else value
 
 
 def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:

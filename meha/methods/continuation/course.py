@@ -1,393 +1,210 @@
-"""The course of a run: passes, the search of the lower level at their ends, and the choice between their results."""
+"""The course of a run: the second-order engine first, then passes with a growing penalty where it cannot answer."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from meha._running import Numbers
 from meha._verdicts import Status, Verdict
-from meha.methods._curvatures import describe
-from meha.methods._levels import BudgetError, Levels, LowerPoint
-from meha.methods._quasi_newton import Pairs, size
-from meha.methods._verification import Evidence, Search
-from meha.methods.continuation.passes import Pass, Result, Start
-from meha.methods.continuation.scales import Scales, measure
+from meha.methods import _curvatures as curvatures
+from meha.methods._levels import BudgetError, Levels
+from meha.methods._quasi_newton import Pairs
+from meha.methods.continuation.judgement import Judgement
+from meha.methods.continuation.passes import Pass
+from meha.methods.continuation.results import Result, Start, describe
+from meha.methods.continuation.scales import Scales, Sizes, measure
 from meha.methods.continuation.tuning import TUNING
+from meha.methods.newton import Engine, unknown_faces
 
 __all__ = ["Course"]
 
 STARTS = ("upper level first", "lower level first")
 """The first two passes."""
 
-FLAGS = ("several", "explored", "confirmed")
+SECOND_ORDER = "second order"
+"""The result of the engine."""
 
 
 class Course:
-    """Passes, one step at a time; after them, y is verified, and what is found gives rise to further passes.
+    """Steps of the engine until it has an answer that stands, or of passes and what their judgement asks for.
 
     Args:
         levels: the problem.
-        tol, both_starts, max_gradients: those of the method.
+        tol, second_order, both_starts, max_gradients: those of the method.
 
     Attributes:
-        plan: the passes to come.
-        results: those of the passes that are over.
-        valleys: the lowest points of valleys of the lower level that were met, whatever x was.
-        several: whether some of them differ in height, at some x.
-        explored: whether other x were tried.
-        confirmed: whether it was asked if the best solution should be found once more.
+        engine: the second-order engine; None where it is not used, or has ended.
+        ended: how it ended, or why it was not used, in words.
+        scales: what was measured before the first pass; None before.
+        now: the present pass.
+        over: whether there is nothing left to do.
     """
 
-    def __init__(self, levels: Levels, tol: float, both_starts: bool, max_gradients: int) -> None:
-        self.levels, self.tol, self.both_starts, self.max_gradients = levels, tol, both_starts, max_gradients
+    def __init__(self, levels: Levels, tol: float, second_order: bool, both_starts: bool, max_gradients: int) -> None:
+        self.levels, self.both_starts, self.max_gradients = levels, both_starts, max_gradients
+        self.sizes = Sizes.of(levels, tol)
+        self.judgement = Judgement(levels, self.sizes, self._left)
         self.scales: Scales | None = None
-        self.plan: list[Start] = []
-        self.results: list[Result] = []
         self.now: Pass | None = None
-        self.valleys: list[Tensor] = []
-        self.several = self.explored = self.confirmed = False
+        self.over = False
+        self.ended = self._refusal() if second_order else ""
+        self.engine = self._engine() if second_order and not self.ended else None
 
-    @property
-    def over(self) -> bool:
-        """Whether all passes are done."""
-        return bool(self.results) and self.now is None
+    def _refusal(self) -> str:
+        """Why the engine cannot take the problem; empty if it can."""
+        levels, problem = self.levels, self.levels.oracle.problem
+        if problem.simple:
+            return "not used, since there is no x"
+        if levels.x.has_modules or levels.y.has_modules:
+            return "not used with modules"
+        unknown = unknown_faces(problem, levels.y)
+        return f"not used with {unknown}, whose faces are curved or unknown" if unknown else ""
 
-    @property
-    def best(self) -> int:
-        """The result to return: y may not be refuted, then F counts; the first unless another is clearly better."""
-        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)
-        best = 0
-        for i, other in enumerate(self.results):
-            worth, others = _worth(self.results[best]), _worth(other)
-            if others > worth or (others == worth and least < self.results[best].F - other.F):
-                best = i
-        return best
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The end of the best pass, and what is known about its y; None while there is something to do."""
-        if not self.over:
-            return None
-        best = self.results[self.best]
-        end = _judged(best)
-        rivals, alike = self._rivals(best)
-        if not rivals:
-            return end
-        note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
-        status = Status.LOCAL if end.status is Status.CONVERGED and alike == 1 else end.status
-        return Verdict(status, f"{end.message} {note}")
-
-    def _rivals(self, best: Result) -> tuple[list[float], int]:
-        """F of the results that are other solutions, as far as is known, and how many have the F of the best."""
-        same = max(TUNING.agreement * self.tol, TUNING.least_agreement)
-        solutions = [result for result in self.results if _worth(result) == _worth(best)]
-        others = [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
-        return others, len(solutions) - len(others)
-
-    def _near(self, a: Result, b: Result) -> bool:
-        """Whether two results are the same point, as far as their accuracy shows."""
-        assert self.scales is not None
-        same = max(TUNING.agreement * self.scales.tol, TUNING.least_agreement)
-        return size(a.x - b.x) <= same * self.scales.x_size(a.x) and size(a.y - b.y) <= same * self.scales.y_size(a.y)
-
-    @property
-    def agree(self) -> bool:
-        """Whether the first two passes ended at the same point, or with the same F."""
-        assert self.scales is not None
-        a, b = self.results[0], self.results[: len(self.scales.starts)][-1]
-        alike = abs(a.F - b.F) <= TUNING.least_agreement * max(a.spread, b.spread, abs(a.F))
-        return a is b or ((self._near(a, b) or alike) and _worth(a) == _worth(b))
-
-    def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables at which the run would end now."""
+    def _engine(self) -> Engine:
         levels = self.levels
-        if self.scales is None:
-            self.scales = measure(levels, self.tol, self.both_starts)
-            pairs = zip(STARTS, self.scales.starts, strict=False)
-            self.plan = [Start(name, c, self.scales.x0, self.scales.y0, []) for name, c in pairs]
-        now = self.now = self.now or self._pass()
-        levels.move(now.x)
-        with levels.until(self.max_gradients):
-            numbers = now.step() | {"run": len(self.results) + 1}
-            if now.result is not None:
-                self.results.append(now.result)
-                with contextlib.suppress(BudgetError):
-                    if not self.plan:
-                        self._judge(now.envelope.solve_thetas[0].pairs)
-                self.now = self._pass() if self.plan else None
-        answer = self.results[self.best] if self.results else now
-        levels.move(answer.x, answer.y)
-        return numbers
+        allowed = TUNING.share_first * self.max_gradients
+        return Engine(levels.oracle, levels.x, levels.y, self.sizes.tol, allowed, levels.clock)
 
     def _left(self) -> int:
         """The gradients of f that may still be taken."""
-        return self.max_gradients - self.levels.oracle.counts.lower
+        return self.max_gradients - self.levels.spent
 
-    def _pass(self) -> Pass:
-        assert self.scales is not None
-        first = len(self.results) < len(self.scales.starts)
+    @property
+    def verdict(self) -> Verdict | None:
+        """The end of the best attempt, and what is known about its y; None while there is something to do."""
+        return self.judgement.verdict if self.over else None
+
+    def advance(self) -> Numbers:
+        """Take a step, and put the point into the variables at which the run would end now."""
+        begin = time.perf_counter()
+        numbers = self._advance_engine(self.engine) if self.engine is not None else self._advance_pass()
+        results = self.judgement.results
+        if results:
+            answer = results[self.judgement.best]
+            self.levels.move(answer.x, answer.y)
+        self.levels.clock.seconds += time.perf_counter() - begin
+        return numbers
+
+    # The second-order engine
+
+    def _advance_engine(self, engine: Engine) -> Numbers:
+        numbers = {**engine.advance(), "run": len(self.judgement.results) + 1}
+        if engine.verdict is None:
+            return numbers
+        self.engine = None
+        self.ended = f"{engine.verdict.message} {engine}"
+        if engine.verdict.status is Status.CONVERGED:
+            self._confirm(engine)
+        if not self.over:
+            self.levels.move(self.sizes.x0, self.sizes.y0)
+        return numbers
+
+    def _confirm(self, engine: Engine) -> None:
+        """Verify what the engine found."""
+        levels, judgement, now = self.levels, self.judgement, engine.now
+        assert now is not None
+        assert engine.verdict is not None
+        assert now.response is not None
+        at = now.response.at
+        levels.curvatures = engine.lower.curvatures(at)
+        judgement.pairs = Pairs.sized(TUNING.pairs, len(now.y), inverse=engine.lower.inverse(at))
+        F, spread = levels.upper(now.y)[0], engine.highest - engine.lowest
+        judgement.results = [
+            Result(SECOND_ORDER, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)
+        ]
+        with levels.until(self.max_gradients), contextlib.suppress(BudgetError):
+            self.over = judgement.confirms(engine.lower.model(at), engine.lower.convex)
+
+    # Passes
+
+    def _advance_pass(self) -> Numbers:
+        levels, judgement = self.levels, self.judgement
+        scales = self.scales = self.scales or self._measure()
+        now = self.now = self.now or self._pass(scales)
+        levels.move(now.x)
+        with levels.until(self.max_gradients):
+            numbers = now.step() | {"run": len(judgement.results) + 1}
+            if now.result is not None:
+                judgement.results.append(now.result)
+                judgement.pairs = now.envelope.solve_thetas[0].pairs
+                with contextlib.suppress(BudgetError):
+                    judgement.judge(scales)
+                self.over = not judgement.plan
+                self.now = None if self.over else self._pass(scales)
+        if not judgement.results:
+            levels.move(now.x, now.y)
+        return numbers
+
+    def _measure(self) -> Scales:
+        """Measure the scales, and plan the first passes."""
+        scales = measure(self.levels, self.sizes, self.both_starts)
+        self.sizes = self.judgement.sizes = scales
+        pairs = zip(STARTS, scales.starts, strict=False)
+        self.judgement.plan = [Start(name, c, scales.x0, scales.y0, []) for name, c in pairs]
+        return scales
+
+    @property
+    def _passes(self) -> list[Result]:
+        return [result for result in self.judgement.results if result.start != SECOND_ORDER]
+
+    def _pass(self, scales: Scales) -> Pass:
+        first = len(self._passes) < len(scales.starts)
         allowed = TUNING.share_first * self.max_gradients if first else TUNING.share_next * self._left()
-        return Pass(self.levels, self.scales, self.plan.pop(0), int(min(allowed, self._left())))
+        return Pass(self.levels, scales, self.judgement.plan.pop(0), int(min(allowed, self._left())))
 
-    def _judge(self, pairs: Pairs) -> None:
-        """Verify the best result; plan further passes where it is refuted, or where there are other valleys.
-
-        Args:
-            pairs: what the last pass has learned about the curvature of f.
-        """
-        self._pairs = pairs
-        while not self.plan:
-            i = self.best
-            if self.results[i].verdict.status is Status.DIVERGED:
-                return
-            if self.results[i].evidence is None:
-                self._verify(i)
-            elif not self.explored:
-                self._explore(i)
-            elif not self.confirmed:
-                self._confirm(i)
-            else:
-                self._look_beyond(i)
-                return
-
-    def _search(self, x: Tensor, y: Tensor, *, solved: bool) -> Search:
-        """A search of the lower level at x, around y."""
-        scales, levels = self.scales, self.levels
-        assert scales is not None
-        levels.move(x)
-        scale, t = max(scales.y_size(y), scales.y_largest), 1 / (scales.curvatures["f_yy"] or 1.0)
-        return Search(levels, y, self._pairs, t, scale, scales.tol * scales.x_size(x), solved=solved)
-
-    def _allowed(self) -> int:
-        return min(self._left(), max(TUNING.least_search, int(TUNING.search * self.levels.oracle.counts.lower)))
-
-    def _verify(self, i: int) -> None:
-        """Search the lower level at the x of a result; a lower point gives rise to passes that know of it."""
-        scales, levels, result = self.scales, self.levels, self.results[i]
-        assert scales is not None
-        search = self._search(result.x, result.y, solved=True)
-        given = [other.y for other in self.results if other is not result] + result.others + self.valleys + [scales.y0]
-        evidence = search.run(given, self._allowed())
-        own, valleys = search.valleys[0], sorted(search.valleys, key=lambda valley: valley.value)
-        self._note(valleys)
-        self.several = self.several or evidence.values > 1
-        if evidence.excess:
-            self.results = [r._replace(evidence=evidence) if self._near(r, result) else r for r in self.results]
-            others = [valley.z for valley in valleys if valley is not own][: TUNING.remembered]
-            holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
-            self._add(Start("back from a higher valley", scales.starts[0], result.x, result.y, others))
-            c = max(scales.starts[-1], holding)
-            if not self._add(Start("from a lower valley", c, result.x, others[0], [result.y, *others[1:]])):
-                self._fall_back(result, valleys[0], evidence)
-            return
-        F = levels.upper(own.z)[0]
-        self.results[i] = result._replace(y=own.z, F=F, lower=own.value, evidence=evidence)
-        for valley in valleys:
-            equal = valley is not own and valley.value <= own.value + search.equal(valley)
-            if equal and levels.upper(valley.z)[0] < F - TUNING.better * max(result.spread, 0.0):
-                self._add(Start("from a valley of the same height", scales.starts[-1], result.x, valley.z, [own.z]))
-                break
-
-    def _note(self, valleys: Sequence[LowerPoint]) -> None:
-        """Remember the lowest points of valleys that were met, whatever x was."""
-        assert self.scales is not None
-        for valley in valleys:
-            far = TUNING.merged * self.scales.y_size(valley.z)
-            if len(self.valleys) < TUNING.remembered and all(size(valley.z - known) > far for known in self.valleys):
-                self.valleys.append(valley.z)
-
-    def _explore(self, i: int) -> None:
-        """Solve the lower level at some x far and near; plan passes from those that may lead to another solution."""
-        scales, levels, best = self.scales, self.levels, self.results[i]
-        assert scales is not None
-        self.explored = True
-        found: list[tuple[float, Tensor, list[Tensor]]] = []
-        doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best)[0])
-        allowed = self._allowed() if doubtful else min(self._left(), int(TUNING.glance * levels.oracle.counts.lower))
-        with levels.until(levels.oracle.counts.lower + allowed), contextlib.suppress(BudgetError):
-            found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
-            found.sort(key=lambda point: point[0])
-            if not self.several:  # only where F rises on the way to the best
-                humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
-                found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
-        for F, x, ys in found[: TUNING.explored]:
-            if math.isfinite(F):
-                self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
-
-    def _confirm(self, i: int) -> None:
-        """Where several solutions were found, and the best of them once, plan passes that may find it again."""
-        scales, best = self.scales, self.results[i]
-        assert scales is not None
-        self.confirmed = True
-        rivals, alike = self._rivals(best)
-        if rivals and alike == 1:
-            for x in itertools.islice(self._samples(best.x), TUNING.confirming):
-                self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
-
-    def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-        """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
-        search = self._search(x, y, solved=False)
-        for start in (y, *((*self.valleys, *itertools.islice(search.random(), 2)) if self.several else ())):
-            search.descend(start)
-        valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
-        if not valleys:
-            return math.inf, x, []
-        self._note(valleys[:1])
-        return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
-
-    def _samples(self, x: Tensor) -> Iterator[Tensor]:
-        """Random points of X: between its bounds where there are such, spread over each coordinate, and around x elsewhere."""
-        assert self.scales is not None
-        low, high = self.levels.x_bounds()
-        held = torch.isfinite(low) & torch.isfinite(high)
-        generator = torch.Generator().manual_seed(len(x))
-        parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
-        for part in parts.to(x):
-            share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
-            d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
-            away = x + self.scales.x_size(x) / math.sqrt(len(x)) * d
-            yield self.levels.project(torch.where(held, low + share * (high - low), away))
-
-    def _look_beyond(self, i: int) -> None:
-        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""
-        scales, levels, result = self.scales, self.levels, self.results[i]
-        assert scales is not None
-        x, moved = result.x, result.x - scales.x0
-        distance = moved.abs()
-        if not size(moved) > scales.tol * scales.x_size(x):
-            return
-        furthest = distance >= 0.5 * distance.max()
-        if size(moved) <= TUNING.moved * scales.x_size(x):  # a start near the solution says nothing about what is far
-            moved = moved * (scales.x_size(x) / size(moved))
-        beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
-        if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
-            return
-        search = self._search(torch.where(furthest, x + moved, x), result.y, solved=False)
-        if self.several:
-            search.run([result.y, *self.valleys], self._allowed())
-        else:
-            search.descend(result.y)
-        F = levels.upper(search.lowest.z)[0] if search.valleys else math.nan
-        if not result.F + scales.tol * result.spread >= F:
-            return
-        message = (
-            f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
-            " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
-        )
-        self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
-
-    def _add(self, start: Start) -> bool:
-        """Plan a pass, if there may be another."""
-        may = len(self.results) + len(self.plan) < TUNING.passes and self._left() > TUNING.least_pass
-        if may:
-            self.plan.append(start)
-        return may
-
-    def _fall_back(self, result: Result, lowest: LowerPoint, evidence: Evidence) -> None:
-        """Add the lowest point of the lower level at the x of a refuted result, where no further pass can start from it."""
-        F = self.levels.upper(lowest.z)[0]
-        message = "A better point of the lower level was found at this x, and could not be used to improve x."
-        end = Verdict(Status.LOCAL, message)
-        evidence = evidence._replace(excess=0.0)
-        self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
+    # What is known
 
     def report(self) -> dict[str, str]:
-        """What is known about the problem, how c grew, which accuracy was reached, and what the other passes found."""
-        if self.scales is None:
-            return {}
-        lines = {"problem": f"{describe(self.scales.curvatures)}; balanced at c = {self.scales.balance:.2g}"}
-        if not self.results:
+        """What is known about the problem, which engine did what, which accuracy was reached, and what others found."""
+        judgement, scales = self.judgement, self.scales
+        lines = {}
+        if scales is not None:
+            lines["problem"] = f"{curvatures.describe(scales.curvatures)}; balanced at c = {scales.balance:.2g}"
+        if not judgement.results:
             return lines
-        best = self.results[self.best]
-        lines["course"] = f"c from {best.c[0]:.2g} to {best.c[1]:.2g} in {best.stages} stages"
-        at = f"gap {best.gap:.1e} and stationarity {best.residual:.1e} at the last c"
-        lines["accuracy"] = f"{self.scales.name} to about {best.bias:.1e} (an estimate, not a bound); {at}"
+        best = judgement.results[judgement.best]
+        lines["engine"] = "continuation" + (f"; second order: {self.ended}" if self.ended else "")
+        if best.start == SECOND_ORDER:
+            lines["engine"] = "second order" + ("; continuation found nothing better" if len(judgement.results) > 1 else "")
+        lines["course"], lines["accuracy"], lines["time"] = best.course, best.accuracy, str(self.levels.clock)
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
-        if len(self.results) == 2 and self.agree:
+        passes = self._passes
+        if len(judgement.results) == len(passes) == 2 and judgement.agree(*passes):
             lines["starts"] = "upper level first and lower level first agree"
-        elif len(self.results) > 1:
-            lines["starts"] = "; ".join(_told(result, result is best) for result in self.results)
+        elif len(judgement.results) > 1:
+            lines["starts"] = "; ".join(describe(result, best=result is best) for result in judgement.results)
         return lines
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
-        if self.scales is None:
-            return {}
-        results = [_plain(result) for result in self.results]
-        plan = [tuple(start) for start in self.plan]
-        own = {
-            "valleys": self.valleys,
-            "several": self.several,
-            "explored": self.explored,
-            "confirmed": self.confirmed,
-            "plan": plan,
-            "results": results,
+        return {
+            "engine": self.engine and self.engine.state_dict(),
+            "ended": self.ended,
+            "over": self.over,
+            "judgement": self.judgement.state_dict(),
+            "scales": self.scales and vars(self.scales),
+            "now": self.now and self.now.state_dict(),
+            "start": (self.sizes.x0, self.sizes.y0),
         }
-        return own | {"scales": vars(self.scales), "now": self.now and self.now.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
         self.scales = self.now = None
-        self.results = [_result(saved) for saved in state.get("results", [])]
-        self.plan = [Start(*saved) for saved in state.get("plan", [])]
-        self.valleys = state.get("valleys", [])
-        for name in FLAGS:
-            setattr(self, name, state.get(name, False))
-        if state:
-            self.scales = Scales(**state["scales"])
+        self.ended, self.over = state["ended"], state["over"]
+        x0, y0 = state["start"]
+        self.sizes = self.judgement.sizes = Sizes(x0, y0, self.sizes.tol, self.sizes.simple)
+        self.engine = None if state["engine"] is None else self._engine()
+        if self.engine is not None:
+            self.engine.load_state_dict(state["engine"])
+        self.judgement.load_state_dict(state["judgement"])
+        if state["scales"] is not None:
+            self.scales = self.sizes = self.judgement.sizes = Scales(**state["scales"])
             self.levels.curvatures = self.scales.curvatures
-            if state["now"] is not None:
-                self.now = Pass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)
-                self.now.load_state_dict(state["now"])
-
-
-def _judged(result: Result) -> Verdict:
-    """The end of a pass in the light of what is known about its y."""
-    end, evidence = result.verdict, result.evidence
-    if end.status is not Status.CONVERGED:
-        return end
-    if evidence is None:
-        doubt = "y could not be verified, since no gradients of f were left; allow more (max_gradients)"
-    elif evidence.excess:
-        doubt = f"A better point of the lower level was found, and could not be used: {evidence}"
-    elif not evidence.certain:
-        doubt = f"A better point of the lower level may exist: {evidence}"
-    else:
-        return Verdict(Status.CONVERGED, f"{end.message} {evidence}.")
-    return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
-
-
-def _told(result: Result, best: bool) -> str:
-    """A pass in a few words."""
-    refuted = result.evidence is not None and result.evidence.excess > 0
-    end = "diverged" if result.verdict.status is Status.DIVERGED else f"F = {result.F:.6g}"
-    return (
-        f"{result.start}: {end}"
-        + (", in a valley that is not the lowest" if refuted else "")
-        + (" (the answer)" if best else "")
-    )
-
-
-def _worth(result: Result) -> tuple[bool, bool, bool]:
-    """What counts before F: whether there is an answer, whether y is not refuted, whether the lower level was solved."""
-    refuted = result.evidence is not None and result.evidence.excess > 0
-    return result.verdict.status is not Status.DIVERGED, not refuted, result.solved
-
-
-def _plain(result: Result) -> dict[str, Any]:
-    verdict, evidence = result.verdict, result.evidence
-    return result._asdict() | {"verdict": (verdict.status.value, verdict.message), "evidence": evidence and tuple(evidence)}
-
-
-def _result(saved: Mapping[str, Any]) -> Result:
-    status, message = saved["verdict"]
-    evidence = saved["evidence"] and Evidence(*saved["evidence"])
-    return Result(**{**saved, "verdict": Verdict(Status(status), message), "evidence": evidence})
+        if state["now"] is not None:
+            assert self.scales is not None
+            self.now = Pass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)
+            self.now.load_state_dict(state["now"])

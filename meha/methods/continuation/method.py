@@ -69,6 +69,7 @@ class Continuation(Method):
     """
 
     tol: float = 1e-6
+    second_order: bool = True
     both_starts: bool = True
     max_gradients: int = 40_000
 
@@ -86,7 +87,10 @@ class Continuation(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
         return ContinuationState(
-            x=x, y=y, course=Course(Levels(oracle, x, y), self.tol, self.both_starts, self.max_gradients), settled=False
+            x=x,
+            y=y,
+            course=Course(Levels(oracle, x, y), self.tol, self.second_order, self.both_starts, self.max_gradients),
+            settled=False,
         )
 
     def step(self, oracle: Oracle, state: ContinuationState, at: At) -> Numbers:

@@ -13,54 +13,13 @@ from torch import Tensor
 from meha._verdicts import Status, Verdict
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Descent, Pairs, size
-from meha.methods._verification import Evidence
 from meha.methods.continuation.envelope import Envelope, EnvelopePoint
+from meha.methods.continuation.results import Result, Start
 from meha.methods.continuation.scales import Scales
 from meha.methods.continuation.stages import Stage, accuracy, compared, limits, verdict
 from meha.methods.continuation.tuning import TUNING
 
-__all__ = ["Pass", "Result", "Start"]
-
-
-class Start(NamedTuple):
-    """Where a pass begins: what it is called, the first c, x, y, and lower solutions in other valleys."""
-
-    name: str
-    c: float
-    x: Tensor
-    y: Tensor
-    others: list[Tensor]
-
-
-class Result(NamedTuple):
-    """The end of a pass: where, why, and how.
-
-    Attributes:
-        start: what the pass was called.
-        lower: f + g at (x, y).
-        solved: whether y solves the lower level in its valley, as far as F can tell.
-        spread: the range of F in the stages that the lower level shapes.
-        others: lower solutions in the other valleys that the pass followed.
-        c: the first and the last one.
-        gap, residual, bias: those of the last stage.
-        evidence: what a search of the lower level at x found; None before.
-    """
-
-    start: str
-    x: Tensor
-    y: Tensor
-    F: float
-    lower: float
-    solved: bool
-    spread: float
-    others: list[Tensor]
-    c: tuple[float, float]
-    stages: int
-    gap: float
-    residual: float
-    bias: float
-    verdict: Verdict
-    evidence: Evidence | None = None
+__all__ = ["Pass"]
 
 
 class Seen(NamedTuple):
@@ -122,7 +81,7 @@ class Pass:
         self.passed, self.widest = 0, 0.0
         self.pairs = Pairs.sized(TUNING.outer_pairs, len(self.x), TUNING.damping)
         self.stages: list[Stage] = []
-        self.end = levels.oracle.counts.lower + allowed
+        self.end = levels.spent + allowed
         self.result: Result | None = None
         self._enter(start.c)
 
@@ -182,7 +141,7 @@ class Pass:
         reach = scale / (size(point.gradient) or 1.0)
         t = min(self.t, longest * reach) if self.t else TUNING.first_step * reach
         project = self.levels.project if self.levels.constrained else None
-        descent = Descent(self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1)
+        descent = Descent(self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1, clock=self.levels.clock)
         d, remembered = descent.direction(point)
         residual, length = size(descent.residual(point).r), size(d) / scale
         small = length <= tau or -float(point.gradient @ d) <= TUNING.negligible * tau**2 * span
@@ -332,9 +291,11 @@ class Pass:
         F = self.levels.upper(y)[0]
         last = self.stages[-1] if self.stages else None
         gap, residual, bias = (last.gap, last.residual, last.bias_x) if last else (math.nan, math.nan, math.inf)
-        c, stages = (self.first, self.envelope.c), self.passed + len(self.stages)
+        course = f"c from {self.first:.2g} to {self.envelope.c:.2g} in {self.passed + len(self.stages)} stages"
+        at = f"gap {gap:.1e} and stationarity {residual:.1e} at the last c"
+        accuracy = f"{self.scales.name} to about {bias:.1e} (an estimate, not a bound); {at}"
         spread, others = self.seen.spread, [*self.thetas[1:], *self.asleep]
-        self.result = Result(self.name, x, y, F, lower, solved, spread, others, c, stages, gap, residual, bias, end)
+        self.result = Result(self.name, x, y, F, lower, solved, spread, others, course, accuracy, end)
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:
         """Solve the lower level at x; where another valley is hardly lower, move x to where both are the same."""

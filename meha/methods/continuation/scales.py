@@ -12,18 +12,15 @@ from meha.methods._levels import Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 from meha.methods.continuation.tuning import TUNING
 
-__all__ = ["Scales", "measure"]
+__all__ = ["Scales", "Sizes", "measure"]
 
 
 @dataclass(eq=False)
-class Scales:
-    """Sizes measured at the start (x0, y0), by which everything later is judged.
+class Sizes:
+    """The start (x0, y0), by which the sizes of x and y are judged.
 
     Attributes:
         tol: the accuracy asked for, or the finest that the precision allows.
-        slope: the norm of F_y at the start.
-        balance: the c at which both levels weigh the same.
-        starts: the first c of each pass.
         simple: whether there is no x, so that the accuracy of y counts.
         x_largest, y_largest: the largest sizes of x and y in stages that the lower level shapes.
     """
@@ -31,10 +28,6 @@ class Scales:
     x0: Tensor
     y0: Tensor
     tol: float
-    curvatures: Curvatures
-    slope: float
-    balance: float
-    starts: tuple[float, ...]
     simple: bool
     x_largest: float = 0.0
     y_largest: float = 0.0
@@ -57,14 +50,37 @@ class Scales:
         self.x_largest = max(self.x_largest, self.x_size(x))
         self.y_largest = max(self.y_largest, self.y_size(y), self.y_size(theta))
 
+    @classmethod
+    def of(cls, levels: Levels, tol: float) -> Sizes:
+        """The sizes of the present point."""
+        tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
+        return cls(flatten(levels.x), flatten(levels.y), tol, levels.oracle.problem.simple)
 
-def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
-    """Probe the curvatures at the present point, and balance both levels in y; for the first pass, also in x.
+
+@dataclass(eq=False, kw_only=True)
+class Scales(Sizes):
+    """What is measured at the start, before the first pass.
+
+    Attributes:
+        slope: the norm of F_y at the start.
+        balance: the c at which both levels weigh the same.
+        starts: the first c of each pass.
+    """
+
+    curvatures: Curvatures
+    slope: float
+    balance: float
+    starts: tuple[float, ...]
+
+
+def measure(levels: Levels, sizes: Sizes, both_starts: bool) -> Scales:
+    """Probe the curvatures at the start, and balance both levels in y; for the first pass, also in x.
 
     Raises:
         ValueError: an objective is not finite there.
     """
-    x0, y0 = flatten(levels.x), flatten(levels.y)
+    levels.move(sizes.x0, sizes.y0)
+    y0 = sizes.y0
     F, _, F_y = levels.upper(y0)
     lower = levels.lower(y0)
     for level, value in (("upper", F), ("lower", lower.value)):
@@ -82,8 +98,7 @@ def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
         in_y = slope / f_slope if slope and f_slope else 1.0
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
     starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
-    tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
-    return Scales(x0, y0, tol, curvatures, slope, in_y, starts, levels.oracle.problem.simple)
+    return Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
 
 
 def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:

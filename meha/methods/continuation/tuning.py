@@ -95,6 +95,7 @@ class Tuning:
     share_next: float = 0.5  # part of the gradients left that each further one may take
     least_search: int = 1000  # gradients of f that a search may take in any case
     search: float = 0.5  # part of those taken so far that it may take
+    looks: int = 6  # random points, at x and at other x, at which the curvature of f shows whether the lower level is convex
     least_pass: int = 200  # gradients of f that must be left for a further pass
     valleys: int = 3  # valleys, besides that of y, that a pass follows; it looks at others between stages
     remembered: int = 12  # valleys whose lowest points are kept as starts of later searches

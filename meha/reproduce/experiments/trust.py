@@ -110,7 +110,17 @@ def _rates(ends: Ends) -> Table:
             runs = [end for part in found for end in part]
             if runs:
                 rows.append([method, title, len(found), *_counts(runs)])
-    columns = ["method", "part of the collection", "problems", "right, %", "converged, %", "wrong y", "other x", "wrong, %", "gradients of f, median"]
+    columns = [
+        "method",
+        "part of the collection",
+        "problems",
+        "right, %",
+        "converged, %",
+        "wrong y",
+        "other x",
+        "wrong, %",
+        "gradients of f, median",
+    ]
     caption = 'Answers from ten starts. "Wrong y" and "other x" count the runs that say "converged" and are not right.'
     return Table("trust-rates", caption, columns, rows)
 

@@ -1,0 +1,223 @@
+"""Second derivatives of the lower level on flat vectors: value, gradients and curvature at a point, from one graph."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from meha._gradients import differentiate
+from meha._oracle import Oracle
+from meha._torch import pull_back
+from meha._variables import Leaves, Variable, copy_
+
+__all__ = ["Clock", "Expansion", "Flat", "UpperValue", "upper_value"]
+
+CHUNK = 256
+"""Rows of a Hessian that one batched pass computes: more take no less time, and more memory."""
+
+FEW = 4
+"""Products that take less time one by one than as one batch."""
+
+
+@dataclass
+class Clock:
+    """Seconds spent in all, in the user's functions and their derivatives, and in linear algebra."""
+
+    seconds: float = 0.0
+    functions: float = 0.0
+    algebra: float = 0.0
+
+    def __str__(self) -> str:
+        rest = max(self.seconds - self.functions - self.algebra, 0.0)
+        return f"{self.functions:.2g} s in the objectives, {self.algebra:.2g} s in linear algebra, {rest:.2g} s in the rest"
+
+
+class Flat:
+    """A variable as one vector.
+
+    >>> flat = Flat(Variable({"a": torch.ones(2), "b": torch.zeros(1, 1)}, "y"))
+    >>> flat.read()
+    tensor([1., 1., 0.])
+    >>> flat.at(torch.tensor([1.0, 2.0, 3.0])).value["b"]
+    tensor([[3.]], requires_grad=True)
+    """
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+        self.sizes = [leaf.numel() for leaf in variable.leaves]
+        self.size = sum(self.sizes)
+        self.dtype = torch.promote_types(variable.leaves[0].dtype, variable.leaves[-1].dtype)
+        for leaf in variable.leaves:
+            self.dtype = torch.promote_types(self.dtype, leaf.dtype)
+        self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)
+
+    def read(self) -> Tensor:
+        """A copy of the variable."""
+        return self.join([leaf.detach() for leaf in self.variable.leaves]).clone()
+
+    def write(self, vector: Tensor) -> None:
+        """Overwrite the variable."""
+        with torch.no_grad():
+            copy_(self.variable.leaves, self.split(vector))
+
+    def split(self, vector: Tensor) -> Leaves:
+        """The parts of a vector, or of each row of a matrix, in the shapes of the leaves."""
+        leaves, rows = self.variable.leaves, vector.shape[:-1]
+        if len(leaves) == 1:
+            return [vector.reshape((*rows, *leaves[0].shape))]
+        parts = vector.split(self.sizes, dim=-1)
+        return [part.reshape((*rows, *leaf.shape)).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+
+    def join(self, leaves: Sequence[Tensor]) -> Tensor:
+        """One vector from parts in the shapes of the leaves."""
+        if len(leaves) == 1:
+            return leaves[0].reshape(-1)
+        return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
+
+    def at(self, vector: Tensor) -> Variable:
+        """A variable of the same structure with new leaves."""
+        return self.variable.moved([leaf.detach().requires_grad_() for leaf in self.split(vector)])
+
+
+class Expansion:
+    """f + g around one point (x, y), with second derivatives on demand.
+
+    Attributes:
+        x, y: the point.
+        f, g: the values.
+        f_y: the gradient of f in y.
+        g_y: the gradient of g in y where it exists; zero without g.
+    """
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
+        begin = time.perf_counter()
+        self._oracle, self._x, self._flat_x, self._flat_y, self._clock = oracle, x, flat_x, flat_y, clock
+        self.y = y
+        self._y = flat_y.at(y)
+        with torch.enable_grad():
+            f = oracle.lower(x, self._y)
+            self._first = differentiate(f, self._y.leaves)
+            g = oracle.g(x, self._y)
+            curved = isinstance(g, Tensor) and g.requires_grad
+            self._second = differentiate(g, self._y.leaves) if isinstance(g, Tensor) and curved else []
+        oracle.counts.lower += 1
+        self.f, self.g = float(f.detach()), float(g.detach() if isinstance(g, Tensor) else g)
+        self.f_y = flat_y.join([leaf.detach() for leaf in self._first])
+        self.g_y = flat_y.join([leaf.detach() for leaf in self._second]) if self._second else torch.zeros_like(self.f_y)
+        clock.functions += time.perf_counter() - begin
+
+    @property
+    def value(self) -> float:
+        """f + g; infinity where it is not a number."""
+        total = self.f + self.g
+        return math.inf if math.isnan(total) else total
+
+    @property
+    def x(self) -> Variable:
+        """The upper variable, with leaves of its own."""
+        return self._x
+
+    def product(self, vector: Tensor, *, g: bool = True) -> Tensor:
+        """f_yy v, or (f + g)_yy v."""
+        begin = time.perf_counter()
+        self._oracle.counts.hvp += 1
+        result = self._pull(self._first, vector, self._y, self._flat_y)
+        if g and self._second:
+            result = result + self._pull(self._second, vector, self._y, self._flat_y)
+        self._clock.functions += time.perf_counter() - begin
+        return result
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """f_yy v for each row v."""
+        begin = time.perf_counter()
+        self._oracle.counts.hvp += len(vectors)
+        if len(vectors) <= FEW:
+            result = torch.stack([self._pull(self._first, row, self._y, self._flat_y) for row in vectors])
+        else:
+            result = torch.cat([self._images(self._first, part) for part in vectors.split(CHUNK)])
+        self._clock.functions += time.perf_counter() - begin
+        return result
+
+    def cross(self, vector: Tensor) -> Tensor:
+        """The gradient in x of <(f + g)_y(x, y), v> for a fixed v."""
+        begin = time.perf_counter()
+        self._oracle.counts.hvp += 1
+        result = self._pull(self._first, vector, self._x, self._flat_x)
+        if self._second:
+            result = result + self._pull(self._second, vector, self._x, self._flat_x)
+        self._clock.functions += time.perf_counter() - begin
+        return result
+
+    def rows(self, chosen: Tensor | None = None) -> Tensor:
+        """Rows of f_yy: those of the chosen coordinates, or all."""
+        begin = time.perf_counter()
+        rows = self._rows(self._first, chosen)
+        self._oracle.counts.hvp += len(rows)
+        self._clock.functions += time.perf_counter() - begin
+        return rows
+
+    def g_rows(self, chosen: Tensor | None, separable: bool) -> Tensor | None:
+        """Rows of g_yy, from one pass if g is separable; None where g is linear."""
+        if not any(leaf.requires_grad for leaf in self._second):
+            return None
+        begin = time.perf_counter()
+        rows: Tensor | None
+        if separable:
+            diagonal = self._pull(self._second, torch.ones_like(self.f_y), self._y, self._flat_y)
+            rows = torch.diag(diagonal) if bool(diagonal.any()) else None
+            rows = rows if rows is None or chosen is None else rows[chosen]
+        else:
+            rows = self._rows(self._second, chosen)
+        self._clock.functions += time.perf_counter() - begin
+        return rows
+
+    def _pull(self, outputs: Leaves, vector: Tensor, wrt: Variable, flat: Flat) -> Tensor:
+        pairs = [pair for pair in zip(outputs, self._flat_y.split(vector), strict=True) if pair[0].requires_grad]
+        if not pairs:
+            return torch.zeros(flat.size, dtype=flat.dtype, device=vector.device)
+        first, cotangents = zip(*pairs, strict=True)
+        return flat.join(_grad(first, wrt.leaves, cotangents))
+
+    def _rows(self, outputs: Leaves, chosen: Tensor | None) -> Tensor:
+        n = self.f_y.numel()
+        index = torch.arange(n, device=self.f_y.device) if chosen is None else chosen
+        pieces = []
+        for part in index.split(CHUNK):
+            unit = torch.zeros(len(part), n, dtype=self.f_y.dtype, device=self.f_y.device)
+            unit[torch.arange(len(part), device=unit.device), part] = 1.0
+            pieces.append(self._images(outputs, unit))
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _images(self, outputs: Leaves, vectors: Tensor) -> Tensor:
+        images: Tensor = vmap(lambda row: self._pull(outputs, row, self._y, self._flat_y))(vectors)
+        return images
+
+
+@dataclass(frozen=True)
+class UpperValue:
+    """F and its gradients at a point, as vectors."""
+
+    F: float
+    F_x: Tensor
+    F_y: Tensor
+
+
+def upper_value(oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Flat, clock: Clock) -> UpperValue:
+    """F and its gradients in x and y."""
+    begin = time.perf_counter()
+    at = flat_y.at(y)
+    (F,), (F_x, F_y) = oracle.gradients((x, at), [(1.0, oracle.upper, x, at)])
+    result = UpperValue(float(F), flat_x.join(F_x), flat_y.join(F_y))
+    clock.functions += time.perf_counter() - begin
+    return result
+
+
+def _grad(outputs: Sequence[Tensor], inputs: Leaves, cotangents: Sequence[Tensor]) -> Leaves:
+    parts = pull_back(outputs, cotangents, inputs)
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(inputs, parts, strict=True)]

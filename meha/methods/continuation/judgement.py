@@ -1,0 +1,302 @@
+"""Judgement: which result of a run is the best, whether its y solves the lower level, and what to try next."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._verdicts import Status, Verdict
+from meha.methods._levels import BudgetError, Levels, LowerPoint
+from meha.methods._quasi_newton import Pairs, size
+from meha.methods._verification import Evidence, Quadratic, Search
+from meha.methods.continuation.results import Result, Start, judged, plain, restored, worth
+from meha.methods.continuation.scales import Scales, Sizes
+from meha.methods.continuation.tuning import TUNING
+
+__all__ = ["Judgement"]
+
+FLAGS = ("several", "explored", "confirmed")
+
+
+class Judgement:
+    """The results of a run, and what searches of the lower level found out about them.
+
+    Args:
+        levels: the problem.
+        sizes: those of the start.
+        left: the gradients of f that may still be taken.
+
+    Attributes:
+        results: those of the attempts that are over.
+        plan: passes that a judgement asks for.
+        valleys: the lowest points of valleys of the lower level that were met, whatever x was.
+        several: whether some of them differ in height, at some x.
+        explored: whether other x were tried.
+        confirmed: whether it was asked if the best solution should be found once more.
+        pairs: what is known about the curvature of f.
+    """
+
+    def __init__(self, levels: Levels, sizes: Sizes, left: Callable[[], int]) -> None:
+        self.levels, self.sizes, self.left = levels, sizes, left
+        self.results: list[Result] = []
+        self.plan: list[Start] = []
+        self.valleys: list[Tensor] = []
+        self.several = self.explored = self.confirmed = False
+        self.pairs = Pairs(1)
+
+    # The results
+
+    @property
+    def best(self) -> int:
+        """The result to return: y may not be refuted, then F counts; the first unless another is clearly better."""
+        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)
+        best = 0
+        for i, other in enumerate(self.results):
+            own, others = worth(self.results[best]), worth(other)
+            if others > own or (others == own and least < self.results[best].F - other.F):
+                best = i
+        return best
+
+    @property
+    def verdict(self) -> Verdict:
+        """The end of the best result, and what is known about its y."""
+        best = self.results[self.best]
+        end = judged(best)
+        rivals, alike = self._rivals(best)
+        if not rivals:
+            return end
+        note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
+        status = Status.LOCAL if end.status is Status.CONVERGED and alike == 1 else end.status
+        return Verdict(status, f"{end.message} {note}")
+
+    def _rivals(self, best: Result) -> tuple[list[float], int]:
+        """F of the results that are other solutions, as far as is known, and how many have the F of the best."""
+        same = max(TUNING.agreement * self.sizes.tol, TUNING.least_agreement)
+        solutions = [result for result in self.results if worth(result) == worth(best)]
+        others = [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
+        return others, len(solutions) - len(others)
+
+    def agree(self, a: Result, b: Result) -> bool:
+        """Whether two results are the same point, or have the same F."""
+        alike = abs(a.F - b.F) <= TUNING.least_agreement * max(a.spread, b.spread, abs(a.F))
+        return a is b or ((self._near(a, b) or alike) and worth(a) == worth(b))
+
+    def _near(self, a: Result, b: Result) -> bool:
+        """Whether two results are the same point, as far as their accuracy shows."""
+        sizes = self.sizes
+        same = max(TUNING.agreement * sizes.tol, TUNING.least_agreement)
+        return size(a.x - b.x) <= same * sizes.x_size(a.x) and size(a.y - b.y) <= same * sizes.y_size(a.y)
+
+    # What to do next
+
+    def confirms(self, model: Quadratic | None, convex: Callable[[Tensor, Tensor], bool]) -> bool:
+        """Verify the only result, that of the second-order engine; whether it can be the end.
+
+        Where the lower level is not convex, it may have other valleys at other x, and passes follow.
+
+        Args:
+            model: f around y, if it seems to be quadratic, and the lower level convex.
+            convex: whether f + g shows only positive curvature at x and y.
+        """
+        (result,) = self.results
+        search = self._search(result.x, result.y, solved=True, model=model)
+        elsewhere = [self.sizes.x0, *self._samples(result.x)][: TUNING.looks]
+        starts = zip(elsewhere if model is not None else [result.x] * TUNING.looks + elsewhere, search.random(), strict=False)
+        if not all(convex(x, y) for x, y in starts):
+            return False
+        evidence = search.run([self.sizes.y0], self._allowed(), most=2)
+        other = model is not None and search.model is None  # f is not what it seemed to be
+        if other or not evidence.certain or evidence.excess or len(search.valleys) > 1:
+            self.results = [result._replace(evidence=evidence if evidence.excess else None)]
+            return False
+        self._learn(search, evidence)
+        self.results = [self._polished(result, search, evidence)]
+        self._look_beyond(0)
+        if self.results[0].verdict.status is not Status.CONVERGED or self._promising(self.results[0]):
+            self.results = [result]
+            return False
+        return True
+
+    def judge(self, scales: Scales) -> None:
+        """Verify the best result; plan further passes where it is refuted, or where there are other valleys."""
+        while not self.plan:
+            i = self.best
+            if self.results[i].verdict.status is Status.DIVERGED:
+                return
+            if self.results[i].evidence is None:
+                self._verify(i, scales)
+            elif not self.explored:
+                self._explore(i, scales)
+            elif not self.confirmed:
+                self._confirm(i, scales)
+            else:
+                self._look_beyond(i)
+                return
+
+    def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None) -> Search:
+        """A search of the lower level at x, around y."""
+        sizes, levels = self.sizes, self.levels
+        levels.move(x)
+        scale, t = max(sizes.y_size(y), sizes.y_largest), 1 / (levels.curvatures["f_yy"] or 1.0)
+        return Search(levels, y, self.pairs, t, scale, sizes.tol * sizes.x_size(x), solved=solved, model=model)
+
+    def _allowed(self) -> int:
+        return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
+
+    def _learn(self, search: Search, evidence: Evidence) -> None:
+        self._note(sorted(search.valleys, key=lambda valley: valley.value))
+        self.several = self.several or evidence.values > 1
+
+    def _polished(self, result: Result, search: Search, evidence: Evidence) -> Result:
+        """A result with its evidence, and with y as low as the search found it in its valley."""
+        if evidence.excess:
+            return result._replace(evidence=evidence)
+        own = search.valleys[0]
+        return result._replace(y=own.z, F=self.levels.upper(own.z)[0], lower=own.value, evidence=evidence)
+
+    def _verify(self, i: int, scales: Scales) -> None:
+        """Search the lower level at the x of a result; a lower point gives rise to passes that know of it."""
+        levels, result = self.levels, self.results[i]
+        search = self._search(result.x, result.y, solved=True)
+        given = [other.y for other in self.results if other is not result] + result.others + self.valleys + [scales.y0]
+        evidence = search.run(given, self._allowed())
+        self._learn(search, evidence)
+        own, valleys = search.valleys[0], sorted(search.valleys, key=lambda valley: valley.value)
+        if evidence.excess:
+            self.results = [r._replace(evidence=evidence) if self._near(r, result) else r for r in self.results]
+            others = [valley.z for valley in valleys if valley is not own][: TUNING.remembered]
+            holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
+            self._add(Start("back from a higher valley", scales.starts[0], result.x, result.y, others))
+            c = max(scales.starts[-1], holding)
+            if not self._add(Start("from a lower valley", c, result.x, others[0], [result.y, *others[1:]])):
+                self._fall_back(result, valleys[0], evidence)
+            return
+        self.results[i] = polished = self._polished(result, search, evidence)
+        for valley in valleys:
+            equal = valley is not own and valley.value <= own.value + search.equal(valley)
+            if equal and levels.upper(valley.z)[0] < polished.F - TUNING.better * max(result.spread, 0.0):
+                self._add(Start("from a valley of the same height", scales.starts[-1], result.x, valley.z, [own.z]))
+                break
+
+    def _note(self, valleys: Sequence[LowerPoint]) -> None:
+        """Remember the lowest points of valleys that were met, whatever x was."""
+        for valley in valleys:
+            far = TUNING.merged * self.sizes.y_size(valley.z)
+            if len(self.valleys) < TUNING.remembered and all(size(valley.z - known) > far for known in self.valleys):
+                self.valleys.append(valley.z)
+
+    def _explore(self, i: int, scales: Scales) -> None:
+        """Solve the lower level at some x far and near; plan passes from those that may lead to another solution."""
+        self.explored = True
+        for _, x, ys in self._promising(self.results[i]):
+            self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
+
+    def _promising(self, best: Result) -> list[tuple[float, Tensor, list[Tensor]]]:
+        """Some x at which F is less than at the best, or which F rises from on the way there; with F, and with lower points."""
+        levels = self.levels
+        found: list[tuple[float, Tensor, list[Tensor]]] = []
+        doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best)[0])
+        allowed = self._allowed() if doubtful else min(self.left(), int(TUNING.glance * levels.spent))
+        with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
+            found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
+            found.sort(key=lambda point: point[0])
+            if not self.several:  # only where F rises on the way to the best
+                humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
+                found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
+        return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
+
+    def _confirm(self, i: int, scales: Scales) -> None:
+        """Where several solutions were found, and the best of them once, plan passes that may find it again."""
+        best, self.confirmed = self.results[i], True
+        rivals, alike = self._rivals(best)
+        if rivals and alike == 1:
+            for x in itertools.islice(self._samples(best.x), TUNING.confirming):
+                self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
+
+    def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
+        """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
+        search = self._search(x, y, solved=False)
+        for start in (y, *((*self.valleys, *itertools.islice(search.random(), 2)) if self.several else ())):
+            search.descend(start)
+        valleys = sorted(search.valleys, key=lambda valley: valley.value)[: TUNING.remembered]
+        if not valleys:
+            return math.inf, x, []
+        self._note(valleys[:1])
+        return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
+
+    def _samples(self, x: Tensor) -> Iterator[Tensor]:
+        """Random points of X: between its bounds where there are such, spread over each coordinate, and around x elsewhere."""
+        low, high = self.levels.x_bounds()
+        held = torch.isfinite(low) & torch.isfinite(high)
+        generator = torch.Generator().manual_seed(len(x))
+        parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
+        for part in parts.to(x):
+            share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
+            d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
+            away = x + self.sizes.x_size(x) / math.sqrt(len(x)) * d
+            yield self.levels.project(torch.where(held, low + share * (high - low), away))
+
+    def _look_beyond(self, i: int) -> None:
+        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""
+        sizes, levels, result = self.sizes, self.levels, self.results[i]
+        x, moved = result.x, result.x - sizes.x0
+        distance = moved.abs()
+        if not size(moved) > sizes.tol * sizes.x_size(x):
+            return
+        furthest = distance >= 0.5 * distance.max()
+        if size(moved) <= TUNING.moved * sizes.x_size(x):  # a start near the solution says nothing about what is far
+            moved = moved * (sizes.x_size(x) / size(moved))
+        beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
+        if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
+            return
+        search = self._search(torch.where(furthest, x + moved, x), result.y, solved=False)
+        if self.several:
+            search.run([result.y, *self.valleys], self._allowed())
+        else:
+            search.descend(result.y)
+        F = levels.upper(search.lowest.z)[0] if search.valleys else math.nan
+        if not result.F + sizes.tol * result.spread >= F:
+            return
+        message = (
+            f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
+            " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
+        )
+        self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+
+    def _add(self, start: Start) -> bool:
+        """Plan a pass, if there may be another."""
+        may = len(self.results) + len(self.plan) < TUNING.passes and self.left() > TUNING.least_pass
+        if may:
+            self.plan.append(start)
+        return may
+
+    def _fall_back(self, result: Result, lowest: LowerPoint, evidence: Evidence) -> None:
+        """Add the lowest point of the lower level at the x of a refuted result, where no further pass can start from it."""
+        F = self.levels.upper(lowest.z)[0]
+        message = "A better point of the lower level was found at this x, and could not be used to improve x."
+        end = Verdict(Status.LOCAL, message)
+        evidence = evidence._replace(excess=0.0)
+        self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps need, in plain tensors, numbers and text."""
+        return {
+            "results": [plain(result) for result in self.results],
+            "plan": [tuple(start) for start in self.plan],
+            "valleys": self.valleys,
+            **{name: getattr(self, name) for name in FLAGS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another judgement was."""
+        self.results = [restored(saved) for saved in state["results"]]
+        self.plan = [Start(*saved) for saved in state["plan"]]
+        self.valleys = list(state["valleys"])
+        for name in FLAGS:
+            setattr(self, name, state[name])

@@ -1,0 +1,386 @@
+"""Engine: quasi-Newton steps on x -> F(x, y*(x)) over X, one at a time, and their end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._oracle import Oracle
+from meha._running import Numbers
+from meha._second_order import Clock, Flat
+from meha._torch import BREAKDOWNS
+from meha._variables import Variable
+from meha._verdicts import Status, Verdict
+from meha.methods._levels import BudgetError
+from meha.methods._quasi_newton import size as norm
+from meha.methods.newton.domain import Domain
+from meha.methods.newton.ending import Signs
+from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
+from meha.methods.newton.kinks import letting_go, weakly_held
+from meha.methods.newton.lower import LowerLevel
+from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
+from meha.methods.newton.tuning import TUNING
+
+__all__ = ["Engine"]
+
+NUMBERS = ("spectral", "largest", "steps", "lowest", "highest", "resting", "released")
+"""What a checkpoint keeps besides the memories."""
+
+SINGULAR = "The lower Hessian is singular on the face of y."
+
+
+class Engine:
+    """Minimise x -> F(x, y*(x)) over X, with y* by Newton steps and its derivative by the implicit function theorem.
+
+    Args:
+        oracle, x, y: the problem, and the variables that hold the last point.
+        tol: the relative accuracy of x.
+        allowed: gradients of f and products with its Hessian after which it gives up.
+        clock: where the time goes to.
+
+    Attributes:
+        now: the hyper-objective at the last point; None before the first step.
+        verdict: how it ended; None while there is something to do. ``converged`` means that x is stationary and y a strict
+            minimum on its face, and says nothing about other valleys of the lower level.
+        signs: the measures at the end.
+        steps: number of steps in x.
+        lowest, highest: the range of F on the way.
+    """
+
+    def __init__(
+        self, oracle: Oracle, x: Variable, y: Variable, tol: float, allowed: float = math.inf, clock: Clock | None = None
+    ) -> None:
+        self.oracle, self.tol, self.clock = oracle, tol, clock or Clock()
+        self.flat_x, self.flat_y = Flat(x), Flat(y)
+        self.lower = LowerLevel(oracle, self.flat_x, self.flat_y, self.clock)
+        self.lower.limit = allowed
+        self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
+        self.domain = Domain(oracle, self.flat_x)
+        self.memory = Memory()
+        self.now: Value | None = None
+        self.verdict: Verdict | None = None
+        self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
+        self.largest = 0.0  # the largest size of a hypergradient so far
+        self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
+        self.steps, self.lowest, self.highest = 0, math.inf, -math.inf
+        self.resting = 0  # steps in a row that gained nothing
+        self.released = 0  # times that held coordinates of y were let go
+        self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
+        self.signs: Signs | None = None
+
+    @property
+    def eps(self) -> float:
+        """Rounding error of the variables."""
+        return max(self.flat_x.eps, self.flat_y.eps)
+
+    def advance(self) -> Numbers:
+        """Take a step, and put the point into the variables."""
+        try:
+            now = self.now or self._begin()
+            if self.verdict is None:
+                now = self._step(now) if self.before is None or self._spent < self.before[2] else self._return(now)
+                self.steps += 1
+            self.now = now
+            if math.isfinite(now.F):
+                self.lowest, self.highest = min(self.lowest, now.F), max(self.highest, now.F)
+        except BudgetError:
+            self.verdict = Verdict(Status.FINISHED, "It took all gradients that it may.")
+        except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
+            self.verdict = Verdict(Status.BROKE_DOWN, f"{type(error).__name__}: {error}".split("\n", 1)[0])
+        if self.now is None or not math.isfinite(self.now.F):
+            return {}
+        self.flat_x.write(self.now.x)
+        self.flat_y.write(self.now.y)
+        return {"upper": self.now.F, "lower": self.now.lower, "residual": norm(self._unblocked(self.now))}
+
+    @property
+    def _spent(self) -> int:
+        return self.oracle.counts.lower + self.oracle.counts.hvp
+
+    def _return(self, now: Value) -> Value:
+        """Return to the last point that was stationary, where the way from it is long."""
+        assert self.before is not None
+        x, y, _ = self.before
+        self.before = None
+        back = self._confirm(self.objective(x, y))
+        if self.verdict is not None:
+            note = f"F is lower, {now.F:.6g}, on a long way to another local solution."
+            self.verdict = replace(self.verdict, message=f"{self.verdict.message} {note}")
+        return back
+
+    def _free(self, now: Value) -> Tensor:
+        return self.domain.free(now.x, now.gradient)
+
+    def _unblocked(self, now: Value) -> Tensor:
+        return self.domain.unblocked(now.x, now.gradient)
+
+    def _begin(self) -> Value:
+        """The hyper-objective at the start."""
+        x, y = self.flat_x.read(), self.flat_y.read()
+        at_x, at_y = self.flat_x.at(x), self.flat_y.at(y)
+        for function in (self.oracle.upper, self.oracle.phi):  # both must depend on y, and one of them on x
+            self.oracle.gradients((at_x, at_y), [(1.0, function, at_x, at_y)])
+        self.domain.start_size = norm(x)
+        now = self.objective(x, y)
+        self.lowest = self.highest = now.F
+        if not math.isfinite(now.F):
+            self.verdict = Verdict(Status.BROKE_DOWN, "The lower level was not solved at the start.")
+        elif not now.regular:
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
+        self._note(now)
+        return now
+
+    def _note(self, value: Value) -> None:
+        if math.isfinite(value.F):
+            self.largest = max(self.largest, value.size)
+            self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.sampled :]
+
+    def _direction(self, now: Value) -> Tensor:
+        """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
+        size = norm(now.gradient)
+        x_size = self.domain.x_size(now.x)
+        if not size:
+            return torch.zeros_like(now.x)
+        plain = TUNING.first_step * x_size / size if x_size else abs(now.F) / size**2 or 1 / size
+        if not self.domain.coordinatewise:
+            step = self.spectral or plain
+            return self.domain.project(now.x - step * now.gradient) - now.x
+        free = self._free(now)
+        direction = self.memory.direction(now.gradient, free)
+        if direction is not None and float(torch.dot(direction, now.gradient)) < 0:
+            length = norm(direction)
+            return direction * min(1.0, TUNING.widest * (x_size or length) / length)
+        self.memory.clear()
+        return torch.where(free, -plain * now.gradient, 0.0)
+
+    def _step(self, now: Value) -> Value:
+        direction = self._direction(now)
+        if self._stationary(now, direction):
+            lower = self._probe(now)
+            if lower is not None:
+                return lower
+            if self._stationary(now, self._direction(now)):
+                return self._confirm(now)
+            direction = self._direction(now)
+        new, tried = search(self.objective, now, direction, self.domain.project, self.eps)
+        for value in tried:
+            self._note(value)
+        if new is None and self._learned():
+            self.memory.clear()
+            self.spectral = 0.0
+            new, tried = search(self.objective, now, self._direction(now), self.domain.project, self.eps)
+            for value in tried:
+                self._note(value)
+        if new is None:
+            return self._confirm(now, stuck=True, tried=tried)
+        move, change = new.x - now.x, new.gradient - now.gradient
+        rests = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self._range(now) >= now.F - new.F
+        self.resting = self.resting + 1 if rests else 0
+        if self.resting > TUNING.rests:  # F has come down as far as it can, and x jumps across a kink
+            return self._confirm(new, stuck=True)
+        product = float(torch.dot(move, change))
+        self.spectral = float(torch.dot(move, move)) / product if product > 0 else 0.0
+        self.memory.update(move, change)
+        if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0):
+            self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
+        return new
+
+    def _probe(self, now: Value) -> Value | None:
+        """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
+
+        Up to a number of coordinates it is the whole curvature, whatever their units; beyond, that along some fixed directions.
+        """
+        if not self.domain.coordinatewise:
+            return None
+        free = self._free(now).nonzero().reshape(-1)
+        size, few, columns = self.domain.x_size(now.x) or 1.0, len(free) <= TUNING.probes_x, []
+        for k in range(min(TUNING.probes_x, len(free))):
+            move = torch.zeros_like(now.x)
+            if few:
+                move[free[k]] = float(now.x[free[k]].abs()) or size
+            else:
+                phase = torch.arange(len(now.x), dtype=now.x.dtype, device=now.x.device)
+                move[free] = ((k + 1) * (phase + 1)).cos()[free] * now.x[free].abs().clamp(min=size / len(now.x))
+            new = self._nearby_value(now, self.eps**TUNING.probe_power * move, grow=few)
+            if new is None:
+                continue
+            change, moved = new.gradient - now.gradient, new.x - now.x
+            if float(torch.dot(change, moved)) < 0:
+                lower = self._descend(now, moved)
+                if lower is not None:
+                    return lower
+            if few:
+                columns.append(change[free] / moved[free[k]])
+            else:
+                self.memory.update(moved, change)
+        if columns and len(columns) == len(free):
+            self.memory.replace(torch.stack(columns, dim=1), free, len(now.x))
+        return None
+
+    def _descend(self, now: Value, move: Tensor, signs: tuple[int, ...] = (1, -1)) -> Value | None:
+        """A point at which F is lower, beyond what rounding explains, at a multiple of a small move."""
+        for sign in signs:
+            new = self.objective(self.domain.project(now.x + sign * TUNING.probe_growth * move), now.y)
+            if new.regular and now.F - self.eps**TUNING.loose_power * abs(now.F) > new.F:
+                self.memory.clear()
+                return new
+        return None
+
+    def _nearby_value(self, now: Value, move: Tensor, *, grow: bool) -> Value | None:
+        """The hyper-objective after a small move, or after a longer one where its gradient shows no difference."""
+        found = None
+        for _ in range(TUNING.probe_growths if grow else 1):
+            new = self.objective(self.domain.project(now.x + move), now.y)
+            if not math.isfinite(new.F):
+                break
+            self._note(new)
+            found = new
+            if norm(new.gradient - now.gradient) > TUNING.seen * self.eps * now.size:
+                break
+            move = TUNING.probe_growth * move
+        return found
+
+    def _learned(self) -> bool:
+        return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
+
+    def _range(self, now: Value) -> float:
+        return max(abs(now.F), self.highest - self.lowest)
+
+    def _stationary(self, now: Value, direction: Tensor) -> bool:
+        """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
+        size = norm(self._unblocked(now))
+        if not size:
+            return True
+        if size > TUNING.settled * self.largest or not self._learned():
+            return size <= self.eps * self.largest
+        gain, scale = -float(torch.dot(now.gradient, direction)), self._range(now)
+        small = norm(direction) <= TUNING.beyond_tol * self.tol * self.domain.x_size(now.x)
+        least = TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
+        return (small and gain <= self.tol * scale) or gain <= least * scale
+
+    def _confirm(self, now: Value, *, stuck: bool = False, tried: Sequence[Value] = ()) -> Value:
+        """The verdict at a point that seems to be the end: y must be a strict minimum on its face, and x stationary."""
+        response = self.lower.solve(self.flat_x.at(now.x), now.y)
+        at, face = response.at, response.face
+        factor = self.lower.renew(at, face)
+        now = hypergradient(self.lower, response, rates=not self.lower.faces.smooth)
+        pivot = factor.pivot if factor is not None else math.nan
+        residual = norm(self._unblocked(now))
+        weak = weakly_held(self.lower, now)
+        if not stuck and residual > TUNING.settled * self.largest:
+            self.memory.clear()
+            return now
+        signs = self.signs = Signs(pivot, response.error, residual / (self.largest or 1.0), weak)
+        if not response.solved:
+            self.verdict = Verdict(Status.BROKE_DOWN, "The lower level was not solved.")
+        elif stuck and any(not value.regular for value in tried):
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
+        elif factor is not None and not factor.definite:
+            self.verdict = signs.irregular(factor, regular=now.regular)
+        elif stuck and not self._at_kink(now, signs):
+            message = f"No step along the hypergradient lowers F, of relative size {signs.stationarity:.1e}."
+            small = signs.stationarity <= self.eps**TUNING.loose_power
+            self.verdict = signs.converged() if small else Verdict(Status.FINISHED, message)
+        else:
+            lower = (self._across(now) if weak else None) or self._release(now)
+            if lower is not None:
+                return lower
+            self.verdict = signs.converged(kink=stuck or weak > 0)
+        return now
+
+    def _around(self, now: Value) -> Tensor:
+        """Hypergradients from nearby along the free coordinates of x, one in each row."""
+        reach = TUNING.near * max(self.tol, self.eps**TUNING.loose_power) * self.domain.x_size(now.x)
+        rows = [gradient for x, gradient in self.nearby if norm(x - now.x) <= reach]
+        return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
+
+    def _across(self, now: Value) -> Value | None:
+        """A point of lower F along a hypergradient of another face, where y is about to change its face."""
+        for row in self._around(now):
+            size = norm(row)
+            if size > TUNING.settled * self.largest:
+                length = self.eps**TUNING.probe_power * (self.domain.x_size(now.x) or 1.0)
+                lower = self._descend(now, -length / size * row, signs=(1,))
+                if lower is not None:
+                    return lower
+        return None
+
+    def _release(self, now: Value) -> Value | None:
+        """The best of some points with coordinates of y free that g holds now; None if F is not lower at any of them."""
+        if self.released >= TUNING.rounds:
+            return None
+        direction = letting_go(self.lower, now, self.eps * self.largest)
+        if direction is None:
+            return None
+        self.released += 1
+        unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))
+        gain, best, guess = self.tol * self._range(now), now, now.y
+        for exponent in range(TUNING.releases):
+            x = self.domain.project(now.x + TUNING.release * TUNING.growth**exponent * unit * direction)
+            new = self.objective(x, guess)
+            if not new.regular or now.F + gain < new.F:
+                break
+            best, guess = (new if best.F - gain > new.F else best), new.y
+        if best is now:
+            return None
+        self.memory.clear()
+        self.before = now.x, now.y, self._spent + TUNING.detour * self._spent
+        return best
+
+    def _at_kink(self, now: Value, signs: Signs) -> bool:
+        """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
+        rows = self._around(now)
+        if len(rows) <= 2 or not self.domain.coordinatewise:
+            return False
+        combined = shortest_combination(rows)
+        size = norm(combined) / (self.largest or 1.0)
+        signs.stationarity = min(size, signs.stationarity)
+        return size <= TUNING.settled
+
+    def __str__(self) -> str:
+        words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"
+        response = None if self.now is None else self.now.response
+        if response is None:
+            return words
+        kind, total = "quadratic in y" if self.lower.hessians.quadratic else "smooth", self.flat_y.size
+        return f"{words}; f {kind}; {response.face.count(total)} of {total} coordinates of y can move"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in plain tensors, numbers and text."""
+        if self.now is None or not math.isfinite(self.now.F):
+            return {}
+        now = self.now
+        return {
+            "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates")},
+            "lower": self.lower.state_dict(),
+            "memory": self.memory.state_dict(),
+            "numbers": {name: getattr(self, name) for name in NUMBERS},
+            "start_size": self.domain.start_size,
+            "nearby": self.nearby,
+            "before": self.before,
+            "signs": self.signs and vars(self.signs),
+            "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another course was."""
+        self.now = self.verdict = None
+        self.memory.clear()
+        self.nearby, self.signs = [], None
+        if not state:
+            return
+        self.now = Value(**state["now"], response=None)
+        self.lower.load_state_dict(state["lower"])
+        self.memory.load_state_dict(state["memory"])
+        vars(self).update(state["numbers"])
+        self.domain.start_size = state["start_size"]
+        self.nearby, self.before = list(state["nearby"]), state["before"]
+        self.signs = state["signs"] and Signs(**state["signs"])
+        if state["verdict"] is not None:
+            status, message = state["verdict"]
+            self.verdict = Verdict(Status(status), message)

@@ -1,0 +1,74 @@
+"""The hyper-objective F(x, y*(x)): its value and gradient by the implicit function theorem on the face of y*."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meha._second_order import Clock, Flat, upper_value
+from meha.methods.newton.lower import LowerLevel, Response
+
+__all__ = ["HyperObjective", "Value", "hypergradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """The hyper-objective at x.
+
+    Attributes:
+        x: the point.
+        y: the solution of the lower level.
+        F: the value; infinity where the lower level was not solved.
+        lower: f + g.
+        gradient: the hypergradient.
+        size: the sum of the norms of its two parts, F_x and the one through y.
+        response: the lower level at (x, y), with the graph that derivatives need; None for a point from a checkpoint.
+        regular: whether the system of the hypergradient had a solution.
+        rates: F_y - (f+g)_yy v, the change of F with coordinates of y that the face holds; None where it is not needed.
+    """
+
+    x: Tensor
+    y: Tensor
+    F: float
+    lower: float
+    gradient: Tensor
+    size: float
+    response: Response | None
+    regular: bool = True
+    rates: Tensor | None = None
+
+
+def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False) -> Value:
+    """F and its gradient along the solutions of the lower level, at a solution.
+
+    With v the solution of (f+g)_yy v = F_y on the face of y, the gradient is F_x - d/dx <(f+g)_y, v>. The value is corrected by
+    -<(f+g)_y, v>, which makes an error of y matter to second order only.
+    """
+    at, face = response.at, response.face
+    upper = upper_value(lower.oracle, at.x, at.y, lower.flat_x, lower.flat_y, lower.clock)
+    v, regular = lower.solve_system(at, face, upper.F_y)
+    through = at.cross(v)
+    rest = float(torch.dot(v, at.f_y + at.g_y))
+    size = float(torch.linalg.vector_norm(upper.F_x) + torch.linalg.vector_norm(through))
+    x = lower.flat_x.join([leaf.detach() for leaf in at.x.leaves])
+    held = upper.F_y - at.product(v) if rates else None
+    return Value(x, at.y, upper.F - rest, at.value, upper.F_x - through, size, response, regular, held)
+
+
+class HyperObjective:
+    """x -> F(x, y*(x)) with its gradient; the lower level starts from a solution nearby."""
+
+    def __init__(self, lower: LowerLevel, flat_x: Flat, clock: Clock) -> None:
+        self.lower, self.flat_x, self.clock = lower, flat_x, clock
+
+    def __call__(self, x: Tensor, y: Tensor) -> Value:
+        """The value at x, where y is a guess of the solution."""
+        response = self.lower.solve(self.flat_x.at(x), y)
+        if not response.solved:
+            return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
+        value = hypergradient(self.lower, response)
+        finite = math.isfinite(value.F) and bool(torch.isfinite(value.gradient).all())
+        return value if finite else Value(x, value.y, math.inf, value.lower, torch.zeros_like(x), 0.0, response)

@@ -1,0 +1,702 @@
+"""The second-order engine: faces, Hessians, hypergradients, steps in x, verdicts, and its part in the default method."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize, minimize_scalar
+
+import meha
+from meha._oracle import Oracle
+from meha._second_order import Clock, Expansion, Flat
+from meha._variables import Variable
+from meha.methods import Continuation
+from meha.methods.newton import Engine, LowerLevel, hypergradient, unknown_faces
+from meha.methods.newton.faces import Faces
+from meha.methods.newton.hessians import Hessians, colours
+from meha.methods.newton.quasi_newton import Memory, shortest_combination
+from meha.methods.newton.systems import conjugate_gradients, factorise
+from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
+from meha.sets import AffineSet, Box, L2Ball, LinfBall, NonNegative, Simplex
+
+F64 = torch.float64
+
+
+def data(n=30, p=8, seed=0, dtype=F64):
+    rng = np.random.default_rng(seed)
+    A, A_val = rng.normal(size=(2, n, p))
+    y = np.where(np.arange(p) % 3, 0.0, 1.0 + np.arange(p) / p)
+    b, b_val = (M @ y + 0.5 * rng.normal(size=n) for M in (A, A_val))
+    return [torch.tensor(part, dtype=dtype) for part in (A, b, A_val, b_val)]
+
+
+def least_squares(term=None, y_set=None, x_set=None, penalty=None, seed=0, p=8):
+    A, b, A_val, b_val = data(p=p, seed=seed)
+    return meha.Problem(
+        lambda x, y: 0.5 * (A_val @ y - b_val).square().mean(),
+        lambda x, y: 0.5 * (A @ y - b).square().mean() + (0.0 if penalty is None else penalty(x, y)),
+        nonsmooth=term,
+        y_set=y_set,
+        x_set=x_set,
+    )
+
+
+def lower_of(problem, x, y):
+    x, y = Variable(x, "x"), Variable(y, "y")
+    oracle, clock = Oracle(problem, x, y), Clock()
+    flat_x, flat_y = Flat(x), Flat(y)
+    return LowerLevel(oracle, flat_x, flat_y, clock)
+
+
+def value_at(problem, x, y):
+    """The hyper-objective and its gradient at x, by a solve from y."""
+    lower = lower_of(problem, x, y)
+    with torch.no_grad():
+        response = lower.solve(lower.flat_x.at(x.reshape(-1)), y.reshape(-1))
+        assert response.solved
+        return hypergradient(lower, response), response, lower
+
+
+def engine_on(problem, x, y, most=200):
+    """The engine alone, until it ends."""
+    x, y = Variable(x, "x"), Variable(y, "y")
+    engine = Engine(Oracle(problem, x, y), x, y, 1e-6)
+    with torch.no_grad():
+        while engine.verdict is None and engine.steps < most:
+            engine.advance()
+    return engine
+
+
+def confirmed(solution):
+    """Whether the engine's answer was verified, and no pass was necessary."""
+    return solution.status is meha.Status.CONVERGED and solution.report["engine"] == "second order"
+
+
+# The parts
+
+
+def test_second_derivatives_are_those_of_autograd():
+    def lower(x, y):
+        return (x["a"].sum() * y["u"].pow(3)).sum() + (y["u"].sum() * y["v"]).sin().sum() * x["b"].square()
+
+    problem = meha.Problem(lambda x, y: y["u"].sum(), lower, nonsmooth=GroupL2([2], lambda x: x["b"].exp(), part="u"))
+    x = Variable({"a": torch.tensor([0.3, 0.4], dtype=F64), "b": torch.tensor(0.7, dtype=F64)}, "x")
+    y = Variable({"u": torch.tensor([1.0, -0.5], dtype=F64), "v": torch.tensor([[0.2]], dtype=F64)}, "y")
+    flat_x, flat_y, oracle = Flat(x), Flat(y), Oracle(problem, x, y)
+    at = Expansion(oracle, flat_x.at(flat_x.read()), flat_y.read(), flat_x, flat_y, Clock())
+
+    def joined(z, g=True):
+        x, y = z[:3], z[3:]
+        f = lower({"a": x[:2], "b": x[2]}, {"u": y[:2], "v": y[2:].reshape(1, 1)})
+        return f + x[2].exp() * y[:2].norm() if g else f
+
+    z = torch.cat([flat_x.read(), flat_y.read()])
+    whole, smooth = (torch.autograd.functional.hessian(lambda z, g=g: joined(z, g), z) for g in (True, False))
+    v = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
+    assert at.value == pytest.approx(float(joined(z)), rel=1e-14)
+    assert torch.allclose(at.rows(), smooth[3:, 3:], atol=1e-12)
+    assert torch.allclose(at.rows(torch.tensor([2, 0])), smooth[[5, 3], 3:], atol=1e-12)
+    assert torch.allclose(at.rows() + at.g_rows(None, separable=False), whole[3:, 3:], atol=1e-12)
+    assert torch.allclose(at.product(v), whole[3:, 3:] @ v, atol=1e-12)
+    assert torch.allclose(at.product(v, g=False), smooth[3:, 3:] @ v, atol=1e-12)
+    assert torch.allclose(at.cross(v), whole[:3, 3:] @ v, atol=1e-12)
+    assert oracle.counts == meha._oracle.Counts(upper=0, lower=1, hvp=3 + 2 + 3 + 2 + 1)
+
+
+@pytest.mark.parametrize(
+    ("term", "y_set", "point", "free", "equations"),
+    [
+        (L1(1.0), None, [0.0, 2.0, -3.0], [1, 2], 0),
+        (ElasticNet(), None, [0.0, 2.0, 0.0], [1], 0),
+        (NonNegativeL1(1.0), None, [0.0, 2.0, 0.0], [1], 0),
+        (GroupL2([2, 1]), None, [0.0, 2.0, 0.0], [0, 1], 0),
+        (GroupL2([[0, 2]]), None, [0.0, 2.0, 0.0], [1], 0),
+        (SparseGroup([2, 1]), None, [0.0, 2.0, 1.0], [1, 2], 0),
+        (None, Box(0.0, 2.0), [0.0, 2.0, 1.0], [2], 0),
+        (None, NonNegative(), [0.0, 2.0, 1.0], [1, 2], 0),
+        (None, LinfBall(2.0, 1.0), [-1.0, 2.0, 3.0], [1], 0),
+        (None, Simplex(3.0), [0.0, 2.0, 1.0], [1, 2], 1),
+        (None, AffineSet(torch.ones(1, 3), torch.tensor([3.0])), [0.0, 2.0, 1.0], [0, 1, 2], 1),
+        (L1(1.0), Box(-1.0, 2.0), [0.0, 2.0, 1.0], [2], 0),
+    ],
+)
+def test_faces(term, y_set, point, free, equations):
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), nonsmooth=term, y_set=y_set)
+    y = Variable(torch.tensor(point, dtype=F64), "y")
+    faces = Faces(Oracle(problem, Variable(torch.ones(1), "x"), y), Flat(y))
+    face = faces.at(y.leaves[0].detach())
+    assert face.index.tolist() == free
+    assert (0 if face.rows is None else len(face.rows)) == equations
+    if equations:
+        assert torch.allclose(face.rows @ face.basis, torch.zeros(1, len(free) - 1, dtype=F64), atol=1e-14)
+        assert torch.allclose(face.basis.T @ face.basis, torch.eye(len(free) - 1, dtype=F64), atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("term", "y_set", "named"), [(Nuclear(1.0), None, "Nuclear"), (None, L2Ball(), "L2Ball"), (L1(1.0), Box(0.0, 1.0), "")]
+)
+def test_faces_that_are_not_known(term, y_set, named):
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: y.square().sum(), nonsmooth=term, y_set=y_set)
+    assert unknown_faces(problem, Variable(torch.zeros(2, 2), "y")) == named
+
+
+def test_factors():
+    from meha.methods.newton.faces import Face
+
+    rng = np.random.default_rng(0)
+    Q = torch.linalg.qr(torch.tensor(rng.normal(size=(4, 4))))[0]
+    right = torch.tensor(rng.normal(size=4))
+    definite = Q @ torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
+    factor = factorise(definite, Face(), Clock())
+    assert factor.definite
+    assert torch.allclose(definite @ factor.solve(right), right)
+    indefinite = Q @ torch.diag(torch.tensor([-1.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
+    factor = factorise(indefinite, Face(), Clock())
+    assert not factor.definite
+    assert factor.indefinite
+    assert float(right @ factor.solve(right)) > 0  # a descent direction
+    down = factor.downwards(4)
+    assert float(down @ indefinite @ down) < 0
+    singular = Q @ torch.diag(torch.tensor([0.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
+    factor = factorise(singular, Face(), Clock())
+    assert not factor.definite
+    assert not factor.indefinite
+    v, missed = factor.shortest(singular @ right)
+    assert missed < 1e-12
+    assert torch.allclose(singular @ v, singular @ right)
+    assert factor.shortest(right)[1] > 0.01
+
+
+def test_conjugate_gradients_with_a_preconditioner():
+    rng = np.random.default_rng(1)
+    A = torch.tensor(rng.normal(size=(20, 20)))
+    H, right = A @ A.T + torch.diag(torch.linspace(1, 1e4, 20, dtype=F64)), torch.tensor(rng.normal(size=20))
+    products = []
+
+    def apply(v):
+        products.append(v)
+        return H @ v
+
+    v, residual, positive = conjugate_gradients(apply, right, 1e-10, 100, lambda r: r / H.diagonal())
+    preconditioned = len(products)
+    assert positive
+    assert residual <= 1e-10
+    assert torch.allclose(v, torch.linalg.solve(H, right), rtol=1e-7)
+    conjugate_gradients(apply, right, 1e-10, 100)
+    assert preconditioned < len(products) - preconditioned
+    v, _, positive = conjugate_gradients(lambda v: -v, right, 1e-10, 10)
+    assert not positive
+    assert torch.equal(v, right)
+
+
+def test_the_memory_is_bfgs():
+    """Its direction is that of the matrix of BFGS with the same pairs, on all and on some coordinates."""
+    rng = np.random.default_rng(2)
+    H = torch.tensor(np.diag([1.0, 2.0, 3.0, 4.0, 5.0]) + 0.1)
+    memory = Memory()
+    assert memory.direction(torch.ones(5, dtype=F64), torch.ones(5, dtype=torch.bool)) is None
+    pairs = [torch.tensor(rng.normal(size=5)) for _ in range(3)]
+    for s in pairs:
+        memory.update(s, H @ s)
+    gradient = torch.tensor(rng.normal(size=5))
+    for free in (torch.ones(5, dtype=torch.bool), torch.tensor([True, True, False, True, True])):
+        chosen = [(s[free], (H @ s)[free]) for s in pairs]
+        assert all(float(s @ y) > 0 for s, y in chosen)
+        s, y = chosen[-1]
+        B = torch.eye(int(free.sum()), dtype=F64) * float(y @ y) / float(s @ y)
+        for s, y in chosen:
+            B = B - torch.outer(B @ s, B @ s) / (s @ B @ s) + torch.outer(y, y) / (s @ y)
+        expected = torch.zeros(5, dtype=F64)
+        expected[free] = -torch.linalg.solve(B, gradient[free])
+        assert torch.allclose(memory.direction(gradient, free), expected, rtol=1e-10)
+    memory.replace(H, torch.arange(5), 5)
+    everywhere = torch.ones(5, dtype=torch.bool)
+    assert torch.allclose(memory.direction(gradient, everywhere), -torch.linalg.solve(H, gradient))
+    memory.update(pairs[0], H @ pairs[0])
+    assert torch.allclose(memory.direction(gradient, everywhere), -torch.linalg.solve(H, gradient))
+    memory.update(pairs[0], -pairs[0])
+    assert len(memory.moves) == 1
+
+
+def test_the_shortest_combination():
+    rows = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [0.0, 5.0]], dtype=F64)
+    assert torch.allclose(shortest_combination(rows), torch.tensor([0.0, 1.0], dtype=F64), atol=1e-6)
+    assert float(shortest_combination(torch.cat([rows, -rows])).norm()) < 1e-6
+
+
+# The lower level
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_lower_level_against_scipy(seed):
+    A, b, _, _ = data(seed=seed)
+    signs = b.sign()
+    problem = meha.Problem(
+        lambda x, y: y.sum(), lambda x, y: torch.nn.functional.softplus(-signs * (A @ y)).sum() + x.exp() * y.square().sum()
+    )
+    x, y = torch.tensor(-2.0, dtype=F64), torch.zeros(8, dtype=F64)
+    _, response, _ = value_at(problem, x, y)
+    M, s = A.numpy(), signs.numpy()
+    expected = minimize(
+        lambda y: np.logaddexp(0, -s * (M @ y)).sum() + math.exp(-2) * y @ y,
+        np.zeros(8),
+        jac=lambda y: M.T @ (-s / (1 + np.exp(s * (M @ y)))) + 2 * math.exp(-2) * y,
+        tol=1e-12,
+    )
+    assert np.abs(response.y.numpy() - expected.x).max() < 1e-6
+    assert response.error < 1e-10
+
+
+def test_a_quadratic_is_recognised_and_factorised_once():
+    problem = least_squares(penalty=lambda x, y: 0.5 * y @ y - x.square().sum() * y[0])
+    x, y = torch.tensor([0.5], dtype=F64), torch.ones(8, dtype=F64)
+    _, _, lower = value_at(problem, x, y)
+    assert lower.hessians.quadratic
+    counts = lower.oracle.counts
+    for k in range(3):
+        before = counts.hvp
+        with torch.no_grad():
+            response = lower.solve(lower.flat_x.at(x + k), y.clone())
+        assert response.solved
+        assert counts.hvp - before <= 2  # no new Hessian, which takes 8
+
+
+def test_a_hessian_that_varies_with_y_is_not_taken_for_constant():
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).cosh().sum() + 0.05 * y.square().sum())
+    _, response, lower = value_at(problem, torch.tensor([2.0], dtype=F64), torch.zeros(3, dtype=F64))
+    assert not lower.hessians.quadratic
+    y = response.y
+    assert float(((y - 2.0).sinh() + 0.1 * y).abs().max()) < 1e-9
+
+
+def test_saddles_are_left():
+    """f = (y^2 - 1)^2 from the saddle y = 0 in one coordinate, and from the side in the other."""
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: ((y.square() - 1).square()).sum() + 0 * x.sum())
+    _, response, _ = value_at(problem, torch.ones(1, dtype=F64), torch.tensor([0.0, 0.1], dtype=F64))
+    assert torch.allclose(response.y.abs(), torch.ones(2, dtype=F64))
+
+
+def test_large_lower_levels_use_conjugate_gradients(monkeypatch):
+    """With and without dense Hessians: the same solution and hypergradient."""
+    A, b, _, _ = data()
+    problem = meha.Problem(
+        lambda x, y: (y - 0.1).square().sum(),
+        lambda x, y: torch.nn.functional.softplus(-b.sign() * (A @ y)).mean() + 0.5 * (x.exp() * y.square()).sum(),
+        nonsmooth=L1(0.02),
+        x_set=Box(-4.0, 2.0),
+    )
+    x, y = torch.full((8,), -3.0, dtype=F64), torch.zeros(8, dtype=F64)
+    dense, _, lower = value_at(problem, x, y)
+    assert lower.factor is not None
+    import dataclasses
+
+    from meha.methods.newton import lower as module
+
+    monkeypatch.setattr(module, "TUNING", dataclasses.replace(module.TUNING, dense=0))
+    iterated, _, lower = value_at(problem, x, y)
+    assert lower.factor is None
+    assert torch.allclose(dense.y, iterated.y, atol=1e-9)
+    assert torch.allclose(dense.gradient, iterated.gradient, rtol=1e-6, atol=1e-10)
+    engine = engine_on(problem, x, y)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert "no negative curvature met" in engine.verdict.message
+
+
+# Hypergradients, against differences of exact solves
+
+
+def soft(x):
+    return x.exp()
+
+
+TERMS = {
+    "lasso, one weight": (L1(soft), None, 1),
+    "lasso, weights": (L1(soft), None, 8),
+    "elastic net": (ElasticNet(lambda x: x[:8].exp(), lambda x: x[8:].exp()), None, 16),
+    "group lasso": (GroupL2([2, 3, 3], soft), None, 3),
+    "sparse groups": (SparseGroup([2, 3, 3], lambda x: x[0].exp(), lambda x: x[1:].exp()), None, 4),
+    "non-negative lasso": (NonNegativeL1(soft), None, 8),
+    "SCAD": (SCAD(soft, a=5.0), None, 8),
+    "MCP": (MCP(soft, a=5.0), None, 8),
+    "lasso in a box": (L1(soft), Box(-0.8, 0.8), 8),
+    "groups, non-negative": (GroupL2([2, 3, 3], soft), NonNegative(), 3),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_hypergradients_of_terms(name):
+    term, y_set, size = TERMS[name]
+    problem = least_squares(term, y_set)
+    x = torch.linspace(-2.2, -1.6, size, dtype=F64) + (1.5 if isinstance(term, GroupL2) else 0.0)
+    value, response, _ = value_at(problem, x, torch.zeros(8, dtype=F64))
+    free = response.face.index.numel()
+    assert 0 < free < 8
+    check_differences(problem, x, value)
+
+
+@pytest.mark.parametrize(
+    "y_set", [Box(-0.5, 0.9), NonNegative(), LinfBall(0.7), Simplex(2.0), AffineSet(torch.ones(1, 8), torch.ones(1))]
+)
+def test_hypergradients_of_sets(y_set):
+    problem = least_squares(None, y_set, penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum() - 0.1 * x @ y)
+    x = torch.linspace(-2.0, -1.0, 8, dtype=F64)
+    start = y_set.project(torch.zeros(8, dtype=F64))
+    value, response, _ = value_at(problem, x, start)
+    held = 8 - response.face.index.numel() + (0 if response.face.rows is None else len(response.face.rows))
+    assert 0 < held < 8
+    check_differences(problem, x, value)
+
+
+def check_differences(problem, x, value):
+    h = 1e-6
+    for i in range(len(x)):
+        move = torch.zeros_like(x)
+        move[i] = h
+        ends = [value_at(problem, x + sign * move, value.y)[0].F for sign in (1, -1)]
+        assert float(value.gradient[i]) == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=1e-4, abs=1e-8)
+    expected = value_at(problem, x, 0.5 * value.y)[0] if problem.y_set is None else value  # another start, the same solution
+    assert torch.allclose(expected.gradient, value.gradient, rtol=1e-6, atol=1e-10)
+
+
+# Whole runs
+
+
+def test_ridge_with_a_penalty_for_each_feature_against_scipy():
+    A, b, A_val, b_val = data()
+    x_set = Box(-6.0, 4.0)
+    problem = least_squares(penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum(), x_set=x_set)
+    solution = meha.solve(problem, torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64))
+    assert confirmed(solution)
+    G, c = (A.T @ A / 30).numpy(), (A.T @ b / 30).numpy()
+    M, t = A_val.numpy(), b_val.numpy()
+
+    def exact(x):
+        return np.linalg.solve(G + np.diag(np.exp(x)), c)
+
+    def F(x):
+        return 0.5 * np.square(M @ exact(x) - t).mean()
+
+    x = solution.x.numpy()
+    assert np.abs(solution.y.numpy() - exact(x)).max() < 1e-8
+    found = minimize(F, np.zeros(8), method="L-BFGS-B", bounds=[(-6, 4)] * 8, options={"ftol": 1e-15, "gtol": 1e-10})
+    assert solution.upper == pytest.approx(F(x), rel=1e-10)
+    assert solution.upper <= found.fun * (1 + 1e-7)
+    assert bool(((solution.x == -6) | (solution.x == 4)).any())  # bounds take part
+
+
+def test_logistic_with_one_penalty_against_scipy():
+    A, b, A_val, b_val = (part.numpy() for part in data(n=40, seed=3))
+    s, s_val = np.sign(b), np.sign(b_val)
+
+    def lower(x):
+        def loss(y):
+            return np.logaddexp(0, -s * (A @ y)).mean() + 0.5 * math.exp(x) * y @ y
+
+        def slope(y):
+            return A.T @ (-s / (1 + np.exp(s * (A @ y)))) / len(s) + math.exp(x) * y
+
+        return minimize(loss, np.zeros(8), jac=slope, method="BFGS", options={"gtol": 1e-12}).x
+
+    best = minimize_scalar(
+        lambda x: np.logaddexp(0, -s_val * (A_val @ lower(x))).mean(), bounds=(-8, 2), options={"xatol": 1e-7}
+    )
+    tensors = [torch.tensor(part) for part in (A, s, A_val, s_val)]
+    softplus = torch.nn.functional.softplus
+    problem = meha.Problem(
+        lambda x, y: softplus(-tensors[3] * (tensors[2] @ y)).mean(),
+        lambda x, y: softplus(-tensors[1] * (tensors[0] @ y)).mean() + 0.5 * (x.exp() * y * y).sum(),
+    )
+    solution = meha.solve(problem, torch.zeros((), dtype=F64), torch.zeros(8, dtype=F64))
+    assert confirmed(solution)
+    assert float(solution.x) == pytest.approx(best.x, abs=1e-4)
+    assert solution.upper == pytest.approx(best.fun, rel=1e-9)
+    assert solution.counts.hvp > 0
+
+
+def test_hundreds_of_weights():
+    """The lasso with a weight for each of 200 features: converged, at a point where F is stationary."""
+    rng = np.random.default_rng(0)
+    A, A_val = torch.tensor(rng.normal(size=(2, 60, 200)))
+    b, b_val = (M[:, :6].sum(1) + 0.3 * torch.tensor(rng.normal(size=60)) for M in (A, A_val))
+    problem = meha.Problem(
+        lambda x, y: 0.5 * (A_val @ y - b_val).square().mean(),
+        lambda x, y: 0.5 * (A @ y - b).square().mean(),
+        nonsmooth=L1(soft),
+        x_set=Box(-5.0, 1.0),
+    )
+    solution = meha.solve(problem, torch.full((200,), -1.0, dtype=F64), torch.zeros(200, dtype=F64))
+    assert confirmed(solution)
+    start = float(problem.upper(None, torch.zeros(200, dtype=F64)))
+    assert solution.upper < 0.05 * start
+    value, _, _ = value_at(problem, solution.x, solution.y)
+    free = (solution.x > -5) & (solution.x < 1)
+    assert float(value.gradient[free].norm()) < 1e-4 * value.size
+
+
+@pytest.mark.parametrize("x_set", [Simplex(), L2Ball(0.5)])
+def test_other_sets_of_x(x_set):
+    """Projected gradients: y = x, so that the answer is the projection of the target."""
+    target = torch.tensor([0.7, 0.5, -0.4], dtype=F64)
+    problem = meha.Problem(
+        lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum() + (y - x).pow(4).sum(), x_set=x_set
+    )
+    x0 = x_set.project(torch.zeros(3, dtype=F64))
+    solution = meha.solve(problem, x0, torch.zeros(3, dtype=F64), max_steps=100)
+    assert confirmed(solution)
+    assert torch.allclose(solution.x, x_set.project(target), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_precisions(dtype):
+    problem = meha.problems.strong_convex(5, dtype=dtype)
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert confirmed(solution)
+    assert solution.x.dtype == solution.y.dtype == dtype
+    assert problem.error(solution.x, solution.y) < (1e-4 if dtype == torch.float32 else 1e-9)
+
+
+def test_units_do_not_matter():
+    """x in units from 1e-3 to 1e3: the curvature is measured before convergence is claimed."""
+    units = torch.logspace(-3, 3, 5, dtype=F64)
+    target = torch.linspace(1, 2, 5, dtype=F64)
+    mix = torch.eye(5, dtype=F64) + 0.2
+    problem = meha.Problem(lambda x, y: (y - target).square().sum(), lambda x, y: (mix @ y - x / units).square().sum())
+    solution = meha.solve(problem, torch.zeros(5, dtype=F64), torch.zeros(5, dtype=F64))
+    assert confirmed(solution)
+    assert torch.allclose(solution.x / units, mix @ target, rtol=1e-5)
+
+
+# Verdicts
+
+
+def test_a_singular_hessian_is_left_to_the_continuation():
+    problem = meha.problems.merely_convex(3)
+    engine = engine_on(problem, problem.x0, problem.y0)
+    assert engine.verdict.status is meha.Status.BROKE_DOWN
+    assert engine.verdict.message == "The lower Hessian is singular on the face of y."
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert solution.report["engine"].startswith("continuation; second order: The lower Hessian is singular on the face of y.")
+    assert problem.error(solution.x, solution.y) < 1e-5
+
+
+def test_a_y_that_is_not_unique_is_not_called_converged():
+    """f determines the product of y only; F depends on the product, so the hypergradient exists, but no strict minimum."""
+    problem = meha.Problem(
+        lambda x, y: (y[0] * y[1] - 2).square() + 0.1 * x.square().sum(), lambda x, y: (y[0] * y[1] - x.sum()).square()
+    )
+    engine = engine_on(problem, torch.ones(1, dtype=F64), torch.tensor([1.0, 2.0], dtype=F64))
+    assert engine.verdict.status is meha.Status.FINISHED
+    assert "singular on the face of y" in engine.verdict.message
+    assert float(engine.now.x) == pytest.approx(2 / 1.1, rel=1e-5)
+
+
+def test_a_lower_level_without_a_minimum_breaks_down():
+    problem = meha.Problem(lambda x, y: y.square().sum() + x.square().sum(), lambda x, y: (x * y).sum())
+    engine = engine_on(problem, torch.ones(2, dtype=F64), torch.ones(2, dtype=F64))
+    assert engine.verdict.status is meha.Status.BROKE_DOWN
+
+
+def test_a_wrong_valley_is_left_to_the_continuation():
+    """The engine ends in the valley of its start; the search finds others, and passes find the answer."""
+    problem = meha.problems.sine(10)
+    engine = engine_on(problem, problem.x0, problem.y0)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert float(engine.now.F) > 10
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert problem.error(solution.x, solution.y) < 1e-5
+    assert solution.report["engine"].startswith("continuation; second order: Relative hypergradient")
+    assert solution.report["starts"].startswith("second order: F = ")
+
+
+def test_functions_without_second_derivatives_are_left_to_the_continuation():
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, z):
+            ctx.save_for_backward(z)
+            return z.square()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    problem = meha.Problem(lambda x, y: (y - 2).square().sum() + (x - 1).square().sum(), lambda x, y: Once.apply(y - x).sum())
+    solution = meha.solve(problem, torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64))
+    assert solution.status is meha.Status.CONVERGED
+    assert torch.allclose(solution.x, torch.full((2,), 1.5, dtype=F64), rtol=1e-5)
+    assert solution.report["engine"].startswith("continuation; second order: ")
+
+
+def test_the_engine_can_be_left_out():
+    problem = meha.problems.strong_convex(3)
+    solution = meha.solve(problem, problem.x0, problem.y0, Continuation(second_order=False))
+    assert solution.counts.hvp == 0
+    assert solution.report["engine"] == "continuation"
+
+
+def test_the_budget_of_the_engine():
+    """Hessians count row by row; the engine leaves more than half to the continuation, and no run exceeds the whole."""
+    problem = least_squares(penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum(), x_set=Box(-6.0, 4.0))
+    x0, y0 = torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64)
+    solution = meha.solve(problem, x0, y0, Continuation(max_gradients=100))
+    assert solution.status is not meha.Status.CONVERGED
+    assert "It took all gradients that it may" in solution.report["engine"]
+    assert solution.counts.hvp + solution.counts.lower < 200  # those that probe the problem are taken in any case
+    assert meha.solve(problem, x0, y0, Continuation(max_gradients=2000)).status is meha.Status.CONVERGED
+
+
+def test_a_maximum_of_the_hyper_objective_is_left():
+    """The hypergradient is zero at the start, a maximum in x."""
+    problem = meha.Problem(lambda x, y: y.cos().sum(), lambda x, y: (y - x).square().sum())
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert confirmed(solution)
+    assert solution.upper == pytest.approx(-1.0)
+
+
+def test_a_kink_of_the_hyper_objective():
+    """With y = max(x, 0), F(x) = y + (x^2 + 1) / 2: its slope jumps from x to x + 1 at x = 0, where y leaves its bound."""
+    problem = meha.Problem(
+        lambda x, y: y.sum() + 0.5 * (x + 1).square().sum() - x.sum(),
+        lambda x, y: 0.5 * (y - x).square().sum(),
+        y_set=NonNegative(),
+    )
+    solution = meha.solve(problem, torch.full((1,), 0.7, dtype=F64), torch.zeros(1, dtype=F64))
+    assert abs(float(solution.x)) < 1e-5
+    assert confirmed(solution)
+    assert "at a kink" in solution.message
+
+
+def test_a_weakly_held_y_does_not_hide_a_descent():
+    """At the start y = 0 is held with a zero multiplier, and the hypergradient of that face is zero; F falls as y moves."""
+    problem = meha.Problem(
+        lambda x, y: (y - 1).square().sum() + 0.5 * x.square().sum(),
+        lambda x, y: 0.5 * (y - x).square().sum(),
+        y_set=NonNegative(),
+    )
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert confirmed(solution)
+    assert float(solution.x) == pytest.approx(2 / 3, rel=1e-5)
+
+
+def test_the_optimum_at_infinity():
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).square().sum())
+    engine = engine_on(problem, torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.verdict.status is meha.Status.AT_INFINITY
+
+
+@pytest.mark.parametrize("objective", ["lower", "x"])
+def test_objectives_that_ignore_a_variable(objective):
+    ones = torch.ones(2, dtype=F64)
+
+    def square(z):
+        return z.square().sum()
+
+    problems = {
+        "lower": meha.Problem(lambda x, y: square(x - y), lambda x, y: square(x - y.detach())),
+        "x": meha.Problem(lambda x, y: square(y - 2), lambda x, y: square(y - 1)),
+    }
+    with pytest.raises(ValueError, match=f"^{objective}: "):
+        Continuation().start(problems[objective], ones, 2 * ones).step()
+
+
+def test_the_report_splits_the_time():
+    problem = meha.problems.lasso(20)
+    run = Continuation().start(problem, problem.x0, problem.y0)
+    assert run.method.report(run) == {}
+    while run.verdict is None:
+        run.step()
+    report, clock = run.method.report(run), run.state.course.levels.clock
+    assert "in the objectives" in report["time"]
+    assert "in linear algebra" in report["time"]
+    assert 0 < clock.functions + clock.algebra <= clock.seconds <= run.seconds
+    assert "coordinates of y can move" in report["course"]
+    assert "relative hypergradient" in report["accuracy"]
+    assert report["engine"] == "second order"
+
+
+# Hessians
+
+
+def hessian_of(function, x, y):
+    return torch.autograd.functional.hessian(lambda y: function(x, y), y)
+
+
+@pytest.mark.parametrize(
+    ("change", "products"),
+    [(lambda x, y: (x.exp() * y.square()).sum(), 2), (lambda x, y: x.sum() * (y[:4] @ y[4:]).square(), 8)],
+    ids=["diagonal", "dense"],
+)
+def test_hessians_by_the_pattern_of_their_changes(change, products):
+    A, b, _, _ = data()
+
+    def lower(x, y):
+        return (A @ y - b).square().mean() + change(x, y)
+
+    problem = meha.Problem(lambda x, y: y.sum(), lower)
+    level = lower_of(problem, torch.zeros(8, dtype=F64), torch.ones(8, dtype=F64))
+    hessians = Hessians(level.eps)
+    for k in range(4):
+        x, y = torch.linspace(0.1, 0.3, 8, dtype=F64) * (k + 1), torch.ones(8, dtype=F64)
+        with torch.no_grad():
+            at = level.expand(level.flat_x.at(x), y)
+            before = level.oracle.counts.hvp
+            found = hessians.at(at)
+        assert torch.allclose(found, hessian_of(lower, x, y), atol=1e-12)
+        if k > 1:
+            assert level.oracle.counts.hvp - before == products
+    assert hessians.dense == (products == 8)
+
+
+def test_a_pattern_that_breaks_is_noticed():
+    """The change is diagonal until x is large."""
+
+    def lower(x, y):
+        return (x * y.square()).sum() + (x[0] - 2).clamp(min=0) * y[0] * y[1] + y[0] * y[1]
+
+    problem = meha.Problem(lambda x, y: y.sum(), lower)
+    level = lower_of(problem, torch.ones(8, dtype=F64), torch.ones(8, dtype=F64))
+    hessians = Hessians(level.eps)
+    for k in range(5):
+        x, y = torch.full((8,), 1.0 + k / 2, dtype=F64), torch.ones(8, dtype=F64)
+        with torch.no_grad():
+            found = hessians.at(level.expand(level.flat_x.at(x), y))
+        assert torch.allclose(found, hessian_of(lower, x, y), atol=1e-12)
+
+
+def test_groups_of_columns():
+    pattern = torch.zeros(40, 40, dtype=torch.bool)
+    for i in range(39):
+        pattern[i, i + 1] = pattern[i + 1, i] = pattern[i, i] = True
+    group = colours(pattern)
+    assert int(group.max()) + 1 <= 4
+    for row in pattern:
+        members = group[row].tolist()
+        assert len(members) == len(set(members))
+
+
+@pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems.group_lasso])
+def test_restored_bit_for_bit(make):
+    problem = make(20) if make is not meha.problems.group_lasso else least_squares(GroupL2([2, 3, 3], soft))
+    x0, y0 = (
+        (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
+    )
+    whole, other = (Continuation().start(problem, x0, y0) for _ in range(2))
+    whole.step()
+    buffer = io.BytesIO()
+    torch.save(whole.state_dict(), buffer)
+    buffer.seek(0)
+    other.step()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    steps = 0
+    while whole.verdict is None and steps < 50:
+        assert dict(whole.step()) == dict(other.step())
+        assert torch.equal(whole.x, other.x)
+        assert torch.equal(whole.y, other.y)
+        steps += 1
+    assert steps
+    assert whole.verdict == other.verdict
+    assert whole.counts == other.counts
