@@ -118,7 +118,7 @@ class Judgement:
         self._learn(search, evidence)
         self.results = [self._polished(result, search, evidence)]
         self._look_beyond(0)
-        if self.results[0].verdict.status is not Status.CONVERGED or self._promising(self.results[0]):
+        if self.results[0].verdict.status is not Status.CONVERGED or self._surpassed(self.results[0]):
             self.results = [result]
             return False
         return True
@@ -210,6 +210,11 @@ class Judgement:
                 humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
                 found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
         return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
+
+    def _surpassed(self, result: Result) -> bool:
+        """Whether F is clearly less at one of some other x."""
+        least = result.F - TUNING.better * max(result.spread, 0.0)
+        return any(F < least for F, _, _ in self._promising(result))
 
     def _confirm(self, i: int, scales: Scales) -> None:
         """Where several solutions were found, and the best of them once, plan passes that may find it again."""
