@@ -214,7 +214,7 @@ class Judgement:
     def _surpassed(self, result: Result) -> bool:
         """Whether F is clearly less at one of some other x."""
         least = result.F - TUNING.better * max(result.spread, 0.0)
-        return any(F < least for F, _, _ in self._promising(result))
+        return any(least > F for F, _, _ in self._promising(result))
 
     def _confirm(self, i: int, scales: Scales) -> None:
         """Where several solutions were found, and the best of them once, plan passes that may find it again."""
