@@ -1,16 +1,21 @@
-"""Newton beside hand-written solvers and the default, on users' problems and on the tuning half of the collection.
+"""The default beside hand-written solvers, on users' problems and on the collection.
 
-    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians default] [--limit 60] [--page]
+    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians] [--only lasso] [--before FOLDER] [--page]
 
 Times are processor seconds of one run, after a warm-up; those of one row are taken one after another, so that ratios hold on a
-busy machine. Results go to benchmarks/results/newton.json (--page: without a run), the first table to docs/newton.md.
+busy machine. ``--before`` also runs the default of another version, whose package lies in FOLDER, for at most 60 s on each
+problem. Results go to benchmarks/results/newton.json (--page: without a run), the tables to docs/newton.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -29,7 +34,7 @@ BEGIN, END = "<!-- table: written by benchmarks/newton.py -->", "<!-- end of tab
 STOPPED = str(meha.Status.STOPPED)
 ROUNDS = 5
 LONGEST = 60.0
-"""Seconds after which a run of Newton is stopped."""
+"""Seconds after which a run is stopped."""
 
 
 class Limit:
@@ -42,11 +47,9 @@ class Limit:
         return meha.Verdict(meha.Status.STOPPED, "out of time") if time.process_time() > self.last else None
 
 
-def outcome(
-    problem: meha.Problem, x0: torch.Tensor, y0: torch.Tensor, method: meha.Method | None, limit: float
-) -> dict[str, Any]:
+def outcome(problem: meha.Problem, x0: torch.Tensor, y0: torch.Tensor, method: meha.Method | None = None) -> dict[str, Any]:
     """One run of a method, or of the default."""
-    solution, seconds = clocked(lambda: meha.solve(problem, x0, y0, method, max_steps=100_000, callbacks=Limit(limit)))
+    solution, seconds = clocked(lambda: meha.solve(problem, x0, y0, method, max_steps=100_000, callbacks=Limit(LONGEST)))
     counts = solution.counts
     return {
         "seconds": seconds,
@@ -55,35 +58,45 @@ def outcome(
         "steps": solution.steps,
         "work": [counts.upper, counts.lower, counts.hvp],
         "time": solution.report.get("time", ""),
+        "engine": solution.report.get("engine", ""),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "x": solution.x,
         "y": solution.y,
     }
 
 
-def measure_cases(before: dict[str, Any]) -> dict[str, Any]:
+def by_another_way(problem: meha.Problem, way: Any) -> dict[str, Any]:
+    (x, y), seconds = clocked(way)
+    return {"seconds": seconds, "F": float(problem.upper(x, y))}
+
+
+def measure_cases(results: dict[str, Any], only: str, before: str) -> None:
+    """Each row is saved when it is done."""
     for name in ("ridge, diabetes, 10 penalties", "elastic net 100 x 300, 300 weights"):  # first calls load parts of torch
         case = CASES[name]()
         case.by_hand()
-        outcome(case.problem, case.x0, case.y0, meha.Newton(), LONGEST)
-    rows = {}
+        outcome(case.problem, case.x0, case.y0)
     for name, make in CASES.items():
+        if only not in name:
+            continue
         case = make()
-        (x, y), seconds = clocked(case.by_hand)
-        hand = {"seconds": seconds, "F": float(case.problem.upper(x, y))}
-        newton = _plain(outcome(case.problem, case.x0, case.y0, meha.Newton(), LONGEST))
-        rows[name] = {**before.get(name, {}), "by hand": hand, "Newton": newton}
-        print(name, hand, newton, flush=True)
-    return rows
-
-
-def measure_default(results: dict[str, Any], limit: float) -> None:
-    """The default on the cases, saved row by row, for it takes long."""
-    for name, make in CASES.items():
-        case = make()
-        row = _plain(outcome(case.problem, case.x0, case.y0, meha.Continuation(), limit))
-        results.setdefault("cases", {}).setdefault(name, {})["Continuation"] = row
+        row = results.setdefault("cases", {}).setdefault(name, {})
+        row["solve"] = _plain(outcome(case.problem, case.x0, case.y0))
+        row["by hand"] = by_another_way(case.problem, case.by_hand)
+        row["others"] = {other: by_another_way(case.problem, way) for other, way in case.others.items()}
+        if "lasso" in name:
+            row["others"]["IGJO"] = _plain(outcome(case.problem, case.x0, case.y0, meha.IGJO()))
+        if before:
+            row["before"] = _elsewhere(before, name)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(name, row, flush=True)
+
+
+def _elsewhere(folder: str, name: str) -> dict[str, Any]:
+    """A run of the default of another version, in a process of its own."""
+    command = [sys.executable, __file__, "--alone", name]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def bounds_of(problem: meha.Problem) -> tuple[Any, Any] | None:
@@ -95,16 +108,17 @@ def bounds_of(problem: meha.Problem) -> tuple[Any, Any] | None:
     return (-torch.inf, torch.inf) if problem.x_set is None else None
 
 
-def measure_collection() -> dict[str, Any]:
+def measure_collection(only: str) -> dict[str, Any]:
+    """The gentle problems, with the dense baseline where it can be used, and with the first-order engine alone."""
     rows = {}
-    for entry in meha.problems.collection("tuning"):
+    for entry in meha.problems.collection():
+        if only not in entry.name:
+            continue
         problem = entry.make()
         row: dict[str, Any] = {}
-        try:
-            run = outcome(problem, problem.x0, problem.y0, meha.Newton(), LONGEST)
-            row["Newton"] = {**_plain(run), "error": problem.error(run["x"], run["y"])}
-        except ValueError as error:
-            row["Newton"] = {"status": f"refused: {error}"}
+        for kind, method in (("solve", None), ("first order", meha.Continuation(second_order=False))):
+            run = outcome(problem, problem.x0, problem.y0, method)
+            row[kind] = {**_plain(run), "error": problem.error(run["x"], run["y"])}
         limits = bounds_of(problem)
         if problem.nonsmooth is None and problem.y_set is None and limits is not None:
             try:
@@ -168,66 +182,73 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def table(cases: dict[str, Any]) -> str:
     """The results on users' problems as Markdown."""
     lines = [
-        "| problem | by hand | `Newton` | | `Continuation` | F by hand, `Newton`, `Continuation` |",
-        "|---|---|---|---|---|---|",
+        "| problem | by hand | `solve` | | before | F by hand, `solve`, before | others |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, row in cases.items():
-        hand, newton, default = row["by hand"], row["Newton"], row.get("Continuation", {})
-        ratio = f"{newton['seconds'] / hand['seconds']:.2g} times"
-        other = f"{default['seconds']:.3g} s, {default['status']}" if default else ""
-        other = "stopped" if default.get("status") == STOPPED else other
-        values = ", ".join(f"{part['F']:.6g}" for part in (hand, newton, default) if part.get("status") != STOPPED and part)
-        times = f"{hand['seconds']:.3f} s | {newton['seconds']:.3f} s, {newton['status']}"
-        lines.append(f"| {name} | {times} | {ratio} | {other} | {values} |")
+        if "solve" not in row:
+            continue
+        hand, own, before = row["by hand"], row["solve"], row.get("before", {})
+        ratio = f"{own['seconds'] / hand['seconds']:.2g} times"
+        past = f"{before['seconds']:.3g} s, {before['status']}" if before else ""
+        values = ", ".join(f"{part['F']:.6g}" for part in (hand, own, before) if part)
+        others = "; ".join(f"{other} {part['seconds']:.3g} s, F {part['F']:.6g}" for other, part in row["others"].items())
+        times = f"{hand['seconds']:.3f} s | {own['seconds']:.3f} s, {own['status']}"
+        lines.append(f"| {name} | {times} | {ratio} | {past} | {values} | {others} |")
     return "\n".join(lines)
 
 
 def summary(results: dict[str, Any]) -> str:
     """The results on the collection, and the Hessians."""
     lines = []
-    if "collection" in results:
-        rows = results["collection"]
-        for kind in ("Newton", "by hand"):
-            done = {name: row[kind] for name, row in rows.items() if "error" in row.get(kind, {})}
-            for part, names in (("all", set(rows)), ("of the baseline", {name for name in rows if "by hand" in rows[name]})):
-                chosen = [row for name, row in done.items() if name in names]
-                solved = [sum(row["error"] <= level for row in chosen) for level in (1e-3, 1e-5)]
-                if chosen:
-                    middle = statistics.median(row["seconds"] for row in chosen)
-                    lines.append(
-                        f"{kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s"
-                    )
+    rows = {name: row for name, row in results.get("collection", {}).items() if "solve" in row}
+    for kind in ("solve", "first order", "by hand"):
+        for part, names in (("all", set(rows)), ("of the baseline", {name for name in rows if "by hand" in rows[name]})):
+            chosen = [rows[name][kind] for name in names if "error" in rows[name].get(kind, {})]
+            solved = [sum(row["error"] <= level for row in chosen) for level in (1e-3, 1e-5)]
+            if chosen:
+                middle = statistics.median(row["seconds"] for row in chosen)
+                lines.append(
+                    f"- {kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s"
+                )
+    for other in ("by hand", "first order"):
         both = [
-            row["Newton"]["seconds"] / row["by hand"]["seconds"]
+            row["solve"]["seconds"] / row[other]["seconds"]
             for row in rows.values()
-            if max(row.get("by hand", {}).get("error", 1), row["Newton"].get("error", 1)) <= 1e-3
+            if max(row.get(other, {}).get("error", 1), row["solve"].get("error", 1)) <= 1e-3
         ]
-        lines.append(
-            f"Newton's time by the baseline's where both solve: median {statistics.median(both):.2f} ({len(both)} problems)"
-        )
+        if both:
+            lines.append(
+                f"- time of `solve` by that of {other}, where both solve: median {statistics.median(both):.2g} ({len(both)})"
+            )
     for n, row in results.get("hessians", {}).items():
-        lines.append(f"n = {n}: " + ", ".join(f"{name} {value:.3g} ms" for name, value in row.items()))
+        lines.append(f"- n = {n}: " + ", ".join(f"{name} {value:.3g} ms" for name, value in row.items()))
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", nargs="*", default=["cases", "collection", "hessians"], help="the default method takes long")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds for the default on each problem")
+    parser.add_argument("--part", nargs="*", default=["cases", "collection", "hessians"])
+    parser.add_argument("--only", default="", help="problems with this in their name")
+    parser.add_argument("--before", default="", help="the folder of another version of the package")
     parser.add_argument("--page", action="store_true", help="write the stored results to the page")
+    parser.add_argument("--alone", default="", help="run the default on one problem, and print the result")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if arguments.alone:
+        case = CASES[arguments.alone]()
+        print(json.dumps(_plain(outcome(case.problem, case.x0, case.y0))))
+        return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if not arguments.page:
-        for part in arguments.part:
-            if part == "default":
-                measure_default(results, arguments.limit)
-            elif part == "cases":
-                results[part] = measure_cases(results.get("cases", {}))
-            else:
-                results[part] = measure_hessians() if part == "hessians" else measure_collection()
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    for part in [] if arguments.page else arguments.part:
+        if part == "cases":
+            measure_cases(results, arguments.only, arguments.before)
+        elif part == "collection":
+            results.setdefault(part, {}).update(measure_collection(arguments.only))
+        else:
+            results[part] = measure_hessians()
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     if "cases" in results:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(before + BEGIN + "\n" + table(results["cases"]) + "\n" + END + rest.partition(END)[2])

@@ -20,13 +20,14 @@ F64 = torch.float64
 
 @dataclass
 class Case:
-    """A problem with its start, and a hand-written solver that returns x and y."""
+    """A problem with its start, a hand-written solver that returns x and y, and other ways to solve it."""
 
     problem: meha.Problem
     x0: Tensor
     y0: Tensor
     by_hand: Callable[[], tuple[Tensor, Tensor]]
     limits: tuple[float, float] | None = field(default=None)
+    others: dict[str, Callable[[], tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 def tensor(array: Any) -> Tensor:
@@ -228,7 +229,136 @@ def lasso(n: int, p: int, kind: str) -> Case:
     term = meha.nonsmooth.ElasticNet(lambda x: x.exp(), ridge) if net else meha.nonsmooth.L1(lambda x: x.exp())
     problem = meha.Problem(lambda x, y: validation(y), lambda x, y: training(y), nonsmooth=term, x_set=meha.sets.Box(*limits))
     x0, y0 = torch.full((size,), top - 1.5, dtype=F64), torch.zeros(p, dtype=F64)
-    return Case(problem, x0, y0, lambda: _lasso_by_hand(A, b, A_val, b_val, x0, limits, ridge if net else 0.0), limits)
+    data = A, b, A_val, b_val
+    others: dict[str, Any] = {}
+    if not net:
+        others["implicit forward"] = lambda: implicit_forward(*data, x0, limits)
+    if size == 1:
+        others["LassoCV"] = lambda: _lasso_cv(*data)
+    return Case(problem, x0, y0, lambda: _lasso_by_hand(*data, x0, limits, ridge if net else 0.0), limits, others)
+
+
+def _lasso_cv(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor) -> tuple[Tensor, Tensor]:
+    """scikit-learn's path of 100 weights, with the validation set as the only fold."""
+    from sklearn.linear_model import LassoCV
+    from sklearn.model_selection import PredefinedSplit
+
+    fold = PredefinedSplit(np.concatenate([np.full(len(A), -1), np.zeros(len(A_val))]))
+    model = LassoCV(cv=fold, fit_intercept=False, tol=1e-10, max_iter=100_000)
+    model.fit(torch.cat([A, A_val]).numpy(), torch.cat([b, b_val]).numpy())
+    weights = np.full(A.shape[1], model.alpha_)
+    return tensor([np.log(model.alpha_)]), _lasso(A.numpy(), b.numpy(), weights, np.zeros_like(weights))
+
+
+def _lasso(X: np.ndarray, t: np.ndarray, w: np.ndarray, start: np.ndarray) -> Tensor:
+    """The lasso with one weight for each feature, by coordinate descent in C."""
+    from sklearn.linear_model import Lasso
+
+    model = Lasso(alpha=1.0, fit_intercept=False, tol=1e-10, max_iter=100_000, warm_start=True)
+    model.coef_ = start * w
+    model.fit(np.asfortranarray(X / w), t)
+    return tensor(model.coef_ / w)
+
+
+def implicit_forward(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Tensor, limits: Any) -> tuple[Tensor, Tensor]:
+    """Coordinate descent below; then forward differentiation of its updates on the support (Bertrand and others, 2020)."""
+    X, t, X_val, t_val = (part.numpy() for part in (A, b, A_val, b_val))
+    n, p = X.shape
+    state = {"y": np.zeros(p)}
+
+    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+        w = np.broadcast_to(np.exp(x), (p,))
+        y = state["y"] = _lasso(X, t, w, state["y"]).numpy()
+        S = np.flatnonzero(y)
+        part, residual = X[:, S], X_val @ y - t_val
+        squares, signs = (part**2).sum(0) / n, np.sign(y[S]) * w[S]
+        jacobian = np.zeros((len(S), 1 if len(x) == 1 else len(S)))
+        image = np.zeros((n, jacobian.shape[1]))
+        for _ in range(1000):
+            largest = 0.0
+            for j in range(len(S)):
+                change = -(part[:, j] @ image) / n / squares[j]
+                if len(x) == 1:
+                    change[0] -= signs[j] / squares[j]
+                else:
+                    change[j] -= signs[j] / squares[j]
+                jacobian[j] += change
+                image += np.outer(part[:, j], change)
+                largest = max(largest, float(np.abs(change).max()))
+            if largest <= 1e-10 * (1 + np.abs(jacobian).max(initial=0.0)):
+                break
+        reduced = jacobian.T @ (X_val[:, S].T @ residual) / len(t_val)
+        gradient = np.zeros(len(x))
+        if len(x) == 1:
+            gradient[:] = reduced
+        else:
+            gradient[S] = reduced
+        return 0.5 * residual @ residual / len(t_val), gradient
+
+    x = lbfgsb(value, x0, limits)
+    value(x.numpy())
+    return x, tensor(state["y"])
+
+
+def sparse_logistic(n: int = 1000, p: int = 10_000) -> Case:
+    """Logistic regression with 10,000 features, 20 of 1,000 non-zero in each row, one penalty; by hand L-BFGS and CG."""
+    rng = np.random.default_rng(0)
+
+    def make() -> tuple[Tensor, Tensor]:
+        columns = rng.integers(0, p, size=(n, p // 500))
+        rows = np.repeat(np.arange(n), p // 500)
+        values = rng.normal(size=columns.size)
+        A = torch.sparse_coo_tensor(np.stack([rows, columns.ravel()]), values, (n, p), dtype=F64).coalesce()
+        return A, torch.sign(torch.sparse.mm(A, truth[:, None])[:, 0] + 0.1 * tensor(rng.normal(size=n)))
+
+    truth = tensor(rng.normal(size=p) * (rng.random(p) < 0.1))
+    (A, b), (A_val, b_val) = make(), make()
+    softplus, limits = torch.nn.functional.softplus, (-15.0, 3.0)
+
+    def loss(M: Tensor, signs: Tensor, y: Tensor) -> Tensor:
+        return softplus(-signs * torch.sparse.mm(M, y[:, None])[:, 0]).mean()
+
+    problem = meha.Problem(
+        lambda x, y: loss(A_val, b_val, y),
+        lambda x, y: loss(A, b, y) + 0.5 * x.exp() * y.square().sum(),
+        x_set=meha.sets.Box(*limits),
+    )
+    x0, y0 = torch.tensor(-5.0, dtype=F64), torch.zeros(p, dtype=F64)
+    return Case(problem, x0, y0, lambda: lbfgs_and_cg(problem, x0, y0, limits), limits)
+
+
+def lbfgs_and_cg(problem: meha.Problem, x0: Tensor, y0: Tensor, limits: Any) -> tuple[Tensor, Tensor]:
+    """scipy's L-BFGS below, conjugate gradients for the implicit gradient, L-BFGS-B above."""
+    from scipy.sparse.linalg import LinearOperator, cg
+
+    state = [y0.numpy().ravel()]
+
+    def lower(x: Tensor, y: np.ndarray) -> tuple[float, np.ndarray]:
+        at = tensor(y).reshape(y0.shape).requires_grad_()
+        f = problem.lower(x, at)
+        return f.item(), torch.autograd.grad(f, at)[0].numpy().ravel()
+
+    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+        at_x = tensor(x).reshape(x0.shape)
+        options = {"maxcor": 30, "maxiter": 5000, "ftol": 1e-16, "gtol": 1e-9}
+        state[0] = minimize(lambda y: lower(at_x, y), state[0], jac=True, method="L-BFGS-B", options=options).x
+        at_x.requires_grad_()
+        y = tensor(state[0]).reshape(y0.shape).requires_grad_()
+        (f_y,) = torch.autograd.grad(problem.lower(at_x, y), y, create_graph=True)
+        F = problem.upper(at_x, y)
+        F_x, F_y = torch.autograd.grad(F, (at_x, y), allow_unused=True)
+
+        def product(v: np.ndarray) -> np.ndarray:
+            return torch.autograd.grad(f_y, y, tensor(v).reshape(y0.shape), retain_graph=True)[0].numpy().ravel()
+
+        n = y.numel()
+        v, _ = cg(LinearOperator((n, n), matvec=product, dtype=float), F_y.numpy().ravel(), rtol=1e-10, maxiter=1000)
+        (through,) = torch.autograd.grad(f_y, at_x, tensor(v).reshape(y0.shape))
+        return F.item(), np.atleast_1d(((0 if F_x is None else F_x) - through).numpy()).ravel()
+
+    x = lbfgsb(value, x0, limits)
+    value(x.numpy().ravel())
+    return x, tensor(state[0]).reshape(y0.shape)
 
 
 def _lasso_by_hand(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Tensor, limits: Any, ridge: float) -> Any:
@@ -344,6 +474,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "elastic net 100 x 600, 600 weights": lambda: lasso(100, 600, "elastic net"),
     "group lasso 100 x 300, 30 weights": lambda: group_lasso(100, 300),
     "group lasso 100 x 600, 60 weights": lambda: group_lasso(100, 600),
+    "sparse logistic, 10,000 unknowns": sparse_logistic,
 }
 
 

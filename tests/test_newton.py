@@ -13,6 +13,7 @@ from meha._oracle import Oracle
 from meha._second_order import Clock, Expansion, Flat
 from meha._variables import Variable
 from meha.methods import Continuation
+from meha.methods._quasi_newton import Pairs
 from meha.methods.newton import Engine, LowerLevel, hypergradient, unknown_faces
 from meha.methods.newton.faces import Faces
 from meha.methods.newton.hessians import Hessians, colours
@@ -616,6 +617,71 @@ def test_the_report_splits_the_time():
     assert "coordinates of y can move" in report["course"]
     assert "relative hypergradient" in report["accuracy"]
     assert report["engine"] == "second order"
+
+
+def test_held_coordinates_are_let_go():
+    """From weights that hold y at zero, where x has no influence: half of the answer needs y free."""
+    problem = meha.problems.lasso(20)
+    x0 = torch.full((20,), 0.2, dtype=F64)
+    engine = engine_on(problem, x0, problem.y0)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert engine.released == 1
+    assert pytest.approx(-0.5, abs=1e-9) == engine.now.F
+    assert confirmed(solution := meha.solve(problem, x0, problem.y0))
+    assert problem.error(solution.x, solution.y) < 1e-6
+
+
+def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation():
+    """At the end f is convex in y, at other x it has two valleys."""
+    problem = meha.Problem(
+        lambda x, y: (x - 2).square().sum() + (y - 0.1).square().sum(),
+        lambda x, y: (0.25 * y.pow(4) + 0.5 * x * y.square() - 0.1 * y).sum(),
+        x_set=Box(-3.0, 3.0),
+    )
+    x0, y0 = torch.full((1,), 1.5, dtype=F64), torch.zeros(1, dtype=F64)
+    engine = engine_on(problem, x0, y0)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert engine.lower.convex(engine.now.x, engine.now.y)
+    assert not engine.lower.convex(torch.full((1,), -2.0, dtype=F64), torch.zeros(1, dtype=F64))
+    solution = meha.solve(problem, x0, y0)
+    assert "upper level first" in solution.report["starts"]
+    assert solution.status is meha.Status.CONVERGED
+
+
+def test_a_memory_with_a_first_guess_is_bfgs():
+    rng = np.random.default_rng(3)
+    A = torch.tensor(rng.normal(size=(4, 4)))
+    guess, H = A @ A.T + torch.eye(4, dtype=F64), torch.diag(torch.arange(1.0, 5.0, dtype=F64))
+    pairs = Pairs(10, inverse=lambda columns: torch.linalg.solve(guess, columns))
+    r = torch.tensor(rng.normal(size=4))
+    assert torch.allclose(pairs.direction(r), -torch.linalg.solve(guess, r))
+    B = guess
+    for _ in range(3):
+        s = torch.tensor(rng.normal(size=4))
+        s = s / s.norm()
+        pairs.add(s, H @ s)
+        B = B - torch.outer(B @ s, B @ s) / (s @ B @ s) + torch.outer(H @ s, H @ s) / (s @ H @ s)
+        assert torch.allclose(pairs.direction(r), -torch.linalg.solve(B, r), rtol=1e-8)
+    pairs.clear()
+    assert pairs.direction(r) is None
+
+
+def test_independent_problems_take_as_many_products_as_one():
+    """Five folds of eight coefficients: the Hessian has blocks, and eight products and a check give all of them."""
+    A, b, _, _ = data(n=50)
+    inside = torch.stack([torch.arange(50) % 5 != k for k in range(5)]).to(F64)
+
+    def losses(y):
+        return torch.nn.functional.softplus(-b.sign() * (y @ A.T))
+
+    problem = meha.Problem(
+        lambda x, y: ((1 - inside) * losses(y)).mean(),
+        lambda x, y: (inside * losses(y)).mean(1).sum() + 0.5 * (x.exp() * y.square()).sum(),
+        x_set=Box(-8.0, 2.0),
+    )
+    engine = engine_on(problem, torch.full((8,), -3.0, dtype=F64), torch.zeros(5, 8, dtype=F64))
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert int(engine.lower.hessians.groups[1].max()) == 7
 
 
 # Hessians

@@ -110,7 +110,8 @@ class Course:
         assert now.response is not None
         at = now.response.at
         levels.curvatures = engine.lower.curvatures(at)
-        judgement.pairs = Pairs.sized(TUNING.pairs, len(now.y), inverse=engine.lower.inverse(at))
+        inverse = engine.lower.inverse(at)
+        judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
         F, spread = levels.upper(now.y)[0], engine.highest - engine.lowest
         judgement.results = [
             Result(SECOND_ORDER, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)

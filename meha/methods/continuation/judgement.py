@@ -107,12 +107,14 @@ class Judgement:
         (result,) = self.results
         search = self._search(result.x, result.y, solved=True, model=model)
         elsewhere = [self.sizes.x0, *self._samples(result.x)][: TUNING.looks]
-        starts = zip(elsewhere if model is not None else [result.x] * TUNING.looks + elsewhere, search.random(), strict=False)
-        if not all(convex(x, y) for x, y in starts):
+        points = itertools.islice(search.random(), 2 * TUNING.looks)
+        if not all(convex(x, y) for x, y in zip(elsewhere, points, strict=False)):
+            return False
+        if model is None and not all(convex(result.x, y) for y in points):
             return False
         evidence = search.run([self.sizes.y0], self._allowed(), most=2)
-        other = model is not None and search.model is None  # f is not what it seemed to be
-        if other or not evidence.certain or evidence.excess or len(search.valleys) > 1:
+        bent = model is not None and search.model is None and not all(convex(result.x, y) for y in points)
+        if bent or not evidence.certain or evidence.excess or len(search.valleys) > 1:
             self.results = [result._replace(evidence=evidence if evidence.excess else None)]
             return False
         self._learn(search, evidence)

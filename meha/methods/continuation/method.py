@@ -1,4 +1,4 @@
-"""Continuation: bilevel problems without hyper-parameters, by quasi-Newton steps on a penalty that grows in stages."""
+"""Continuation: bilevel problems without hyper-parameters, by second-order steps or a penalty that grows in stages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ __all__ = ["Continuation", "ContinuationState"]
 class Continuation(Method):
     """The default method for problems without batches: accurate, independent of units, with nothing to choose.
 
-    With y projected out, the penalised problem has one variable,
+    It has two engines. The first takes second derivatives (:mod:`meha.methods.newton`): Newton steps on the lower level, with
+    dense Hessians or conjugate gradients, on the face of g and Y; hypergradients by the implicit function theorem; quasi-Newton
+    steps in x. Its point is the answer if y is a strict minimum, the curvature of f at random points shows no sign of another
+    valley, and a search of the lower level finds nothing below y. Where the Hessian is singular on the face, the lower level
+    is not convex, or steps fail, the second engine begins at (x0, y0), and the better of all points is the answer. It takes
+    first derivatives only: with y projected out, the penalised problem has one variable,
 
         Phi_c(x) = min_y { F(x, y) + c (f+g)(x, y) } - c min_theta (f+g)(x, theta),
         grad Phi_c(x) = F_x(x, y) + c ( (f+g)_x(x, y) - (f+g)_x(x, theta) ),
 
     which is the penalty of MEHA for gamma to infinity. Each stage minimises Phi_c over X for one c by quasi-Newton steps, whose
     memory of curvature serves the next stage as well; y and theta are found in the same way, with memories of their own, and
-    only as accurately as the stage needs. Only first derivatives are taken.
+    only as accurately as the stage needs.
 
     - c begins where F decides (``upper level first``) and grows fourfold, until x, extrapolated in 1/c, changes by less than
       ``tol``. A second pass begins where f decides (``lower level first``). During later passes, the variables hold the best
@@ -45,18 +50,21 @@ class Continuation(Method):
       possible; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four
       digits are possible, and a smaller ``tol`` is raised to that.
 
-    Memory: up to 300 pairs of the size of y twice (50 with g), as long as these are fewer than 4 million numbers (at least 5).
+    Memory: a dense Hessian on up to 2,000 free coordinates of y; in passes up to 300 pairs of the size of y twice (50 with g),
+    as long as these are fewer than 4 million numbers (at least 5).
 
     Args:
         tol: the relative error of x at which to stop, estimated by how much the extrapolated x changed with the last stage (an
             estimate, not a bound); 0.0 for as accurate as possible.
+        second_order: whether the first engine is used.
         both_starts: whether there is a second pass.
         max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
-            at the start, some 50, are taken in any case). Each of the first two passes may take 45 % of them.
+            at the start, some 50, are taken in any case). A product with the Hessian of f counts as one. The first engine and
+            each of the first two passes may take 45 % of them.
 
-    A step is one quasi-Newton step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``residual`` the norm of the projected gradient of Phi_c, ``c``, and ``run``, the
-    number of the pass.
+    A step is one step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``residual`` the
+    norm of the projected hypergradient or gradient of Phi_c, ``run`` the number of the attempt, and in passes ``gap``
+    (f+g)(x, y) - (f+g)(x, theta) and ``c``.
 
     >>> import torch
     >>> from meha.problem import Problem

@@ -17,7 +17,7 @@ class Tuning:
     probes: int = 4  # power steps for each curvature: a factor of two is good enough
     upper_first: float = 0.1  # first c of the first pass, in units of the balance: F decides
     lower_first: float = 10.0  # first c of the second pass: f decides
-    rough_pairs: int = 20  # memory of the rough lower solve, which measures how far a linear F may draw y
+    rough_pairs: int = 20  # memory of rough lower solves, and of searches that know nothing of the curvature
     rough_steps: int = 50  # upper bound on its steps
     rough: float = 0.1  # reduction of the residual at which it ends
     # Memories
