@@ -87,13 +87,18 @@ class LowerLevel:
             raise BudgetError
         return Expansion(self.oracle, x, y, self.flat_x, self.flat_y, self.clock)
 
+    @property
+    def small(self) -> bool:
+        """Whether y is small enough for a dense Hessian, whatever its face is."""
+        return self.flat_y.size <= TUNING.dense
+
     def solve(self, x: Variable, y: Tensor) -> Response:
         """Minimise f + g over Y at ``x``, from ``y``."""
         at = self.expand(x, y)
         if not math.isfinite(at.value):
             return Response(at, self.faces.at(y), math.inf, solved=False)
         stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
-        first = float(torch.linalg.vector_norm(at.f_y)) if self.flat_y.size > TUNING.dense else 0.0
+        first = 0.0 if self.small else float(torch.linalg.vector_norm(at.f_y))
         attempt = math.inf  # the length of the first step with an old factor
         for _ in range(TUNING.lower_steps):
             at, face = self._identify(at)
@@ -117,7 +122,7 @@ class LowerLevel:
                 if lower is not None:
                     at, last = lower, math.inf
                     continue
-                if self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
+                if self.small and self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
                     self.hessians.at(at)
                 return Response(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
@@ -145,7 +150,7 @@ class LowerLevel:
             self.factor = None
             return None
         index = face.index
-        if index is None or self.hessians.quadratic is not False:
+        if self.small and (index is None or self.hessians.quadratic is not False):
             matrix = self.hessians.at(at)
             matrix = matrix if index is None else matrix[index][:, index]
         else:
