@@ -37,7 +37,7 @@ def made_up(ends):
 def test_every_problem_and_every_method_that_claims_convergence_has_a_cell():
     found = {(cell.case.name, cell.name) for cell in cells()}
     assert found == {(entry.name, method) for entry in collection(group=None) for method in METHODS}
-    assert {cell.setting["starts"] for cell in cells()} == {10}
+    assert {(cell.name, cell.setting["starts"]) for cell in cells()} == {("automatic", 10), ("AdaptiveMEHA", 3)}
     assert {cell.name for cell in cells(methods=frozenset({"AdaptiveMEHA"}))} == {"AdaptiveMEHA"}
 
 
@@ -86,10 +86,10 @@ def test_starts_are_the_given_one_and_random_ones_that_all_methods_share(monkeyp
             measure(cell)
     default, adaptive = (torch.stack([x for name, x, _ in seen if name == kind]) for kind in ("Continuation", "AdaptiveMEHA"))
     assert len(default) == 10
-    assert torch.equal(default, adaptive)
+    assert torch.equal(default[:3], adaptive)
     assert torch.equal(default[0], problem_of("tilted well").x0)
     assert len(default.unique(dim=0)) == 10
-    assert [options for name, _, options in seen if name == "AdaptiveMEHA"] == [{"max_steps": 1000}] * 10
+    assert [options for name, _, options in seen if name == "AdaptiveMEHA"] == [{"max_steps": 1000}] * 3
 
 
 def test_claims_that_are_wrong_are_counted(tmp_path):
