@@ -57,7 +57,7 @@ def main():
     while run.verdict is None:
         run.step()
     names = ("upper level first", "from a lower valley", "back from a higher valley")
-    ends = {end.start: end for end in run.state.course.results}
+    ends = {end.start: end for end in run.state.course.judgement.results}
     figure = draw([ends[name] for name in names])
     options.out.mkdir(parents=True, exist_ok=True)
     for name in ("two_valleys.png", "two_valleys.svg"):
