@@ -14,7 +14,7 @@ class Status(enum.Enum):
     CONVERGED = "converged"
     """The method has evidence that this is a solution: x rests, and y was verified."""
     LOCAL = "local"
-    """At rest, but a better point of the lower level may exist, or was found and could not be used."""
+    """At rest, but a better point of the lower level may exist or was found and could not be used, or a better x may exist."""
     RULE_MET = "rule met"
     """A stopping rule ended the run, often since x and y rest; whether they are a solution was not verified."""
     FINISHED = "finished"
