@@ -84,12 +84,12 @@ def test_starts_are_the_given_one_and_random_ones_that_all_methods_share(monkeyp
 
     monkeypatch.setattr(meha, "solve", solve)
     for cell in cells():
-        if cell.case.name == "tilted well":
+        if cell.case.name == "pitchfork":
             measure(cell)
     default, adaptive = (torch.stack([x for name, x, _ in seen if name == kind]) for kind in ("Continuation", "AdaptiveMEHA"))
     assert len(default) == 10
     assert torch.equal(default[:3], adaptive)
-    assert torch.equal(default[0], problem_of("tilted well").x0)
+    assert torch.equal(default[0], problem_of("pitchfork").x0)
     assert len(default.unique(dim=0)) == 10
     assert [options for name, _, options in seen if name == "AdaptiveMEHA"] == [{"max_steps": 1000}] * 3
 
