@@ -132,7 +132,8 @@ def test_an_automatic_run_goes_on_to_its_own_end_and_knows_no_constants(case, na
     run, found = to_the_end(method, dataclasses.replace(case.problem(2), constants=None))
     assert record["outcome"] == "converged"
     assert record["last"]["step"] == run.k
-    assert record["last"]["gradients"] == record["last"]["work"] == run.counts.upper + run.counts.lower
+    assert record["last"]["gradients"] == run.counts.upper + run.counts.lower
+    assert record["last"]["work"] == record["last"]["gradients"] + run.counts.hvp
     assert max(record["last"]["error x"], record["last"]["error y"]) == pytest.approx(found[-1], rel=1e-3, abs=1e-12)
     assert found[-1] < 1e-3
     assert record["reached"]["step"] == int(np.flatnonzero(found > case.target)[-1]) + 2  # it never leaves again
@@ -287,9 +288,10 @@ def check_rows_without_settings(results, case):
     """They are there, and right."""
     for name in AUTOMATIC:
         record = only(results.get(case, name))
-        assert (record["setting"], record["outcome"]) == ("{}", "converged")
+        assert record["setting"] == "{}"
+        assert record["outcome"] in ("converged", "target")  # the latter where time ran out after the target
         assert max(record["last"]["error x"], record["last"]["error y"]) < 1e-3
-        assert record["reached"]["gradients"] <= record["last"]["gradients"] < 2000
+        assert record["reached"]["gradients"] <= record["last"]["gradients"] < 2500
 
 
 def test_strong_convex(tiny):

@@ -131,10 +131,10 @@ def _probe(y: Tensor) -> Tensor:
 def colours(pattern: Tensor) -> Tensor | None:
     """A group for each column of a symmetric pattern, so that no row has two entries in one group; None if that saves little.
 
-    >>> colours(torch.eye(3, dtype=torch.bool))
-    tensor([0, 0, 0])
-    >>> colours(torch.block_diag(*[torch.ones(2, 2)] * 3).bool())
-    tensor([0, 1, 0, 1, 0, 1])
+    >>> colours(torch.eye(9, dtype=torch.bool))
+    tensor([0, 0, 0, 0, 0, 0, 0, 0, 0])
+    >>> colours(torch.block_diag(*[torch.ones(2, 2)] * 5).bool())
+    tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
     >>> colours(torch.ones(4, 4, dtype=torch.bool)) is None
     True
     """

@@ -129,7 +129,10 @@ def _rates(ends: Ends) -> Table:
         "wrong, %",
         "gradients of f, median",
     ]
-    caption = 'Answers from ten starts, of AdaptiveMEHA from three on every fourth problem. "Wrong y" and "other x" count the runs that say "converged" and are not right.'
+    caption = (
+        "Answers from ten starts, of AdaptiveMEHA from three on every fourth problem."
+        ' "Wrong y" and "other x" count the runs that say "converged" and are not right.'
+    )
     return Table("trust-rates", caption, columns, rows)
 
 
