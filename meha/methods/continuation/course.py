@@ -18,6 +18,7 @@ from meha.methods._curvatures import describe
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 from meha.methods._verification import Evidence, Search
+from meha.methods.continuation.anew import compare, respond, select, told
 from meha.methods.continuation.passes import Pass, Result, Start
 from meha.methods.continuation.scales import Scales, measure
 from meha.methods.continuation.tuning import TUNING
@@ -74,7 +75,7 @@ class Course:
         if not self.over:
             return None
         best = self.results[self.best]
-        end = _judged(best)
+        end = told(best, _judged(best))
         rivals = [result.F for result in self.results if self._rivals(result, best)]
         if not rivals:
             return end
@@ -138,7 +139,11 @@ class Course:
         Args:
             pairs: what the last pass has learned about the curvature of f.
         """
+        assert self.scales is not None
         self._pairs = pairs
+        if self.scales.proximal:
+            self._verify_response(self.best)
+            return
         while not self.plan:
             i = self.best
             result = self.results[i]
@@ -149,6 +154,20 @@ class Course:
                 self._explore(self.best)
         if not self.plan and self.results[self.best].verdict.status is not Status.DIVERGED:
             self._look_beyond(self.best)
+            if not self.scales.simple and self.levels.oracle.selection.response is None:
+                i = self.best
+                self.results[i] = compare(self.levels, self.scales, self.results[i])
+
+    def _verify_response(self, i: int) -> None:
+        """Find the response at the x of a result; no point of the lower level may be lower."""
+        scales, result = self.scales, self.results[i]
+        assert scales is not None
+        if result.verdict.status is Status.DIVERGED:
+            return
+        self.results[i] = result = select(self.levels, scales, result)
+        search = self._search(result.x, result.y, solved=True)
+        self.results[i] = result._replace(evidence=search.run([scales.y0], self._allowed()))
+        self._look_beyond(i)
 
     def _search(self, x: Tensor, y: Tensor, *, solved: bool) -> Search:
         """A search of the lower level at x, around y."""
@@ -249,12 +268,7 @@ class Course:
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
             return
-        search = self._search(torch.where(furthest, x + moved, x), result.y, solved=False)
-        if self.several:
-            search.run([result.y, *self.valleys], self._allowed())
-        else:
-            search.descend(result.y)
-        F = levels.upper(search.lowest.z)[0] if search.valleys else math.nan
+        F = self._upper_at(torch.where(furthest, x + moved, x), result.y)
         if not result.F + scales.tol * result.spread >= F:
             return
         message = (
@@ -262,6 +276,19 @@ class Course:
             " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
         )
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+
+    def _upper_at(self, x: Tensor, y: Tensor) -> float:
+        """F at another x, with the response there, or the lowest point of the lower level that is found from y."""
+        assert self.scales is not None
+        if self.scales.proximal:
+            fresh = respond(self.levels, self.scales, x)
+            return self.levels.upper(fresh.y)[0]
+        search = self._search(x, y, solved=False)
+        if self.several:
+            search.run([y, *self.valleys], self._allowed())
+        else:
+            search.descend(y)
+        return self.levels.upper(search.lowest.z)[0] if search.valleys else math.nan
 
     def _add(self, start: Start) -> bool:
         """Plan a pass, if there may be another."""
@@ -291,6 +318,8 @@ class Course:
         lines["accuracy"] = f"{self.scales.name} to about {best.bias:.1e} (an estimate, not a bound); {at}"
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
+        if best.fresh is not None:
+            lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
         if len(self.results) == 2 and self.agree:
             lines["starts"] = "upper level first and lower level first agree"
         elif len(self.results) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
@@ -14,6 +14,7 @@ from meha.methods._base import Method, State
 from meha.methods._levels import Levels
 from meha.methods.continuation.course import Course
 from meha.problem import Problem
+from meha.responses import Nearest, Response
 
 __all__ = ["Continuation", "ContinuationState"]
 
@@ -60,6 +61,7 @@ class Continuation(Method):
 
     >>> import torch
     >>> from meha.problem import Problem
+from meha.responses import Nearest, Response
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
     >>> run = Continuation().start(problem, torch.tensor([-6.0], dtype=torch.float64), torch.zeros(10, dtype=torch.float64))
     >>> while run.verdict is None:
@@ -67,6 +69,9 @@ class Continuation(Method):
     >>> print(f"{float(run.x):.5f}")  # (30/2 pi - 18) / 11
     2.64763
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
+    vanishes: ClassVar[bool] = True
 
     tol: float = 1e-6
     both_starts: bool = True

@@ -25,6 +25,7 @@ class Scales:
         balance: the c at which both levels weigh the same.
         starts: the first c of each pass.
         simple: whether there is no x, so that the accuracy of y counts.
+        proximal: the weight, where the levels balance, of a proximal term that vanishes as c grows; 0 if there is none.
         x_largest, y_largest: the largest sizes of x and y in stages that the lower level shapes.
     """
 
@@ -36,6 +37,7 @@ class Scales:
     balance: float
     starts: tuple[float, ...]
     simple: bool
+    proximal: float = 0.0
     x_largest: float = 0.0
     y_largest: float = 0.0
 
@@ -43,6 +45,18 @@ class Scales:
     def name(self) -> str:
         """The variable whose accuracy counts."""
         return "y" if self.simple else "x"
+
+    @property
+    def growth(self) -> float:
+        """The growth of c from stage to stage; the bias falls by the ratio."""
+        return TUNING.ratio**2 if self.proximal else TUNING.ratio
+
+    def tie(self, c: float) -> float:
+        """The weight of the proximal term at c.
+
+        It falls with the root of c: F, of weight 1/c, then draws y away from the response by as much as the term does.
+        """
+        return self.proximal * math.sqrt(self.balance / c)
 
     def x_size(self, x: Tensor) -> float:
         """The size of x, or its distance from the start where that is larger."""
@@ -83,7 +97,12 @@ def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
     starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
     tol = max(tol, TUNING.finest * levels.eps**TUNING.finest_power)
-    return Scales(x0, y0, tol, curvatures, slope, in_y, starts, levels.oracle.problem.simple)
+    selection = levels.oracle.selection
+    vanishing = selection.nearest and selection.fixed is None
+    if vanishing:  # F has no say in which valley y is
+        starts = (TUNING.lower_first * in_y,)
+    proximal = TUNING.proximal * (f_yy or 1.0) if vanishing else 0.0
+    return Scales(x0, y0, tol, curvatures, slope, in_y, starts, levels.oracle.problem.simple, proximal)
 
 
 def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:

@@ -27,6 +27,7 @@ class Tuning:
     damping: float = 1e-4  # added curvature in x, relative to the largest: where Phi is almost flat, steps stay bounded
     # The sequence of stages
     ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly
+    proximal: float = 0.1  # weight of a vanishing proximal term where the levels balance, relative to the curvature of f
     max_stages: int = 40  # upper bound for one pass
     largest_c: float = 1e9  # in units of the balance; beyond, rounding errors prevail
     light: float = 0.3  # below this weight of the upper level, the lower level shapes the stage
@@ -102,6 +103,9 @@ class Tuning:
     samples: int = 12  # x at which the valleys are compared, where there are several
     explored: int = 2  # the best of them, from which passes start
     passes: int = 8  # upper bound on the number of passes
+    # The lower level solved anew
+    as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
+    hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
     # The choice between the passes
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol
