@@ -269,7 +269,8 @@ class Course:
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
             return
         F = self._upper_at(torch.where(furthest, x + moved, x), result.y)
-        if not result.F + scales.tol * result.spread >= F:
+        slack = TUNING.better if scales.proximal else scales.tol
+        if not result.F + slack * result.spread >= F:
             return
         message = (
             f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"

@@ -100,7 +100,7 @@ def measure(levels: Levels, tol: float, both_starts: bool) -> Scales:
     selection = levels.oracle.selection
     vanishing = selection.nearest and selection.fixed is None
     if vanishing:  # F has no say in which valley y is
-        starts = (TUNING.lower_first * in_y,)
+        starts, tol = (TUNING.lower_first * in_y,), max(tol, levels.eps**TUNING.finest_tied)
     proximal = TUNING.proximal * (f_yy or 1.0) if vanishing else 0.0
     return Scales(x0, y0, tol, curvatures, slope, in_y, starts, levels.oracle.problem.simple, proximal)
 

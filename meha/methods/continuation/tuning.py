@@ -14,6 +14,7 @@ class Tuning:
     # The start
     finest: float = 10.0  # least tol, in units of the rounding error to the power below: c times a difference cancels
     finest_power: float = 2 / 3  # rounding errors eps c and the error 1/c^2 of an extrapolated x are equal there
+    finest_tied: float = 0.25  # power of the rounding error that bounds tol where a proximal term vanishes with the root of c
     probes: int = 4  # power steps for each curvature: a factor of two is good enough
     upper_first: float = 0.1  # first c of the first pass, in units of the balance: F decides
     lower_first: float = 10.0  # first c of the second pass: f decides
