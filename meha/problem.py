@@ -123,8 +123,7 @@ class Problem:
         _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
         if not (self.response == "optimistic" or isinstance(self.response, Response)):
             raise TypeError(
-                'response: expected "optimistic", or a response of meha.responses, such as Nearest(), got'
-                f" {self.response!r}."
+                f'response: expected "optimistic", or a response of meha.responses, such as Nearest(), got {self.response!r}.'
             )
         if self.constants is not None and not hasattr(self.constants, "rho_f"):
             raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")

@@ -99,7 +99,9 @@ class Nearest(Response):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.start == "redraw":
-            raise ValueError('start: Nearest takes a function of x, got "redraw"; for random starts take Trained(steps, lr=...).')
+            raise ValueError(
+                'start: Nearest takes a function of x, got "redraw"; for random starts take Trained(steps, lr=...).'
+            )
         if self.weight is not None:
             check_positive("weight", self.weight)
 
@@ -144,9 +146,10 @@ def redraw(y: Variable) -> None:
     if left:
         names = [name for name, leaf in zip(y.names, y.leaves, strict=True) if id(leaf) in left]
         raise ValueError(
-            f"start: {', '.join(map(repr, names[:3]))} cannot be drawn anew, because no module with reset_parameters() holds it;"
+            f"start: {', '.join(map(repr, names[:3]))} cannot be drawn anew, as no module with reset_parameters() holds it;"
             " give start as a function of x that returns random parameters."
         )
     with torch.no_grad():
         for part in drawn:
-            part.reset_parameters()
+            reset: Callable[[], None] = getattr(part, "reset_parameters")  # noqa: B009 (modules declare no such method)
+            reset()

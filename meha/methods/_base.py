@@ -172,8 +172,8 @@ class Method(ABC):
         if response is not None and not isinstance(response, self.follows):
             others = "RHG" if isinstance(response, Trained) else "the default, RHG or CG"
             raise ValueError(
-                f"response: {self.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others}, or"
-                ' leave response out of the problem ("optimistic").'
+                f"response: {self.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others},"
+                ' or leave response out of the problem ("optimistic").'
             )
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:

@@ -75,9 +75,7 @@ def nearest(levels: Levels, start: Tensor, tol: float, curvature: float) -> Fres
     return Fresh(end.z, end.value, solved)
 
 
-def _solve(
-    levels: Levels, y: Tensor, start: Tensor, weight: float, curvature: float, pairs: Pairs, tol: float
-) -> Tensor:
+def _solve(levels: Levels, y: Tensor, start: Tensor, weight: float, curvature: float, pairs: Pairs, tol: float) -> Tensor:
     """Minimise f + g + weight / 2 ||. - start||^2 from y on."""
 
     def evaluate(z: Tensor) -> _TiedPoint:
@@ -115,13 +113,12 @@ def _solve(
 
 
 def _settled(levels: Levels, y: Tensor, curvature: float, pairs: Pairs, reach: float) -> LowerPoint:
-    """A few steps on f + g alone, by which the extrapolated point gets back to the solutions; none that lead further than that."""
+    """A few steps on f + g alone, no further than ``reach``, which bring the extrapolated point back to the solutions."""
     pairs.reweigh(0.0)
     rho = levels.oracle.problem.g.rho
     descent = levels.descent(levels.lower, pairs, min(1 / curvature, 0.5 / rho if rho else math.inf))
     point = first = descent.evaluate(y)
     for _ in range(PATIENCE):
-        d, _ = descent.direction(point)
         new = descent.step(point, descent.residual(point).target - point.z, False)
         if new is None or not new.finite or size(new.z - first.z) > reach:
             break

@@ -56,8 +56,8 @@ class CG(ImplicitMethod):
         damping: added to the Hessian; with networks, whose Hessians are indefinite, it must exceed the most negative curvature.
         alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
-    It follows :class:`~meha.responses.Nearest`, whose proximal term makes the Hessian of a flat lower level definite; y must come
-    close to the response in T steps, so warm starts and many steps help.
+    It follows :class:`~meha.responses.Nearest`, whose proximal term makes the Hessian of a flat lower level definite; y must
+    come close to the response in T steps, so warm starts and many steps help.
 
     A Hessian that is not positive definite ends the run with the status "broke down". On
     :func:`meha.problems.merely_convex` that is so in the second step; with damping, x ends near 1/2 instead of 1.

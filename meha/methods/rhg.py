@@ -36,9 +36,9 @@ class RHG(HypergradientMethod):
     graph, and f must give the same value twice: no dropout. It takes longer than with ``keep_graph``: 1.5 times
     on the strong convex problem with n = 10^5 and T = 50, and 2.6 times with n = 10, where the time goes into calls.
 
-    It follows every response of :mod:`meha.responses`. With :class:`~meha.responses.Trained`, the number and the size of the lower
-    steps are those of the response, every step starts afresh, and where the start depends on x, h has this part as well (with
-    ``terms``, as if the other steps left y where it is: first-order MAML).
+    It follows every response of :mod:`meha.responses`. With :class:`~meha.responses.Trained`, the number and the size of the
+    lower steps are those of the response, every step starts afresh, and where the start depends on x, h has this part as well
+    (with ``terms``, as if the other steps left y where it is: first-order MAML).
 
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On

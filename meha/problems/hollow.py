@@ -91,7 +91,7 @@ def _blueprint(
 
 
 def system(m: int, n: int, k: int, seed: int, *, rank: int | None = None, moving: bool = False) -> Blueprint:
-    """f = ||A y - b - B x||^2 / 2 with fewer equations than unknowns, or of low rank; ``moving`` ties y to D x instead of y0."""
+    """f = ||A y - b - B x||^2 / 2 with fewer equations than unknowns, or of low rank; ``moving`` starts y at D x."""
     random = np.random.default_rng(seed)
     A = random.normal(size=(m, n)) if rank is None else random.normal(size=(m, rank)) @ random.normal(size=(rank, n)) / rank
     b, B, D = random.normal(size=m), random.normal(size=(m, k)), random.normal(size=(n, k)) / 2
@@ -140,9 +140,7 @@ def weights(m: int, n: int, rank: int, k: int, seed: int) -> Blueprint:
 
     def state(cast: Cast) -> Problem:
         a, c, s = cast(A), cast(b), cast(S)
-        return Problem(
-            upper(cast), lambda x, y: ((s @ x).sigmoid() * (a @ y - c).square()).sum() / 2, response=Nearest()
-        )
+        return Problem(upper(cast), lambda x, y: ((s @ x).sigmoid() * (a @ y - c).square()).sum() / 2, response=Nearest())
 
     def response(x: Tensor) -> Tensor:
         root = (double(S) @ x).sigmoid().sqrt()

@@ -40,6 +40,10 @@ class Continuation(Method):
       point; where there are several valleys, others start from other x. A pass follows all valleys that are known, and the
       value function is the least of them. The answer has the smallest F of those that were not refuted. The status is
       ``converged`` only if y was verified, and ``local`` otherwise; the report tells what was met.
+    - At the end, the lower level is solved anew from y0 at the final x (:mod:`meha.methods._nearest`); where F differs there,
+      the message says so. With a response :class:`~meha.responses.Nearest`, f has a proximal term whose weight falls with the
+      root of c, c grows sixteenfold, x is extrapolated in the root of 1/c, and y is that fresh solution; ``tol`` is then at
+      least 1e-4.
     - theta starts close to y in each stage, so that it leaves maxima and saddles.
     - g and Y enter by their proximal map, X by its projection; coordinates which these hold fast are taken out of the steps.
     - The steps compare values. The objectives must give the same value at the same point, so batches and dropout are not
@@ -61,7 +65,6 @@ class Continuation(Method):
 
     >>> import torch
     >>> from meha.problem import Problem
-from meha.responses import Nearest, Response
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
     >>> run = Continuation().start(problem, torch.tensor([-6.0], dtype=torch.float64), torch.zeros(10, dtype=torch.float64))
     >>> while run.verdict is None:
