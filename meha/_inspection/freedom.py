@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["check_carried", "check_open"]
 
 ALLOWED = 400  # gradients of f for the solution of the lower level
-MOST = 200  # largest dimension of y in which flat directions are counted
+MOST = 100  # largest dimension of y in which flat directions are counted
 PROBES = 4  # power steps for the curvature of f
-STEP = 1e-5  # length of differences of gradients, relative to y
-FLAT = 1e-6  # curvature relative to the largest below which a direction is flat; the error of the differences is smaller
+LEAST = 1e-3  # size of y in which differences of gradients are taken, where y is smaller
+FLAT = 10.0  # roots of the rounding error: the curvature, relative to the largest, below which a direction is flat
 FELT = 1e-3  # slope of F in flat directions, relative to its whole slope there, that counts
-ACCURACY = 1e-6  # of the solution
+ACCURACY = 1e-4  # of the solution
 DESCENT = 20  # steps on one batch
 FELL = 0.1  # part by which f must fall on it, to say anything
 SHARED = 0.1  # part of that fall which must show on the other batch, if y is for both
@@ -34,7 +34,11 @@ SHARED = 0.1  # part of that fall which must show on the other batch, if y is fo
 def check_open(inspection: Inspection) -> None:
     """Solve the lower level from y0, and count the directions in which f is flat there, on the face that g and Y leave."""
     result, problem = inspection.result, inspection.problem
-    if inspection.stochastic or not inspection.around.thorough or inspection.y.numel > MOST or "f in y" in result.kinks:
+    if result.convexity == "strongly convex":
+        result.flat = 0
+        return
+    small = inspection.around.thorough and inspection.y.numel <= MOST
+    if inspection.stochastic or not small or "f in y" in result.kinks or any(inspection.wrong.values()):
         return
     levels = Levels(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
     curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=PROBES)
@@ -52,7 +56,7 @@ def check_open(inspection: Inspection) -> None:
         return
     values, vectors = torch.linalg.eigh(hessian)
     largest = max(float(values.abs().max()), curvatures["f_yy"])
-    null = vectors[:, values.abs() <= FLAT * largest]
+    null = vectors[:, values.abs() <= FLAT * math.sqrt(levels.eps) * largest]
     result.flat = null.shape[1]
     if not result.flat:
         inspection.find("determined", "the lower level determines y at its solution.")
@@ -121,15 +125,12 @@ def _none(y: Tensor) -> Pairs:
 
 def _hessian(levels: Levels, y: Tensor, gradient: Tensor, kept: list[int]) -> Tensor | None:
     """The Hessian of f on some coordinates, by differences of gradients; None where they are not finite."""
-    step = STEP * max(float(y.norm()) / math.sqrt(len(y)), float(y.abs().max()), 1e-3)
+    step = math.sqrt(levels.eps) * max(float(y.abs().max()), LEAST)
     rows = []
     for i in kept:
-        ends = []
-        for sign in (1, -1):
-            z = y.clone()
-            z[i] += sign * step
-            ends.append(levels.lower(z).gradient[kept])
-        rows.append((ends[0] - ends[1]) / (2 * step))
+        z = y.clone()
+        z[i] += step
+        rows.append((levels.lower(z).gradient - gradient)[kept] / step)
     if not rows:
         return None
     matrix = torch.stack(rows)

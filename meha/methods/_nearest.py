@@ -48,13 +48,13 @@ def nearest(levels: Levels, start: Tensor, tol: float, curvature: float) -> Fres
     """The solution of the lower level at the present x that is nearest to ``start``, in the valley of the start.
 
     Args:
-        tol: relative accuracy.
+        tol: relative accuracy; at least the root of the rounding error.
         curvature: that of f in y.
 
     Raises:
         BudgetError: the gradients of f that are allowed have been taken.
     """
-    curvature = curvature or 1.0
+    curvature, tol = curvature or 1.0, max(tol, math.sqrt(levels.eps))
     weights = [FIRST * curvature]
     while weights[-1] > RATIO * levels.eps**LEAST * curvature:
         weights.append(weights[-1] / RATIO)
