@@ -118,9 +118,7 @@ def test_refit_solves_anew(solved):
 @pytest.mark.parametrize("start", [torch.tensor([1.0, -1.0], dtype=torch.float64), lambda x: torch.cat([x, -x]) / 2])
 def test_refit_from_another_start(solved, start):
     """From (1, -1), y = (2, 0): x = 2."""
-    torch.testing.assert_close(
-        solved.refit(start=start).y, torch.tensor([2.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-3
-    )
+    torch.testing.assert_close(solved.refit(start=start).y, torch.tensor([2.0, 0.0], dtype=torch.float64), rtol=0, atol=1e-3)
 
 
 def test_refit_takes_plain_steps(solved):

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+from test_architecture import methods
 
 import meha
 from meha.methods import Method
 from meha.responses import Nearest, Trained
-from test_architecture import methods
 
 DOUBLE = torch.float64
 TARGET = torch.tensor([3.0, 1.0], dtype=DOUBLE)

@@ -56,7 +56,7 @@ def _hollow(result: Result) -> str:
         return ""
     return (
         f"At this x, a fresh lower solution has F = {result.fresh:.3g}, not {result.F:.3g}: y owes its F to the upper level's"
-        " data. If y is to be computed anew, say so: Problem(..., response=meha.responses.Nearest())."
+        " data. If y is to be computed anew, state it: Problem(..., response=meha.responses.Nearest())."
     )
 
 
