@@ -258,7 +258,8 @@ class Loop:
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
         kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
-        return {**kinds, "modules": len(self.modules)}
+        response = "optimistic" if problem.selected is None else type(problem.selected).__name__
+        return {**kinds, "response": response, "modules": len(self.modules)}
 
 
 def _take(observers: list[Any], kind: type[T]) -> T:

@@ -75,9 +75,10 @@ class Selection:
             return
         with torch.enable_grad():
             begun = self.response.begin(x, y)
-        if begun is y.leaves:
-            return
-        if not through and any(leaf.requires_grad and depends(leaf.sum(), x.leaves) for leaf in begun):
+            if begun is y.leaves:
+                return
+            lost = not through and any(depends(leaf.sum(), x.leaves) for leaf in begun)
+        if lost:
             raise ValueError(
                 "start: depends on x, and the method does not differentiate in it; use RHG, or .detach() what start returns."
             )

@@ -79,8 +79,8 @@ class Nearest(Response):
 
     Args:
         weight: a number keeps the term with this weight (as implicit meta-learning does); None means the limit. The default
-            method finds the limit; other methods keep a weight of 1/1000 of the curvature of f in y, and have an error of that
-            order.
+            method finds the limit; others that follow keep a weight of 1/1000 of the curvature of f in y, and have an error of
+            that order.
         start: see :class:`Response`; not ``"redraw"``.
 
     >>> import meha
