@@ -35,6 +35,7 @@ pages: .venv/ready
 	$(BIN)/python benchmarks/speed.py --part none
 	$(BIN)/python examples/five_problems.py --out out/pages
 	$(BIN)/python examples/two_valleys.py --out out/pages
+	$(BIN)/python examples/which_y.py --out out/pages
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -186,6 +186,7 @@ class Loop:
         run = self.run
         assert self.verdict is not None
         self.recorder.end(run)
+        kept = [upper for observer in self.observers if (upper := getattr(observer, "restore", _nothing)(run)) is not None]
         return Solution(
             problem=run.problem,
             method=run.method,
@@ -193,7 +194,7 @@ class Loop:
             y=run.state.y.snapshot(),
             status=self.verdict.status,
             message=self.verdict.message,
-            upper=self._upper(),
+            upper=kept[0] if kept and self.modules else self._upper(),
             steps=run.k,
             seconds=run.seconds,
             counts=run.counts,
@@ -201,6 +202,7 @@ class Loop:
             constants=run.constants,
             batch=run.batch,
             report=dict(run.method.report(run)),
+            y0=self.guard.start[len(run.state.x.leaves) :],
         )
 
     def _upper(self) -> float | None:
@@ -256,7 +258,8 @@ class Loop:
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
         kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
-        return {**kinds, "modules": len(self.modules)}
+        response = "optimistic" if problem.selected is None else type(problem.selected).__name__
+        return {**kinds, "response": response, "modules": len(self.modules)}
 
 
 def _take(observers: list[Any], kind: type[T]) -> T:
@@ -274,7 +277,7 @@ def _name(observer: Any) -> str:
 
 
 def _signature(observer: Any) -> list[str]:
-    return [_name(observer), str(getattr(observer, "tol", ""))]
+    return [_name(observer), str(getattr(observer, "tol", getattr(observer, "patience", "")))]
 
 
 def _keeps(observer: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from meha._gradients import Gradient, depends, differentiate, fill, split
+from meha._selection import Selection
 from meha._torch import is_view
 from meha._variables import Leaves, Variable
 from meha.loaders import MicroBatches
@@ -103,6 +104,7 @@ class Oracle:
         partial: f + g with y fixed inside g: its gradient in x is that of f + g, its gradient in y that of f.
         prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
         project: the projection onto X, with the same signature.
+        selection: the response of the problem; ``lower`` and what is made of it hold its proximal term.
         counts: gradients and Hessian-vector products computed so far.
 
     >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
@@ -120,7 +122,9 @@ class Oracle:
         self.prox = problem.bind_prox(y)
         self.project = problem.bind_projection(x)
         self.upper = Function("upper", _caller(problem.upper), self._device)
-        self.lower = Function("lower", _caller(problem.lower), self._device)
+        self.selection = Selection(problem.selected)
+        self._smooth = _caller(problem.lower)
+        self.lower = Function("lower", self._tied if self.selection.nearest else self._smooth, self._device)
         self._g = problem.g.terms(y)
         self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
         self.partial = Function("lower", self._partial, self._device) if self._g else self.lower
@@ -153,6 +157,9 @@ class Oracle:
         if not isinstance(value, Tensor) or not value.requires_grad:
             return fill([None] * len(x.leaves), x.leaves)
         return fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
+
+    def _tied(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        return self._smooth(x, y, batch) + self.selection.term(x, y)
 
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
         return self.lower(x, y, batch) + self.g(x, y)
@@ -286,7 +293,7 @@ class Oracle:
                     self.counts.upper -= len(wrt) == 1
         only_upper = all(function is self.upper for _, function, _, _ in terms)
         unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
-        if unused and not only_upper and not self.upper_uses_x and not simple:
+        if unused and not only_upper and not self.upper_uses_x and not simple and not self.selection.moves:
             raise ValueError(
                 "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one, or leave"
                 " it out: write upper and lower as functions of y alone, and pass x0=None."
@@ -323,7 +330,8 @@ class Hessian:
             outputs, cotangents = zip(*curved, strict=True)
             products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
         for variable, pieces in zip(wrt, split(products, wrt), strict=True):
-            if variable.argument == "x" and not self._oracle.upper_uses_x and all(piece is None for piece in pieces):
+            elsewhere = self._oracle.upper_uses_x or self._oracle.selection.moves
+            if variable.argument == "x" and not elsewhere and all(piece is None for piece in pieces):
                 if self._oracle.problem.simple:
                     raise ValueError(
                         "method: it moves x along a hypergradient, and there is no x (x0=None); use the default, or"

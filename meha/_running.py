@@ -17,13 +17,18 @@ from meha._variables import Variable, all_finite
 from meha._verdicts import Status, Verdict
 from meha.problem import Problem
 from meha.schedules import evaluate, rests
-from meha.theory import Constants
+from meha.theory import Constants, Probe
 
 if TYPE_CHECKING:
     from meha.methods import Method
 
 __all__ = ["At", "Numbers", "Run", "StepInfo"]
 
+PROXIMAL = 1e-3
+"""Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, where the method keeps it."""
+
+ROUNDS = 4
+"""Products by which that curvature is measured."""
 
 Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
 """The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
@@ -137,6 +142,9 @@ class Run:
         self.constants: Constants | None = None
         self.batch: Any = None
         self.oracle = Oracle(problem, first, second)
+        self.oracle.selection.hold(second)
+        if not problem.needs_batch:
+            self._weigh(first, second, None)
         with torch.no_grad():
             self.state: Any = method.init(self.oracle, first, second)
         self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
@@ -146,7 +154,22 @@ class Run:
             self._resolve(None)
         self.seconds = time.perf_counter() - begin
 
+    def _weigh(self, x: Variable, y: Variable, batch: Any) -> None:
+        """Measure the curvature of f in y for the proximal term of a response, unless it has a weight or the method sets it."""
+        selection = self.oracle.selection
+        if selection.vanishes and not self.method.vanishes:
+            probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
+            low, high = probe.block(self.oracle.lower, probe.y)
+            selection.weight = PROXIMAL * (max(-low, high) or 1.0)
+
+    def _begin(self) -> None:
+        """Put where the response begins into the variable from which cold methods start."""
+        if self.state.start is not None:
+            self.oracle.selection.begin(self.state.x, self.state.start, through=self.method.differentiates_start)
+
     def _resolve(self, batch: Any) -> None:
+        if self.problem.needs_batch:
+            self._weigh(self.state.x, self.state.y, batch)
         self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
         self._resolved = True
 
@@ -218,6 +241,7 @@ class Run:
             variable.follow_modes()
         try:
             with torch.no_grad():
+                self._begin()
                 numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
         except BREAKDOWNS as error:
             self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
@@ -240,6 +264,7 @@ class Run:
             "chosen": {name: now[name] for name in now if given[name] is None and now[name] is not None},
             "counts": dataclasses.asdict(self.counts),
             "state": self.state.state_dict(),
+            "selection": self.oracle.selection.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -265,5 +290,6 @@ class Run:
         except (TypeError, ValueError) as error:
             raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
         self.state.load_state_dict(state["state"])
+        self.oracle.selection.load_state_dict(state.get("selection", {}))
         self.method, self.oracle.counts, self._verdict = method, counts, None
         self._resolved = self._resolved or self.k > 0

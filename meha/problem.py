@@ -6,13 +6,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from meha._variables import Leaves, Variable, copy_
 from meha.nonsmooth import NonSmooth, Zero
+from meha.responses import Response
 from meha.sets import ConvexSet, NonNegative, Reals
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Problem:
         x_set: X, a set of :mod:`meha.sets`.
         y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
             NonNegative, LinfBall) with a separable g, NonNegative with a group term; other combinations are refused.
+        response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
+            selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
+            y0, or ``Trained(steps, lr=...)``, where training leads from a fresh start. Without it, an x that leaves y free lets
+            y fit the data of F directly, and says little about a y that is computed anew. It belongs to the problem, not to the
+            method: another response is another problem, with another solution. Methods that cannot follow it refuse it.
         constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
         joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
             time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
@@ -105,6 +111,7 @@ class Problem:
     nonsmooth: NonSmooth | None = None
     x_set: ConvexSet | None = None
     y_set: ConvexSet | None = None
+    response: Response | Literal["optimistic"] = "optimistic"
     constants: Constants | None = None
     joint: bool | None = None
 
@@ -114,6 +121,10 @@ class Problem:
                 got = type(getattr(self, name)).__name__
                 raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {got}.")
         _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
+        if not (self.response == "optimistic" or isinstance(self.response, Response)):
+            raise TypeError(
+                f'response: expected "optimistic", or a response of meha.responses, such as Nearest(), got {self.response!r}.'
+            )
         if self.constants is not None and not hasattr(self.constants, "rho_f"):
             raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")
         for name in ("x_set", "y_set"):
@@ -123,6 +134,11 @@ class Problem:
     def g(self) -> NonSmooth:
         """The non-smooth term; :class:`~meha.nonsmooth.Zero` if there is none."""
         return self.nonsmooth if self.nonsmooth is not None else Zero()
+
+    @property
+    def selected(self) -> Response | None:
+        """The selected response; None if y is the best for F."""
+        return self.response if isinstance(self.response, Response) else None
 
     @property
     def needs_batch(self) -> bool:
@@ -149,6 +165,11 @@ class Problem:
             return self, x
         if self.x_set is not None:
             raise ValueError(f"x_set: is {self.x_set!r}, but there is no x (x0=None); leave it out, or pass x0.")
+        if self.selected is not None:
+            raise ValueError(
+                f"response: is {self.response!r}, but there is no x (x0=None), and the lower level alone would decide; leave it"
+                " out, so that F chooses y."
+            )
         none = y.leaves[0].detach().new_zeros(1)
         if self.simple:
             return self, none

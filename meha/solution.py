@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meha import diagnostics
 from meha._oracle import Counts
+from meha._refitting import Refit, refit
+from meha._variables import Leaves
 from meha._verdicts import Status
 from meha.methods import Method
+from meha.methods._optimizers import OptimizerFactory
 from meha.observers import History
 from meha.problem import Problem
 from meha.theory import Constants
@@ -18,7 +21,7 @@ from meha.theory import Constants
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Diagnosis", "Solution"]
+__all__ = ["Diagnosis", "Refit", "Solution"]
 
 WIDTH = 120
 """Columns of printed text."""
@@ -50,7 +53,7 @@ class Diagnosis:
 class Solution:
     """The last finite iterate of a run, and how it was reached. ``print`` it, or ``plot`` it.
 
-    It is data: nothing is computed when it is read or printed, except by :meth:`diagnose`.
+    It is data: nothing is computed when it is read or printed, except by :meth:`diagnose` and :meth:`refit`.
 
     Attributes:
         x, y: the solution, in the structure of the start.
@@ -64,6 +67,7 @@ class Solution:
         method: the hyper-parameters, with those that were left out filled in.
         constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
         report: what the run learned about the problem, in lines by heading.
+        y0: the leaves of y at the start, where :meth:`refit` begins.
     """
 
     problem: Problem
@@ -80,6 +84,7 @@ class Solution:
     constants: Constants | None = None
     batch: Any = None
     report: Mapping[str, str] = field(default_factory=dict)
+    y0: Leaves = field(default_factory=list)
 
     @property
     def converged(self) -> bool:
@@ -104,6 +109,61 @@ class Solution:
         gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch)
         residual = None if c is None else diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
         return Diagnosis(gap, residual, gamma, c)
+
+    def refit(
+        self,
+        *,
+        steps: int | None = None,
+        lr: float | None = None,
+        optimizer: OptimizerFactory | None = None,
+        start: Any = None,
+        seed: int | None = None,
+        batches: Iterable[Any] | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    ) -> Refit:
+        """Compute y anew at the x of the solution, from the lower level alone, and report F and other measures there.
+
+        Where the lower level has many solutions, F at the solution may be the merit of y, which saw the data of F, and not of
+        x. What x is worth shows with a y that did not. The solution itself stays as it is.
+
+        Args:
+            steps: the number of training steps; None solves the lower level (tensors without batches only), at the solution
+                nearest to the start, or takes those of a response ``Trained``.
+            lr: the size of plain gradient steps.
+            optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)``, which is the default, to take the steps.
+            start: where y begins: y0, or where the response of the problem begins (None); ``"redraw"`` for new random
+                parameters of modules; a function of x; or a value like y0.
+            seed: of all random numbers; a y with modules then begins with new random parameters, unless there is a start.
+            batches: for the objectives, repeated when they end; F is averaged over one pass, or 100 of them.
+            metrics: further measures, functions of (x, y), such as the accuracy on a test set.
+
+        Raises:
+            ValueError: steps, batches or a start are missing or do not fit.
+
+        >>> import meha, torch
+        >>> problem = meha.Problem(
+        ...     upper=lambda x, y: (x - 1).square().sum() + (y - torch.tensor([3.0, 1.0])).square().sum(),
+        ...     lower=lambda x, y: (y.sum() - x).square().sum(),
+        ... )
+        >>> x0, y0 = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        >>> solution = meha.solve(problem, x0, y0)
+        >>> fresh = solution.refit(metrics={"largest": lambda x, y: y.max()})
+        >>> fresh, [round(number, 4) for number in fresh.metrics["largest"]]  # fresh, and as returned
+        (Refit(F=5, returned=3), [1.0, 2.0])
+        """
+        return refit(
+            self.problem,
+            self.x,
+            self.y,
+            self.y0,
+            steps=steps,
+            lr=lr,
+            optimizer=optimizer,
+            start=start,
+            seed=seed,
+            batches=batches,
+            metrics=metrics,
+        )
 
     def _last(self, name: str) -> float | None:
         return self.history[name][-1] if name in self.history else None

@@ -129,7 +129,7 @@ def test_small_responses_are_global(name):
     generator = torch.Generator().manual_seed(3)
     for _ in range(20):
         x = feasible(problem, problem.x_star + torch.randn(problem.x_star.shape, generator=generator, dtype=torch.float64))
-        lowest = float(problem.lower(x, problem.response(x)))
+        lowest = float(problem.lower(x, problem.answer(x)))
         for _ in range(50):
             y = 2 * torch.randn(problem.y_star.shape, generator=generator, dtype=torch.float64)
             y = y if problem.y_set is None else problem.y_set.project(y)

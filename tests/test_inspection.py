@@ -83,7 +83,7 @@ def test_no_false_alarms(name, dtype):
     assert report.repeatable is True
     assert max(report.deviations.values()) < 1e-3
     assert report.counts.upper < 60
-    assert report.counts.lower < 220
+    assert report.counts.lower < (360 if report.convexity == "non-convex" else 180)  # the lower level is solved
     assert report.method == "Continuation"
     assert any(topic == "precision" for topic, _ in report.findings) is (dtype is torch.float32)
     curvature = 11.6 if name == "group lasso, m = 600" else None if "lasso" in name else 1.0

@@ -18,7 +18,7 @@ NAMED = (
         "_curvatures.py",
         "_extrapolation.py",
     ),
-    *("_levels.py", "_quasi_newton.py", "_verification.py"),
+    *("_levels.py", "_nearest.py", "_quasi_newton.py", "_verification.py"),
 )
 PATHS = [path for pattern in NAMED for path in sorted(METHODS.glob(pattern))]
 PLAIN = {0, 1, 2, 0.5}

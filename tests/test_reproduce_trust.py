@@ -56,7 +56,7 @@ def test_answers_are_judged_by_x_and_by_the_lower_level(monkeypatch):
     """The solution; the lower solution at another x; a point in the wrong valley."""
     known = problem_of("tilted well")
     other = known.x_star + 0.1
-    answers = [(known.x_star, known.y_star), (other, known.response(other)), (known.x_star, -known.y_star)]
+    answers = [(known.x_star, known.y_star), (other, known.answer(other)), (known.x_star, -known.y_star)]
     given = iter(answers)
 
     def solve(problem, x0, y0, method, **options):

@@ -89,7 +89,7 @@ def test_no_y_is_lower(entry):
     problem, generator = built(entry.name), torch.Generator().manual_seed(1)
     for i in range(3):
         x = problem.x_star if i == 0 else problem.start(generator)[0]
-        y = problem.response(x)
+        y = problem.answer(x)
         lowest = total(problem, x, y)
         assert problem.lower_value(x) == lowest
         near = [y + size * torch.randn(y.shape, generator=generator, dtype=y.dtype) for size in (1e-4, 1e-2, 0.3) for _ in "12"]
@@ -145,13 +145,13 @@ def test_gentle_problems_can_be_verified(entry):
         assert problem.y_set is None or problem.y_set.contains(y)
         assert problem.verify(x, y).gap >= -1e-9
         assert not problem.verify(x, y).right()
-        assert problem.verify(x, problem.response(x)).gap == pytest.approx(0, abs=1e-9)
+        assert problem.verify(x, problem.answer(x)).gap == pytest.approx(0, abs=1e-9)
 
 
 def test_verification_tells_what_is_wrong():
     problem = built("tilted well")
     x, y = problem.x_star, problem.y_star
-    moved = problem.verify(x + 0.1, problem.response(x + 0.1))
+    moved = problem.verify(x + 0.1, problem.answer(x + 0.1))
     assert moved.x == pytest.approx(0.1 / (1 + abs(float(x))))
     assert moved.gap == 0
     other = problem.verify(x, -y)

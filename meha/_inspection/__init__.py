@@ -15,18 +15,20 @@ from meha.problem import Problem
 __all__ = ["Report", "check"]
 
 
-def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
+def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: Any = None) -> Report:
     """Examine a problem before a run from (x0, y0): what may go wrong, and what to do about it.
 
     The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
-    return the same values, kinks, the convexity of f in y, its valleys if it is not convex, and scales. It visits the start and
+    return the same values, kinks, the convexity of f in y, its valleys if it is not convex, directions of y which the lower
+    level leaves open at its solution, and scales. It visits the start and
     some points around it; what does not show there is not reported. It takes about 30 gradients of F and 100 of f, up to 400 of
-    f to count valleys, fewer with modules and slow objectives.
+    f to count valleys and as many to solve the lower level, fewer with modules and slow objectives.
     Modules, tensors and random number generators stay unchanged.
 
     Args:
         x0: the start of x; None for a problem without x.
         batch: a batch, if the objectives take one, such as ``next(iter(loader))``.
+        other_batch: another one; with it, the check sees whether y belongs to its batch, as the heads of tasks do.
 
     Returns:
         A report to print. Everything that is wrong with the problem, even an exception in an objective, is in its ``warnings``.
@@ -50,7 +52,7 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None) -> Report:
     with torch.inference_mode(False), torch.no_grad():
         y = Variable(y0, "y")
         problem, x0 = problem.lifted(x0, y)
-        inspection = Inspection(problem, Variable(x0, "x"), y, batch)
+        inspection = Inspection(problem, Variable(x0, "x"), y, batch, other_batch)
         try:
             return inspection.report()
         finally:

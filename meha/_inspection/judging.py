@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from meha._inspection.freedom import check_carried, check_open
 from meha._inspection.measuring import Surroundings, root_mean_square, unevenness
 from meha._inspection.saying import Report
 from meha._oracle import Function
@@ -35,8 +36,9 @@ MOVE = "move abs and norms of y to nonsmooth=, such as meha.nonsmooth.L1(weight)
 class Inspection:
     """A check at work; it fills a report."""
 
-    def __init__(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> None:
+    def __init__(self, problem: Problem, x: Variable, y: Variable, batch: Any, other_batch: Any = None) -> None:
         self.problem, self.x, self.y, self.batch = problem, x.copy(), y.copy(), batch
+        self.other_batch = other_batch
         self.original = x, y
         method = default_method(problem, x.value, y.value, None if batch is None else [batch])
         self.stochastic = isinstance(method, StochasticMEHA)
@@ -57,6 +59,8 @@ class Inspection:
             if result.depends["f on y"]:
                 self.check_convexity()
                 self.check_valleys()
+                check_open(self)
+                check_carried(self)
             self.check_scales()
             if self.around.outside:
                 self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")

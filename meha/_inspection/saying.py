@@ -33,6 +33,9 @@ class Report:
             ``"unknown"``, as far as the points that were visited show.
         curvature: smallest and largest curvature of f in y at these points.
         valleys: valleys of f + g in y near the start that differ in height; None if f looks convex, or they were not counted.
+        flat: number of directions of y in which f + g is flat at a solution of the lower level; None if they were not counted.
+        open: whether F changes in these directions, so that it depends on which solution is meant.
+        carried: whether steps on one batch spoil the lower level on another, so that y belongs to its batch; None without two.
         sizes: root mean squares of x and y, and norms of the gradients F_x, F_y, f_x, f_y at the start.
         method: name of the method that ``solve`` uses by default.
         counts: gradients that the check took.
@@ -51,6 +54,9 @@ class Report:
     convexity: str = "unknown"
     curvature: tuple[float, float] = (math.nan, math.nan)
     valleys: int | None = None
+    flat: int | None = None
+    open: bool = False
+    carried: bool | None = None
     sizes: dict[str, float] = field(default_factory=dict)
     method: str = ""
     counts: Counts = field(default_factory=Counts)

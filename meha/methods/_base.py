@@ -20,6 +20,7 @@ from meha._verdicts import Verdict
 from meha.loaders import Stateful
 from meha.methods._optimizers import text
 from meha.problem import Problem
+from meha.responses import Response, Trained
 from meha.theory import Constants
 
 __all__ = ["Method", "State"]
@@ -97,12 +98,18 @@ class Method(ABC):
 
     Attributes:
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
+        follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
+        vanishes: whether it lets the proximal term of ``Nearest()`` vanish; otherwise the term keeps a small weight.
+        differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
         penalties: names of schedules that must be at rest, or steadily on the move, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
     """
 
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
+    follows: ClassVar[tuple[type[Response], ...]] = ()
+    vanishes: ClassVar[bool] = False
+    differentiates_start: ClassVar[bool] = False
     penalties: ClassVar[tuple[str, ...]] = ()
     may_be_zero: ClassVar[tuple[str, ...]] = ()
 
@@ -117,7 +124,7 @@ class Method(ABC):
         Raises:
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
-        return Run(self, problem, x, y)
+        return Run(_following(self, problem), problem, x, y)
 
     def describe(self, *, exact: bool = False) -> str:
         """The hyper-parameters that are set, as text; functions and factories by their names.
@@ -161,6 +168,13 @@ class Method(ABC):
                     f"{argument}: {self.name} cannot take {type(value).__name__}, because {reason}; use MEHA, or leave"
                     f" {argument} out of the problem."
                 )
+        response = problem.selected
+        if response is not None and not isinstance(response, self.follows):
+            others = "RHG" if isinstance(response, Trained) else "the default, RHG or CG"
+            raise ValueError(
+                f"response: {self.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others},"
+                ' or leave response out of the problem ("optimistic").'
+            )
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
@@ -169,3 +183,21 @@ class Method(ABC):
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         """What to try when a run from (x, y) failed."""
         return "Take smaller steps."
+
+
+def _following(method: Method, problem: Problem) -> Method:
+    """The method with the number and the size of the lower steps that a response prescribes.
+
+    Raises:
+        ValueError: it has another step size.
+    """
+    response = problem.selected if isinstance(problem, Problem) else None
+    if not isinstance(response, Trained) or not isinstance(response, method.follows):
+        return method
+    beta = getattr(method, "beta", None)
+    if method.differentiates_start and beta not in (None, response.lr):
+        raise ValueError(f"beta: is {beta!r}, but the response takes steps of lr={response.lr:g}; leave beta out.")
+    free = [name for name in ("beta", "eta") if hasattr(method, name) and getattr(method, name) is None]
+    free = [name for name in free if getattr(method, {"beta": "y_optimizer"}.get(name, ""), None) is None]
+    numbers: dict[str, Any] = {"inner_steps": response.steps, "warm_start": False}
+    return dataclasses.replace(method, **numbers, **dict.fromkeys(free, response.lr))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from meha.methods._inner import Objective
 from meha.methods._moves import check_step
 from meha.methods._parameters import hypergradient_steps
 from meha.methods.rhg import RHG
+from meha.responses import Response
 from meha.schedules import InversePower, Schedule, fraction
 from meha.theory import Constants
 
@@ -46,6 +47,8 @@ class BDA(RHG):
     >>> run.x
     tensor([1.0000, 1.0000], dtype=torch.float64)
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = ()
 
     mu: Schedule = FALLING
     upper_beta: Schedule | None = None

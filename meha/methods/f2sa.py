@@ -9,6 +9,7 @@ from meha._oracle import Oracle
 from meha._running import At, Numbers
 from meha._variables import Variable
 from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
+from meha.responses import Response, Trained
 from meha.schedules import Power, Schedule, check_schedule
 
 __all__ = ["F2SA"]
@@ -33,6 +34,10 @@ class F2SA(PenaltyMethod):
         warm_start: whether y and z go on from where they were, or begin at y0 in every step.
         alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
 
+    It follows :class:`~meha.responses.Trained`: y and z then begin afresh, and T and, if they are left out, beta and eta are
+    those of the response. F draws y away from the response by T beta / c, so give a large constant c, and an alpha of that
+    order.
+
     MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
     it also solves :func:`meha.problems.merely_convex`.
 
@@ -45,6 +50,7 @@ class F2SA(PenaltyMethod):
     0.52
     """
 
+    follows: ClassVar[tuple[type[Response], ...]] = (Trained,)
     penalties: ClassVar[tuple[str, ...]] = ("c",)
 
     c: Schedule = GROWING

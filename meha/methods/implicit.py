@@ -15,6 +15,7 @@ from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend
 from meha.methods._moves import check_step
 from meha.problem import Problem
+from meha.responses import Nearest, Response
 from meha.schedules import Schedule
 
 __all__ = ["CG", "NS", "ImplicitMethod"]
@@ -55,6 +56,9 @@ class CG(ImplicitMethod):
         damping: added to the Hessian; with networks, whose Hessians are indefinite, it must exceed the most negative curvature.
         alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
 
+    It follows :class:`~meha.responses.Nearest`, whose proximal term makes the Hessian of a flat lower level definite; y must
+    come close to the response in T steps, so warm starts and many steps help.
+
     A Hessian that is not positive definite ends the run with the status "broke down". On
     :func:`meha.problems.merely_convex` that is so in the second step; with damping, x ends near 1/2 instead of 1.
 
@@ -66,6 +70,8 @@ class CG(ImplicitMethod):
     >>> run.x
     tensor([0.5000, 0.5000], dtype=torch.float64)
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
 
     cg_steps: int = 20
     damping: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from meha._checks import check_count
 from meha._oracle import Oracle
@@ -11,6 +11,7 @@ from meha._running import At
 from meha._variables import Leaves, Variable, copy_
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import Objective, descend, lower_objective, reverse, unroll
+from meha.responses import Nearest, Response, Trained
 
 __all__ = ["RHG"]
 
@@ -35,6 +36,10 @@ class RHG(HypergradientMethod):
     graph, and f must give the same value twice: no dropout. It takes longer than with ``keep_graph``: 1.5 times
     on the strong convex problem with n = 10^5 and T = 50, and 2.6 times with n = 10, where the time goes into calls.
 
+    It follows every response of :mod:`meha.responses`. With :class:`~meha.responses.Trained`, the number and the size of the
+    lower steps are those of the response, every step starts afresh, and where the start depends on x, h has this part as well
+    (with ``terms``, as if the other steps left y where it is: first-order MAML).
+
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On
     :func:`meha.problems.sine` it ends in the valley nearest to the start.
@@ -47,6 +52,9 @@ class RHG(HypergradientMethod):
     >>> run.x, run.counts
     (tensor([0.5000, 0.5000], dtype=torch.float64), Counts(upper=50, lower=1500, hvp=1500))
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = (Nearest, Trained)
+    differentiates_start: ClassVar[bool] = True
 
     terms: int | None = None
     keep_graph: bool = False
@@ -65,14 +73,18 @@ class RHG(HypergradientMethod):
             first = 0 if self.terms is None else self.inner_steps - self.terms
             descend(oracle, x, y, first, step, batch, objective)
             iterates = unroll(oracle, x, y, range(first, self.inner_steps), step, batch, objective)
-            upper, (h, _) = oracle.pull_back(oracle.upper, x, iterates, batch)
+            upper, (h, q) = oracle.pull_back(oracle.upper, x, iterates, batch)
             copy_(y.leaves, iterates[-1].leaves)
-            return {"upper": upper}, h
+            return {"upper": upper}, _add(h, oracle.selection.pull_back(x, q))
         descend(oracle, x, y, self.inner_steps, step, batch, objective, trace)
         (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        h, _ = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
-        return {"upper": upper}, h
+        h, q = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
+        return {"upper": upper}, _add(h, oracle.selection.pull_back(x, q))
 
     def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
         """The objective of the inner steps, and their size."""
         return lower_objective(oracle, x), at.beta
+
+
+def _add(a: Leaves, b: Leaves) -> Leaves:
+    return [u + v for u, v in zip(a, b, strict=True)]

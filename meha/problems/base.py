@@ -77,9 +77,9 @@ class KnownProblem(Problem):
         distance: ``distance(x, y)`` to the solution (set); NaN if there is nothing to compare with.
         presets: settings of MEHA by name; see :meth:`preset`.
         metrics: further measures by name, each a function of (x, y).
-        response: ``response(x)``, a solution y of the lower level at x in float64 (the best for F if there are several),
-            computed without the methods of this library; None if unknown.
-        value: ``value(x)``, the hyper-objective F(x, response(x)) in float64; None if unknown.
+        answer: ``answer(x)``, the solution y of the lower level at x in float64 (if there are several, the best for F, or the
+            one that ``response`` names), computed without the methods of this library; None if unknown.
+        value: ``value(x)``, the hyper-objective F(x, answer(x)) in float64; None if unknown.
         measure: what :meth:`error` returns: the distance in x, or the excess of ``value`` if x is not unique or hardly
             matters.
         region: where :meth:`start` draws random starts from; None takes the surroundings of x0 and y0.
@@ -102,7 +102,7 @@ class KnownProblem(Problem):
     distance: Callable[[Any, Any], Distance]
     presets: Mapping[str, MEHA]
     metrics: Mapping[str, Callable[[Any, Any], float]] = field(default_factory=dict)
-    response: Callable[[Any], Any] | None = None
+    answer: Callable[[Any], Any] | None = None
     value: Callable[[Any], float] | None = None
     measure: Literal["distance", "excess"] = "distance"
     region: Region | None = None
@@ -122,10 +122,10 @@ class KnownProblem(Problem):
         return x, _draw(self.y0, y_ends, self.y_set, generator)
 
     def lower_value(self, x: Any) -> float:
-        """Return the global minimum of f(x, .) + g(x, .) on Y, from :attr:`response`, in the precision of the problem."""
-        if self.response is None:
-            raise ValueError(f"response: the global lower value needs it, and {self.name} lacks it.")
-        return self._total(x, self.response(x).to(self.y0))
+        """Return the global minimum of f(x, .) + g(x, .) on Y, from :attr:`answer`, in the precision of the problem."""
+        if self.answer is None:
+            raise ValueError(f"answer: the global lower value needs it, and {self.name} lacks it.")
+        return self._total(x, self.answer(x).to(self.y0))
 
     def verify(self, x: Any, y: Any) -> Verification:
         """Compare a point with the solution and with the global minimum of the lower level at x.

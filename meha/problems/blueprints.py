@@ -121,7 +121,7 @@ def known_problem(
         upper_star=float(blueprint.exact.upper(x_star, y_star)),
         distance=distance,
         presets={"paper": SMOOTH if problem.nonsmooth is None else NONSMOOTH},
-        response=lambda x: blueprint.respond(double(x.detach())),
+        answer=lambda x: blueprint.respond(double(x.detach())),
         value=lambda x: blueprint.value(double(x.detach())),
         measure=blueprint.measure,
         region=blueprint.region,

@@ -15,6 +15,7 @@ from meha.problems.blueprints import Blueprint, known_problem, references
 from meha.problems.factors import dictionary, factorisation, products, representation
 from meha.problems.games import cournot, cournot_limited, toll_revenue, toll_time
 from meha.problems.group_lasso import group_lasso
+from meha.problems.hollow import FAMILIES as HOLLOW
 from meha.problems.literature import (
     bilinear,
     circle,
@@ -191,7 +192,7 @@ HELD_OUT = {"support vectors, dual", "tolls", "dictionary", "representation", "d
 
 Half = Literal["tuning", "held-out"]
 
-Group = Literal["gentle", "rugged", "simple"]
+Group = Literal["gentle", "rugged", "simple", "hollow"]
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ def collection(half: Half | None = None, group: Group | None = "gentle") -> list
 
     - ``"gentle"``: nearly all lower levels are convex, or have one valley;
     - ``"rugged"``: lower levels with several valleys, kinks without convexity, plateaus, or many solutions;
-    - ``"simple"``: no x, only a choice among the solutions of one problem: ``upper`` and ``lower`` are functions of y.
+    - ``"simple"``: no x, only a choice among the solutions of one problem: ``upper`` and ``lower`` are functions of y;
+    - ``"hollow"``: lower levels with more unknowns than they determine, and the solution nearest to y0 as the response.
 
     >>> entry = collection("tuning")[0]
     >>> problem = entry.make()
@@ -243,14 +245,15 @@ def collection(half: Half | None = None, group: Group | None = "gentle") -> list
     """
     if half not in (None, "tuning", "held-out"):
         raise ValueError(f"half: must be 'tuning', 'held-out' or None (both), got {half!r}.")
-    if group not in (None, "gentle", "rugged", "simple"):
-        raise ValueError(f"group: must be 'gentle', 'rugged', 'simple' or None (all), got {group!r}.")
+    if group not in (None, "gentle", "rugged", "simple", "hollow"):
+        raise ValueError(f"group: must be 'gentle', 'rugged', 'simple', 'hollow' or None (all), got {group!r}.")
     gentle = {family: _built(makers, "references.json") for family, makers in BLUEPRINTS.items()}
     rugged = {family: _built(makers, "rugged.json") for family, makers in RUGGED.items()}
     entries = [
         *_entries({**gentle, **TOYS}, HELD_OUT, "gentle"),
         *_entries(rugged, RUGGED_HELD_OUT, "rugged"),
         *_entries(SIMPLE, SIMPLE_HELD_OUT, "simple"),
+        *_entries({family: _built(makers, "references.json") for family, makers in HOLLOW.items()}, set(), "hollow"),
     ]
     return [entry for entry in entries if half in (None, entry.half) and group in (None, entry.group)]
 

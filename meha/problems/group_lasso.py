@@ -118,7 +118,7 @@ def group_lasso(
         x_star=x_star,
         y_star=y_star,
         upper_star=upper_star,
-        response=response,
+        answer=response,
     )
 
 

@@ -52,7 +52,7 @@ def _known(
         upper_star=float(upper(cast(answer))),
         distance=lambda x, y: Distance(0.0, relative(y.detach().to("cpu", torch.float64), answer)),
         presets={"paper": SMOOTH if nonsmooth is None else NONSMOOTH},
-        response=lambda x: answer,
+        answer=lambda x: answer,
         value=lambda x: float(upper(cast(answer))),
         region=Region((0.0, 0.0), (-reach, reach)),
     )

@@ -46,7 +46,7 @@ def strong_convex(n: int = 100, *, dtype: torch.dtype = torch.float64, device: A
         y_star=half,
         upper_star=n / 4,
         distance=lambda x, y: Distance(relative(x, half), relative(y, half)),
-        response=lambda x: x.detach().double().cpu(),
+        answer=lambda x: x.detach().double().cpu(),
         constants=Constants(L_F=1.0, L_f=GOLDEN, rho_f=0.0, F_xx=1.0, F_yy=1.0, F_xy=0.0, f_yy=1.0, f_xy=1.0),
         presets={"paper": table, "recipe": table},
     )
@@ -76,7 +76,7 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
         y_star=y_star,
         upper_star=0.0,
         distance=lambda x, y: Distance(relative(x, x_star), relative(y, y_star)),
-        response=lambda x: x.detach().double().cpu().expand(2, n).clone(),
+        answer=lambda x: x.detach().double().cpu().expand(2, n).clone(),
         constants=Constants(L_F=2.0, L_f=GOLDEN, rho_f=0.0, F_xx=1.0, F_yy=1.0, F_xy=1.0, f_yy=1.0, f_xy=1.0),
         presets={
             "paper": MEHA(alpha=0.012, beta=0.1, eta=0.009, gamma=5.0, c=0.167, p=0.49),
@@ -115,7 +115,7 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
         y_star=y_star,
         upper_star=n * (valley - 4) ** 2 / (1 + n),
         distance=lambda x, y: Distance(relative(x, x_star), relative(y, y_star)),
-        response=response,
+        answer=response,
         constants=Constants(L_F=2.0, L_f=n + 1.0, rho_f=1.0, F_xx=2.0, F_yy=2.0, F_xy=0.0, f_yy=1.0, f_xy=root),
         presets={
             "paper": MEHA(alpha=5e-4, beta=5e-4, eta=1e-3, gamma=200.0, c=0.02, p=0.49),
@@ -159,7 +159,7 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
         y_star=y_star,
         upper_star=-0.5,
         distance=distance,
-        response=lambda x: soft(a, x.detach().to(a)).double().cpu(),
+        answer=lambda x: soft(a, x.detach().to(a)).double().cpu(),
         constants=Constants(L_F=0.0, L_f=1.0, rho_f=0.0, L_g=1.0, f_xy=0.0),
         presets={
             "paper": MEHA(alpha=0.1, beta=1e-5, eta=0.1, gamma=10.0, c=2.0, p=0.49),

@@ -54,7 +54,7 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
         distance=distance,
         constants=None,
         metrics={},  # these and the next two are in the old units
-        response=None,
+        answer=None,
         value=None,
     )
 

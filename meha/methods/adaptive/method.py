@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ from meha.methods.adaptive.steps import StepMap, advance, evaluate, move
 from meha.methods.adaptive.tuning import TUNING
 from meha.methods.adaptive.watching import check_start, first_look, look_again, watch
 from meha.problem import Problem
+from meha.responses import Nearest, Response
 
 __all__ = ["AdaptiveMEHA"]
 
@@ -69,6 +70,8 @@ class AdaptiveMEHA(Method):
     >>> print(solution.status, solution.steps < 100, problem.distance(solution.x, solution.y).x < 1e-3)
     converged True True
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
 
     tol: float = 1e-4
 

@@ -103,8 +103,17 @@ class Course:
         return numbers
 
     def _confirm(self, engine: Engine) -> None:
-        """Verify what the engine found."""
+        """Verify what the engine found, unless y may be one of several solutions nearby.
+
+        The nearest of them, if that is meant, is then not known, and the point is no result.
+        """
         levels, judgement, now = self.levels, self.judgement, engine.now
+        determined, nearest = engine.determined, levels.oracle.selection.vanishes
+        stands = not nearest if determined is None else determined
+        if not stands:
+            self.ended = f"The lower level may have other solutions nearby. {engine}"
+            if nearest:
+                return
         assert now is not None
         assert engine.verdict is not None
         assert now.response is not None
@@ -117,7 +126,8 @@ class Course:
             Result(SECOND_ORDER, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)
         ]
         with levels.until(self.max_gradients), contextlib.suppress(BudgetError):
-            self.over = judgement.confirms(engine.lower.model(at), engine.lower.convex)
+            if stands:
+                self.over = judgement.confirms(engine.lower.model(at), engine.lower.convex, determined=bool(determined))
 
     # Passes
 
@@ -173,6 +183,8 @@ class Course:
         lines["course"], lines["accuracy"], lines["time"] = best.course, best.accuracy, str(self.levels.clock)
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
+        if best.fresh is not None:
+            lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
         passes = self._passes
         if len(judgement.results) == len(passes) == 2 and judgement.agree(*passes):
             lines["starts"] = "upper level first and lower level first agree"

@@ -143,6 +143,8 @@ class Envelope:
     def enter(self, c: float, eps: float) -> None:
         """Begin a stage."""
         self.c, self.eps = c, eps
+        if self.scales.proximal:
+            self.levels.oracle.selection.weight = self.scales.tie(c)
         self.solve_y.enter(c)
         for solve in self.solve_thetas:
             solve.enter(math.inf)
@@ -231,6 +233,8 @@ class Envelope:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another envelope was."""
         self.c, self.eps, self.weights, self.kappa = (state[name] for name in ("c", "eps", "weights", "kappa"))
+        if self.scales.proximal:
+            self.levels.oracle.selection.weight = self.scales.tie(self.c)
         self.solve_y.load_state_dict(state["solve_y"])
         self.solve_thetas = [self._new() for _ in state["solve_thetas"]]
         for solve, saved in zip(self.solve_thetas, state["solve_thetas"], strict=True):

@@ -15,6 +15,7 @@ from meha._verdicts import Status, Verdict
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 from meha.methods._verification import Evidence, Quadratic, Search
+from meha.methods.continuation.anew import compare, respond, select
 from meha.methods.continuation.results import Result, Start, judged, plain, restored, worth
 from meha.methods.continuation.scales import Scales, Sizes
 from meha.methods.continuation.tuning import TUNING
@@ -95,7 +96,7 @@ class Judgement:
 
     # What to do next
 
-    def confirms(self, model: Quadratic | None, convex: Callable[[Tensor, Tensor], bool]) -> bool:
+    def confirms(self, model: Quadratic | None, convex: Callable[[Tensor, Tensor], bool], *, determined: bool) -> bool:
         """Verify the only result, that of the second-order engine; whether it can be the end.
 
         Where the lower level is not convex, it may have other valleys at other x, and passes follow.
@@ -103,6 +104,7 @@ class Judgement:
         Args:
             model: f around y, if it seems to be quadratic, and the lower level convex.
             convex: whether f + g shows only positive curvature at x and y.
+            determined: whether y is the only solution nearby; then a fresh one would be the same.
         """
         (result,) = self.results
         search = self._search(result.x, result.y, solved=True, model=model)
@@ -123,10 +125,15 @@ class Judgement:
         if self.results[0].verdict.status is not Status.CONVERGED or self._surpassed(self.results[0]):
             self.results = [result]
             return False
+        if not determined:
+            self._compare(0)
         return True
 
     def judge(self, scales: Scales) -> None:
         """Verify the best result; plan further passes where it is refuted, or where there are other valleys."""
+        if scales.proximal:
+            self._select(scales)
+            return
         while not self.plan:
             i = self.best
             if self.results[i].verdict.status is Status.DIVERGED:
@@ -139,7 +146,28 @@ class Judgement:
                 self._confirm(i, scales)
             else:
                 self._look_beyond(i)
+                self._compare(i)
                 return
+
+    def _select(self, scales: Scales) -> None:
+        """Find the response at the x of the best result; no point of the lower level may be lower."""
+        while not self.plan:
+            i = self.best
+            if self.results[i].verdict.status is Status.DIVERGED:
+                return
+            if self.results[i].evidence is not None:
+                self._look_beyond(i)
+                return
+            self.results[i] = result = select(self.levels, scales, self.results[i])
+            search = self._search(result.x, result.y, solved=True)
+            self.results[i] = result._replace(evidence=search.run([scales.y0], self._allowed()))
+
+    def _compare(self, i: int) -> None:
+        """Note F at a fresh y, unless the problem says which y it means."""
+        if self.sizes.simple or self.levels.oracle.selection.response is not None:
+            return
+        with contextlib.suppress(BudgetError):
+            self.results[i] = compare(self.levels, self.sizes, self.results[i])
 
     def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None) -> Search:
         """A search of the lower level at x, around y."""
@@ -227,7 +255,13 @@ class Judgement:
                 self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
 
     def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-        """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first."""
+        """F in the lowest valley that is known at x, x, and the bottoms of all of them, the lowest first.
+
+        Where the nearest solution is meant, it is the only one.
+        """
+        if self.levels.oracle.selection.vanishes:
+            y = respond(self.levels, self.sizes, x).y
+            return self.levels.upper(y)[0], x, [y]
         search = self._search(x, y, solved=False)
         for start in (y, *((*self.valleys, *itertools.islice(search.random(), 2)) if self.several else ())):
             search.descend(start)
@@ -262,19 +296,26 @@ class Judgement:
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
             return
-        search = self._search(torch.where(furthest, x + moved, x), result.y, solved=False)
-        if self.several:
-            search.run([result.y, *self.valleys], self._allowed())
-        else:
-            search.descend(result.y)
-        F = levels.upper(search.lowest.z)[0] if search.valleys else math.nan
-        if not result.F + sizes.tol * result.spread >= F:
+        F = self._upper_at(torch.where(furthest, x + moved, x), result.y)
+        slack = TUNING.better if levels.oracle.selection.vanishes else sizes.tol
+        if not result.F + slack * result.spread >= F:
             return
         message = (
             f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
             " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
         )
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+
+    def _upper_at(self, x: Tensor, y: Tensor) -> float:
+        """F at another x, with the response there, or the lowest point of the lower level that is found from y."""
+        if self.levels.oracle.selection.vanishes:
+            return self.levels.upper(respond(self.levels, self.sizes, x).y)[0]
+        search = self._search(x, y, solved=False)
+        if self.several:
+            search.run([y, *self.valleys], self._allowed())
+        else:
+            search.descend(y)
+        return self.levels.upper(search.lowest.z)[0] if search.valleys else math.nan
 
     def _add(self, start: Start) -> bool:
         """Plan a pass, if there may be another."""

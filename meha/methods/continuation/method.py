@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
@@ -14,6 +14,7 @@ from meha.methods._base import Method, State
 from meha.methods._levels import Levels
 from meha.methods.continuation.course import Course
 from meha.problem import Problem
+from meha.responses import Nearest, Response
 
 __all__ = ["Continuation", "ContinuationState"]
 
@@ -44,6 +45,11 @@ class Continuation(Method):
       point; where there are several valleys, others start from other x. A pass follows all valleys that are known, and the
       value function is the least of them. The answer has the smallest F of those that were not refuted. The status is
       ``converged`` only if y was verified, and ``local`` otherwise; the report tells what was met.
+    - At the end, the lower level is solved anew from y0 at the final x (:mod:`meha.methods._nearest`); where F differs there,
+      the message says so. The first engine leaves this out where it knows that y is the only solution, and answers only there
+      if the response is :class:`~meha.responses.Nearest`. Passes then have a proximal term in f whose weight falls with the
+      root of c, c grows sixteenfold, x is extrapolated in the root of 1/c, and y is that fresh solution; their ``tol`` is at
+      least 1e-4.
     - theta starts close to y in each stage, so that it leaves maxima and saddles.
     - g and Y enter by their proximal map, X by its projection; coordinates which these hold fast are taken out of the steps.
     - The steps compare values. The objectives must give the same value at the same point, so batches and dropout are not
@@ -75,6 +81,9 @@ class Continuation(Method):
     >>> print(f"{float(run.x):.5f}")  # (30/2 pi - 18) / 11
     2.64763
     """
+
+    follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
+    vanishes: ClassVar[bool] = True
 
     tol: float = 1e-6
     second_order: bool = True

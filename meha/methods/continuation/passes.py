@@ -189,7 +189,7 @@ class Pass:
         self.x, self.y, self.seen = self.origin
         self.pairs.clear()
         self.envelope.solve_y.pairs.clear()
-        self.t, c = 0.0, TUNING.ratio * self.envelope.c
+        self.t, c = 0.0, self.scales.growth * self.envelope.c
         if c <= TUNING.largest_c * self.scales.balance:
             return self._enter(c)
         message = (
@@ -212,7 +212,7 @@ class Pass:
         self.envelope.reweigh(point.shares)
         if (len(self.thetas) > 1 or self.asleep) and self._rank(point.phi - point.gap):
             return self._enter(c)  # there is a lower valley than those that were followed
-        self.envelope.reweigh([weight / TUNING.ratio for weight in self.envelope.weights])
+        self.envelope.reweigh([weight / scales.growth for weight in self.envelope.weights])
         moved = self._change_valley(point, stage)
         self.stages.append(stage)
         end = None if moved else verdict(self.stages, scales, self.seen.spread)
@@ -228,7 +228,7 @@ class Pass:
             self.x = levels.project(limit_x + (x - limit_x) / TUNING.ratio)
             if not levels.composite:
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
-        return self._enter(TUNING.ratio * c)
+        return self._enter(scales.growth * c)
 
     def _rank(self, least: float) -> bool:
         """Keep the lowest of all valleys that are known, each once, besides that of y; others sleep until the next stage.

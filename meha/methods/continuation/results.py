@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meha._verdicts import Status, Verdict
 from meha.methods._verification import Evidence
+from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Result", "Start", "describe", "judged", "plain", "restored", "worth"]
 
@@ -34,6 +35,7 @@ class Result(NamedTuple):
         others: lower solutions in the other valleys that were followed.
         course, accuracy: how it went and how accurate it is, in words.
         evidence: what a search of the lower level at x found; None before.
+        fresh: F at the lower solution nearest to y0, at the same x; None before, or where that one is higher than y.
     """
 
     start: str
@@ -48,6 +50,7 @@ class Result(NamedTuple):
     accuracy: str
     verdict: Verdict
     evidence: Evidence | None = None
+    fresh: float | None = None
 
     @property
     def refuted(self) -> bool:
@@ -61,7 +64,12 @@ def worth(result: Result) -> tuple[bool, bool, bool]:
 
 
 def judged(result: Result) -> Verdict:
-    """The end in the light of what is known about y."""
+    """The end in the light of what is known about y, and of F at a fresh one."""
+    end, note = _verified(result), _hollow(result)
+    return Verdict(end.status, f"{end.message} {note}") if note else end
+
+
+def _verified(result: Result) -> Verdict:
     end, evidence = result.verdict, result.evidence
     if end.status is not Status.CONVERGED:
         return end
@@ -74,6 +82,18 @@ def judged(result: Result) -> Verdict:
     else:
         return Verdict(Status.CONVERGED, f"{end.message} {evidence}.")
     return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
+
+
+def _hollow(result: Result) -> str:
+    """What to say where F depends on the choice among the solutions of the lower level; nothing where it does not."""
+    scale = max(result.spread, abs(result.F))
+    if result.fresh is None or not result.fresh - result.F > TUNING.hollow * scale:
+        return ""
+    return (
+        f"But a fresh lower solution has F = {result.fresh:.3g}, not {result.F:.3g}: the lower level has several solutions"
+        " at this x, and F chose among them. If y is to be computed anew, state it:"
+        " Problem(..., response=meha.responses.Nearest())."
+    )
 
 
 def describe(result: Result, *, best: bool) -> str:

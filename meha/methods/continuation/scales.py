@@ -65,12 +65,26 @@ class Scales(Sizes):
         slope: the norm of F_y at the start.
         balance: the c at which both levels weigh the same.
         starts: the first c of each pass.
+        proximal: the weight, where the levels balance, of a proximal term that vanishes as c grows; 0 if there is none.
     """
 
     curvatures: Curvatures
     slope: float
     balance: float
     starts: tuple[float, ...]
+    proximal: float = 0.0
+
+    @property
+    def growth(self) -> float:
+        """The growth of c from stage to stage; the bias falls by the ratio."""
+        return TUNING.ratio**2 if self.proximal else TUNING.ratio
+
+    def tie(self, c: float) -> float:
+        """The weight of the proximal term at c.
+
+        It falls with the root of c: F, of weight 1/c, then draws y away from the response by as much as the term does.
+        """
+        return self.proximal * math.sqrt(self.balance / c)
 
 
 def measure(levels: Levels, sizes: Sizes, both_starts: bool) -> Scales:
@@ -98,7 +112,11 @@ def measure(levels: Levels, sizes: Sizes, both_starts: bool) -> Scales:
         in_y = slope / f_slope if slope and f_slope else 1.0
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
     starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
-    return Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
+    scales = Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
+    if levels.oracle.selection.vanishes:  # F has no say in which valley y is
+        scales.starts, scales.proximal = (TUNING.lower_first * in_y,), TUNING.proximal * (f_yy or 1.0)
+        scales.tol = max(sizes.tol, levels.eps**TUNING.finest_tied)
+    return scales
 
 
 def _rough_solution(levels: Levels, y: Tensor) -> LowerPoint:

@@ -113,7 +113,7 @@ def verdict(stages: Sequence[Stage], scales: Scales, spread: float) -> Verdict |
         if solved and all(_rests(recent, tol) for recent in stages[-TUNING.rests :]):
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
             return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
-        if TUNING.ratio * stage.blur > TUNING.blurred:
+        if scales.growth * stage.blur > TUNING.blurred:
             message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
     if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance:

@@ -14,6 +14,7 @@ class Tuning:
     # The start
     finest: float = 10.0  # least tol, in units of the rounding error to the power below: c times a difference cancels
     finest_power: float = 2 / 3  # rounding errors eps c and the error 1/c^2 of an extrapolated x are equal there
+    finest_tied: float = 0.25  # power of the rounding error that bounds tol where a proximal term vanishes with the root of c
     probes: int = 4  # power steps for each curvature: a factor of two is good enough
     upper_first: float = 0.1  # first c of the first pass, in units of the balance: F decides
     lower_first: float = 10.0  # first c of the second pass: f decides
@@ -27,6 +28,7 @@ class Tuning:
     damping: float = 1e-4  # added curvature in x, relative to the largest: where Phi is almost flat, steps stay bounded
     # The sequence of stages
     ratio: float = 4.0  # growth of c from stage to stage: the next solution is near, and the bias falls quickly
+    proximal: float = 0.1  # weight of a vanishing proximal term where the levels balance, relative to the curvature of f
     max_stages: int = 40  # upper bound for one pass
     largest_c: float = 1e9  # in units of the balance; beyond, rounding errors prevail
     light: float = 0.3  # below this weight of the upper level, the lower level shapes the stage
@@ -106,6 +108,9 @@ class Tuning:
     explored: int = 2  # the best of them, from which passes start
     confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
+    # The lower level solved anew
+    as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
+    hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
     # The choice between the passes
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol

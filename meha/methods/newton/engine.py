@@ -271,7 +271,7 @@ class Engine:
         now = hypergradient(self.lower, response, rates=not self.lower.faces.smooth)
         pivot = factor.pivot if factor is not None else math.nan
         residual = norm(self._unblocked(now))
-        weak = weakly_held(self.lower, now)
+        weak = int(weakly_held(self.lower, now).sum())
         if not stuck and residual > TUNING.settled * self.largest:
             self.memory.clear()
             return now
@@ -292,6 +292,13 @@ class Engine:
                 return lower
             self.verdict = signs.converged(kink=stuck or weak > 0)
         return now
+
+    @property
+    def determined(self) -> bool | None:
+        """Whether f is strictly convex wherever y could move from the last point; None where that is not known."""
+        assert self.now is not None
+        assert self.now.response is not None
+        return self.lower.determines(self.now.response, weakly_held(self.lower, self.now))
 
     def _around(self, now: Value) -> Tensor:
         """Hypergradients from nearby along the free coordinates of x, one in each row."""

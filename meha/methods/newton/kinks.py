@@ -13,11 +13,11 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["letting_go", "weakly_held"]
 
 
-def weakly_held(lower: LowerLevel, now: Value) -> int:
-    """The number of coordinates of y that a small change of the gradient would set free."""
+def weakly_held(lower: LowerLevel, now: Value) -> Tensor:
+    """A mask of the coordinates of y that a small change of the gradient would set free."""
     response = now.response
     if lower.faces.smooth or response is None or response.face.index is None:
-        return 0
+        return torch.zeros_like(now.y, dtype=torch.bool)
     at, step = response.at, lower.step
     held = torch.ones_like(at.y, dtype=torch.bool)
     held[response.face.index] = False
@@ -28,7 +28,7 @@ def weakly_held(lower: LowerLevel, now: Value) -> int:
         face = lower.faces.at(lower.faces.prox(at.x, u + TUNING.margin * lower.scale * shift, step))
         if face.index is not None:
             weak[face.index] = True
-    return int((weak & held).sum())
+    return weak & held
 
 
 def letting_go(lower: LowerLevel, now: Value, zero: float) -> Tensor | None:

@@ -149,12 +149,7 @@ class LowerLevel:
         if face.count(self.flat_y.size) > TUNING.dense:
             self.factor = None
             return None
-        index = face.index
-        if self.small and (index is None or self.hessians.quadratic is not False):
-            matrix = self.hessians.at(at)
-            matrix = matrix if index is None else matrix[index][:, index]
-        else:
-            matrix = at.rows(index)[:, index]
+        index, matrix = face.index, self._hessian(at, face.index)
         curved = at.g_rows(index, self.faces.separable)
         if curved is not None:
             matrix = matrix + (curved if index is None else curved[:, index])
@@ -162,6 +157,13 @@ class LowerLevel:
         self.factor = factorise(matrix, face, self.clock)
         self._exact_at = at
         return self.factor
+
+    def _hessian(self, at: Expansion, index: Tensor | None) -> Tensor:
+        """The Hessian of f on some coordinates."""
+        if self.small and (index is None or self.hessians.quadratic is not False):
+            matrix = self.hessians.at(at)
+            return matrix if index is None else matrix[index][:, index]
+        return at.rows(index)[:, index]
 
     def exact(self, at: Expansion, face: Face) -> bool:
         """Whether the factor is that of the Hessian at this point."""
@@ -230,6 +232,20 @@ class LowerLevel:
             _, _, positive = self._iterate(at, Face(), right, self.tol, TUNING.looking_steps, None)
             return positive
         return self._semidefinite(self.hessians.at(at))
+
+    def determines(self, response: Response, weak: Tensor) -> bool | None:
+        """Whether f + g is strictly convex on the face of y, and f on the face with the ``weak`` coordinates.
+
+        Then y is the only solution nearby. Without a factor, which large faces do not have, it is not known: None.
+        """
+        if self.factor is None or not bool(weak.any()):
+            return None if self.factor is None else self.factor.definite
+        wide = weak.clone()
+        wide[response.face.index] = True
+        index = wide.nonzero().reshape(-1)
+        if len(index) > TUNING.dense:
+            return None
+        return factorise(self._hessian(response.at, index), Face(index), self.clock).definite
 
     def _semidefinite(self, hessian: Tensor) -> bool:
         shift = TUNING.singular * len(hessian) * self.eps * hessian.diagonal().abs().max()
