@@ -99,12 +99,14 @@ class Method(ABC):
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
         penalties: names of schedules that must be at rest, or steadily on the move, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
+        repeats: why an objective must give the same value when it is called again at one point; empty when it need not.
     """
 
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
     penalties: ClassVar[tuple[str, ...]] = ()
     may_be_zero: ClassVar[tuple[str, ...]] = ()
+    repeats: ClassVar[str] = ""
 
     @property
     def name(self) -> str:

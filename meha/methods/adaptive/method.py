@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -69,6 +69,8 @@ class AdaptiveMEHA(Method):
     >>> print(solution.status, solution.steps < 100, problem.distance(solution.x, solution.y).x < 1e-3)
     converged True True
     """
+
+    repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-4
 

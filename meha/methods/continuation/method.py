@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from meha._checks import check_count, check_tolerance
 from meha._oracle import Oracle
@@ -67,6 +67,8 @@ class Continuation(Method):
     >>> print(f"{float(run.x):.5f}")  # (30/2 pi - 18) / 11
     2.64763
     """
+
+    repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
     both_starts: bool = True
