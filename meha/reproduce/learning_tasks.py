@@ -27,6 +27,7 @@ SHIFT = 1000
 """Added to the seed of a network that is trained afresh, so that it differs from the one that a run begins with."""
 
 Split = Literal["tuning", "held out"]
+Judged = Literal["returned", "fresh"]
 
 
 class Labelled(NamedTuple):
@@ -56,7 +57,7 @@ class LearningTask:
     score: Callable[[Any, Any], float]
     fresh: Callable[[Any], Any]
     references: Callable[[], dict[str, float]]
-    judged: Literal["returned", "fresh"] = "fresh"
+    judged: Judged = "fresh"
 
 
 class Draws:
@@ -87,7 +88,9 @@ def _tampered(labels: Tensor, fraction: float, seed: int, flip: bool = False) ->
     """Labels of which a fraction is wrong: random others, or always the next class."""
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(len(labels), generator=generator) < fraction
-    shift = torch.ones(len(labels), dtype=torch.long) if flip else torch.randint(1, CLASSES, (len(labels),), generator=generator)
+    shift = (
+        torch.ones(len(labels), dtype=torch.long) if flip else torch.randint(1, CLASSES, (len(labels),), generator=generator)
+    )
     return (labels + (wrong * shift).to(labels.device)) % CLASSES
 
 
@@ -355,7 +358,10 @@ def operations(data: str, *, train_size: int, seed: int = 0, device: Any = None)
     """The shares of four operations in two layers."""
     if data == "generated":
         generator = torch.Generator().manual_seed(seed)
-        inputs, plane = torch.randn(2 * train_size + 800, 20, generator=generator), torch.randn(20, CLASSES, generator=generator)
+        inputs, plane = (
+            torch.randn(2 * train_size + 800, 20, generator=generator),
+            torch.randn(20, CLASSES, generator=generator),
+        )
         labels = ((inputs @ plane).tanh() @ torch.randn(CLASSES, CLASSES, generator=generator)).argmax(1)
         sizes = (train_size, train_size, 800)
         split = zip(inputs.to(device).split(sizes), labels.to(device).split(sizes), strict=True)
@@ -383,12 +389,13 @@ def operations(data: str, *, train_size: int, seed: int = 0, device: Any = None)
         even = torch.zeros(2, 4, device=device)
         singles = [8.0 * one_hot(torch.tensor([i, i], device=device), 4).float() for i in (0, 1, 3)]
         found = [(x, fresh(x)) for x in singles]
-        best = max(found, key=lambda pair: score(*pair, validation))
+        best = max(found, key=lambda pair: score(pair[0], pair[1], validation))
         return {"even shares": score(even, fresh(even)), "best single operation": score(*best)}
 
     return LearningTask(
         problem=Problem(
-            lambda x, y, batch: loss(x, y, validation, batch["validation"]), lambda x, y, batch: loss(x, y, train, batch["train"])
+            lambda x, y, batch: loss(x, y, validation, batch["validation"]),
+            lambda x, y, batch: loss(x, y, train, batch["train"]),
         ),
         start=lambda: (torch.zeros(2, 4, device=device), new()),
         batches=draws,
@@ -427,7 +434,7 @@ def feature_penalties(*, samples: int, features: int, useful: int, seed: int = 0
         return _train(lambda y, batch: lower(x, y, batch), new(), 600, draws(), rate=0.03)
 
     @torch.no_grad()
-    def score(x: Tensor, y: nn.Module, part: Labelled = test) -> float:
+    def score(x: Any, y: nn.Module, part: Labelled = test) -> float:
         return 100 * float(((y(part.inputs)[:, 0] > 0) == (part.labels > 0)).double().mean())
 
     def at(value: float) -> Tensor:
@@ -452,7 +459,9 @@ PROXIMITY, ADAPTATION, ADAPTING = 0.1, 0.5, 10
 """Of adapted weights: how much they are drawn to the common ones, and the size and number of steps in the test."""
 
 
-def common_start(data: str, *, ways: int = 5, tasks: int = 8, hidden: int = 64, seed: int = 0, device: Any = None) -> LearningTask:
+def common_start(
+    data: str, *, ways: int = 5, tasks: int = 8, hidden: int = 64, seed: int = 0, device: Any = None
+) -> LearningTask:
     """The weights from which a network adapts to few examples of new classes; all weights adapt, for each task of a batch."""
     few = few_shot(data, ways=ways, tasks=tasks, width=1, test_tasks=1, shots=2, queries=8, seed=seed, device=device)  # type: ignore[arg-type]
     side = 14
@@ -540,6 +549,11 @@ class Declared:
     arguments: Mapping[str, Any]
     work: int = 6000
 
+    @property
+    def judged(self) -> Judged:
+        """Whether the y of the run counts, or one trained afresh."""
+        return "returned" if self.build is noisy_labels else "fresh"
+
     def make(self, seed: int = 0, device: Any = None) -> LearningTask:
         """The task with the data of a seed."""
         return self.build(**self.arguments, seed=seed, device=device)
@@ -571,7 +585,9 @@ TASKS: Mapping[str, Declared] = {
     "smoothing and temperature, digits": Declared("tuning", smoothing, dict(data="digits", train_size=600)),
     "smoothing and temperature, MNIST": Declared("held out", smoothing, dict(data="mnist", train_size=1000, fraction=0.4)),
     "sources, digits": Declared("tuning", sources, dict(data="digits", size=250, noise=(0.0, 0.3, 0.6, 0.9))),
-    "sources, FashionMNIST": Declared("held out", sources, dict(data="fashion-mnist", size=400, noise=(0.8, 0.0, 0.5, 0.0, 0.9))),
+    "sources, FashionMNIST": Declared(
+        "held out", sources, dict(data="fashion-mnist", size=400, noise=(0.8, 0.0, 0.5, 0.0, 0.9))
+    ),
     "operations, digits": Declared("tuning", operations, dict(data="digits", train_size=300)),
     "operations, generated": Declared("held out", operations, dict(data="generated", train_size=400)),
     "penalty per feature, 100 samples": Declared("tuning", feature_penalties, dict(samples=100, features=300, useful=5)),

@@ -18,6 +18,7 @@ FIELDS = {
     "training": {"reached", "last", "curve"},
     "solve": {"error", "gradients", "steps", "seconds"},
     "architecture": {"search", "curve", "genotype", "final"},
+    "task": {"returned", "fresh", "references", "curve"},
 }
 """The fields that a record of each kind must have, besides the common ones."""
 
