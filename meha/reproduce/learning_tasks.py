@@ -563,8 +563,8 @@ TASKS: Mapping[str, Declared] = {
     "weights by a network, MNIST, 100 clean": Declared(
         "tuning", noisy_labels, dict(data="mnist", clean=100, noisy=1000, network=True)
     ),
-    "weights by a network, FashionMNIST, 500 clean": Declared(
-        "held out", noisy_labels, dict(data="fashion-mnist", clean=500, noisy=4000, network=True)
+    "weights by a network, FashionMNIST, 300 clean": Declared(
+        "held out", noisy_labels, dict(data="fashion-mnist", clean=300, noisy=3000, network=True, fraction=0.5)
     ),
     "weight per example, MNIST, 500 clean": Declared(
         "tuning", noisy_labels, dict(data="mnist", clean=500, noisy=2000, network=False, hidden=100)
