@@ -9,7 +9,15 @@ import meha
 
 METHODS = Path(meha.__file__).parent / "methods"
 NAMED = (
-    *("continuation/*.py", "adaptive/*.py", "stochastic.py", "_anderson.py", "_curvatures.py", "_extrapolation.py"),
+    *(
+        "continuation/*.py",
+        "adaptive/*.py",
+        "stochastic.py",
+        "_stochastic.py",
+        "_anderson.py",
+        "_curvatures.py",
+        "_extrapolation.py",
+    ),
     *("_levels.py", "_quasi_newton.py", "_verification.py"),
 )
 PATHS = [path for pattern in NAMED for path in sorted(METHODS.glob(pattern))]
