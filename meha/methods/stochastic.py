@@ -25,6 +25,7 @@ from meha.methods._stochastic import (
     LIMIT,
     SMALLER,
     SUDDEN,
+    TENSORS,
     TRIAL,
     WATCHED,
     WHOLE,
@@ -143,7 +144,7 @@ class StochasticMEHA(Method):
 
     def report(self, run: Run) -> dict[str, str]:
         """The steepness of F relative to f, the numbers of the last step, and whether y restarts with each batch."""
-        state, course = run.state, self._course(run.batch, state.y.has_modules)
+        state, course = run.state, self._course(run.batch, run.state.y.has_modules)
         numbers = {name: float(number) for name, number in state.numbers.value.items()}
         q = numbers["steepness"]
         if not state.k or not math.isfinite(q):
