@@ -31,7 +31,7 @@ from meha import (
 from meha._checkpoints import Checkpoint
 from meha._inspection import check
 from meha._solving import solve
-from meha._verdicts import Status, Verdict
+from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.loaders import MicroBatches
 from meha.methods import (
     BAMM,
@@ -102,6 +102,7 @@ __all__ = [
     "Status",
     "StepInfo",
     "StochasticMEHA",
+    "TrainingWarning",
     "Uniform",
     "VFiDCA",
     "Verdict",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from torch.serialization import default_restore_location
 
 from meha._checks import check_count
+from meha._verdicts import TrainingWarning
 
 __all__ = ["Checkpoint"]
 
@@ -25,6 +28,9 @@ REMEDY = "give another path, or delete the file to start over"
 
 class Checkpoint:
     """A file for ``solve(..., checkpoint=...)`` that always holds the last complete state of a run, also when it is killed.
+
+    The file before it is kept beside it, with ``.previous`` after its name. It takes over when the last one is damaged; to go
+    back to it yourself, rename it.
 
     Args:
         path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
@@ -51,10 +57,11 @@ class Checkpoint:
         if self.path.is_dir():
             raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give a file, such as {self.path / 'run.pt'}.")
         self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        self.previous = self.path.with_name(f"{self.path.name}.previous")
         self._proven = False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            left_over = re.compile(re.escape(self.path.name) + r"\.\d+\.part")
+            left_over = re.compile(re.escape(self.path.name) + r"\.\d+(\.previous)?\.part")
             for file in self.path.parent.iterdir():
                 if left_over.fullmatch(file.name):
                     file.unlink(missing_ok=True)
@@ -78,6 +85,7 @@ class Checkpoint:
             if not self._proven:  # a state that cannot be read is noticed with the first file
                 torch.load(self._part, weights_only=True, map_location="cpu")
                 self._proven = True
+            self._keep()
             os.replace(self._part, self.path)
         except (AttributeError, TypeError, pickle.PickleError) as error:
             raise TypeError(
@@ -89,33 +97,59 @@ class Checkpoint:
         finally:
             self._part.unlink(missing_ok=True)
 
+    def _keep(self) -> None:
+        """Give the file that is to be replaced a second name; it stays under its own until then."""
+        if not self.path.exists():
+            self.previous.unlink(missing_ok=True)  # of a run that was started over
+            return
+        second = self.path.with_name(f"{self.path.name}.{os.getpid()}.previous.part")
+        try:
+            try:
+                os.link(self.path, second)
+            except OSError:  # a file system without links
+                shutil.copyfile(self.path, second)
+            os.replace(second, self.previous)
+        finally:
+            second.unlink(missing_ok=True)
+
     def read(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """Read the file; None when there is none. Tensors that were on a GPU are put on ``device``.
 
+        If it is damaged, the one before it is read instead, after a warning.
+
         Raises:
             OSError: it cannot be opened.
-            ValueError: it is damaged, or no checkpoint.
+            ValueError: it is damaged, or no checkpoint, and there is none before it.
         """
+        if not self.path.exists():
+            return None
+        try:
+            return self._read(self.path, device)
+        except ValueError as error:
+            if not self.previous.exists():
+                raise
+            found = self._read(self.previous, device)
+            warnings.warn(f"{error} Going on from the one before it, {self.previous.name}.", TrainingWarning, stacklevel=3)
+            return found
+
+    def _read(self, path: Path, device: torch.device | str) -> dict[str, Any]:
+        """Read a file that is there."""
 
         def place(storage: Any, location: str) -> Any:
             return storage if location == "cpu" else default_restore_location(storage, str(device))
 
-        if not self.path.exists():
-            return None
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
                 raise zipfile.BadZipFile(f"checksum of {damaged}")
-            found = torch.load(self.path, weights_only=True, map_location=place)
+            found = torch.load(path, weights_only=True, map_location=place)
         except OSError as error:
-            raise OSError(f"checkpoint: {self.path} cannot be opened ({error}); {REMEDY}.") from error
+            raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
-            raise ValueError(
-                f"checkpoint: {self.path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}."
-            ) from error
+            raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
         if not isinstance(found, dict) or found.get("version") != VERSION:
-            raise ValueError(f"checkpoint: {self.path} was not written by this version of meha.solve; {REMEDY}.")
+            raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
         return found
 
 

@@ -10,19 +10,27 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from meha._checkpoints import Checkpoint
+from meha._faults import bad_numbers, undefined
 from meha._running import Run, StepInfo
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable, copy_, modules_of
 from meha._verdicts import Status, Verdict
 from meha.compiled import Pace, Stepper
-from meha.loaders import Endless, Stateful, random_states, set_random_states
-from meha.observers import DivergenceGuard, Recorder
+from meha.loaders import Endless, Stateful, position, random_states, set_random_states
+from meha.observers import DivergenceGuard, Recorder, SkipBadBatches
 from meha.solution import Solution
 from meha.theory import Constants
 
 __all__ = ["Loop", "Source"]
 
 T = TypeVar("T")
+
+SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipBadBatches()."
+"""What to do about a bad batch."""
+
+CHECKED = {"upper": "F", "lower": "f + g"}
+"""Numbers of a step that must be finite, with their names in messages; their gradients may be so while they are not."""
 
 RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
 """Columns of the history besides the numbers of the steps."""
@@ -32,28 +40,39 @@ class Source(Iterator[Any]):
     """What the steps get: batches without end; None each time when there are none.
 
     With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
+
+    Attributes:
+        name: which batch the last one was, in words; empty when there are none.
     """
 
     def __init__(self, batches: Iterable[Any] | None, remember: bool) -> None:
-        self._stream = None if batches is None else Endless(batches)
-        self.loader, self._remember = batches, remember
+        self._batches = None if batches is None else Endless(batches)
+        self.loader, self.remembers = batches, remember
         self.place: dict[str, Any] | None = None
+        self.name = ""
 
     def __next__(self) -> Any:
-        if self._stream is None:
+        if self._batches is None:
             return None
-        if self._remember:
-            self.place = {"batches": self._stream.state_dict(), "random": random_states(self.loader)}
-        return next(self._stream)
+        if self.remembers:
+            self.place = {"batches": self._batches.state_dict(), "random": random_states(self.loader)}
+        batch = next(self._batches)
+        self.name = position(self._batches)
+        return batch
+
+    @property
+    def empty(self) -> bool:
+        """Whether there should be batches, and none ever came."""
+        return self._batches is not None and not self._batches.fruitful
 
     def find(self, place: Mapping[str, Any] | None) -> Any:
         """The batch at a place, after which the next ones follow."""
-        if (place is None) != (self._stream is None):
+        if (place is None) != (self._batches is None):
             before, now = ("none", "some") if place is None else ("some", "none")
             raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
-        if self._stream is None or place is None:
+        if self._batches is None or place is None:
             return None
-        self._stream.load_state_dict(place["batches"])
+        self._batches.load_state_dict(place["batches"])
         set_random_states(place["random"], self.loader)
         try:
             return next(self)
@@ -71,10 +90,13 @@ class Loop:
     def __init__(self, run: Run, source: Source, observers: list[Any], max_steps: int) -> None:
         self.run, self.source, self.max_steps = run, source, max_steps
         self.guard, self.recorder = _take(observers, DivergenceGuard), _take(observers, Recorder)
+        self.skipper = next((observer for observer in observers if isinstance(observer, SkipBadBatches)), None)
         self.observers = observers
         self.verdict: Verdict | None = None
         self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
         self._last: StepInfo | None = None
+        self._begun = run.k
+        self._good: tuple[Any] | None = None  # the last batch on which a step went well
         variables = (run.state.x, run.state.y)
         self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
 
@@ -91,22 +113,32 @@ class Loop:
         """Whether one of the last steps is a multiple of ``every``."""
         return self._last is not None and self._last.due(every)
 
-    def advance(self, group: Sequence[tuple[Any, Any]], pace: Pace) -> None:
-        """Take a step for each batch, which comes with its place in the source."""
-        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _ in group], pace.stepper):
+    def advance(self, group: Sequence[tuple[Any, Any, str]], pace: Pace) -> None:
+        """Take a step for each batch, which comes with its place in the source and its name."""
+        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace.stepper):
             return
-        for batch, self.source.place in group:
+        for batch, self.source.place, self.source.name in group:
+            if self.skipper is not None:
+                self.skipper.keep(self.run)
             info = pace.eager([batch])
             failure = self._failure(info)
             if failure is None:
+                self._good = (batch,)
                 self._judge(info)
-            else:
+            elif not self._skips(failure):
                 pace.eager.rewind()
                 self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
                 if failure.status is Status.NON_FINITE:
                     self.recorder(self.run, info)
             if self.verdict is not None:
                 return
+
+    def _skips(self, failure: Verdict) -> bool:
+        """Whether a step that failed is undone and its batch left out."""
+        skipper, source = self.skipper, self.source
+        if skipper is None or source.loader is None or failure.status is not Status.NON_FINITE:
+            return False
+        return skipper.skip(self.run, source.name)
 
     def _advance_together(self, batches: Sequence[Any], stepper: Stepper) -> bool:
         """Take compiled steps; False if they must be taken one by one: few, of another form, or to see which of them fails."""
@@ -120,6 +152,7 @@ class Loop:
         if failed:
             stepper.rewind()
             return False
+        self._good = (batches[-1],)
         self._judge(info)
         return True
 
@@ -128,9 +161,11 @@ class Loop:
         ended = self.run.ended
         if ended is not None and ended.status is Status.BROKE_DOWN:
             return ended
-        if math.isfinite(info.size + info.get("upper", 0.0)):
+        names = [name for name in CHECKED if name in info and not math.isfinite(info[name])]
+        if not names and math.isfinite(info.size):
             return None
-        return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity.")
+        values = ", ".join(f"{CHECKED[name]} = {info[name]}" for name in names)
+        return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity{f' ({values})' if values else ''}.")
 
     def _judge(self, info: StepInfo) -> None:
         """Show the numbers of the last step to all that watch the run."""
@@ -162,25 +197,65 @@ class Loop:
         return info
 
     def _fail(self, verdict: Verdict) -> None:
-        """End the run, with what to try."""
+        """End the run, with the cause if it can be found, or with what to try."""
         run = self.run
         x, y = run.state.x.copy(), run.state.y.copy()
         copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
-        advice = self._undefined(x, y) or run.method.advice(run.problem, x, y, run.batch)
+        advice = self._cause(x, y, verdict.status) or run.method.advice(run.problem, x, y, run.batch)
         self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
 
-    def _undefined(self, x: Variable, y: Variable) -> str:
-        """Which objective has no value at the start (x, y)."""
-        oracle, batch = self.run.oracle, self.run.batch
-        with torch.no_grad():
-            for function in (oracle.upper, oracle.lower):
-                try:
-                    value = float(function(x, y, batch))
-                except BREAKDOWNS:
-                    continue
-                if not math.isfinite(value):
-                    return f"{function.level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."
+    def _cause(self, x: Variable, y: Variable, status: Status) -> str:
+        """Whether a batch, or the start (x, y), is to blame; empty if neither is."""
+        run, batch, name = self.run, self.run.batch, self.source.name
+        bad = bad_numbers(batch) if status is not Status.DIVERGED else ""
+        if bad:
+            return f"Look at {name or 'the batch'}: {bad}. {SKIP}"
+        if self._good is not None and self.source.loader is not None and status is not Status.DIVERGED:
+            here = undefined(run, run.state.x, run.state.y, batch)
+            if here and not undefined(run, run.state.x, run.state.y, *self._good):
+                level, value = here
+                return f"Look at {name}: {level} is {value} on it, and finite on the batch before, at the same point. {SKIP}"
+        start = undefined(run, x, y, batch if self._good is None else self._good[0])
+        if start:
+            level, value = start
+            return f"{level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."
         return ""
+
+    def undo(self, pace: Pace) -> None:
+        """Go back to the last whole step, after an exception within one."""
+        for stepper in (pace.eager, pace.stepper):
+            if not stepper.whole:
+                stepper.rewind()
+                self.run.state.k = self._begun if self._last is None else self._last.step
+
+    def interrupt(self, pace: Pace, file: Checkpoint | None) -> None:
+        """End the run at its last whole step."""
+        self.undo(pace)
+        more = f"; repeat the call to go on from the checkpoint {file.path}" if file and file.path.exists() else ""
+        self.verdict = Verdict(Status.INTERRUPTED, f"Interrupted after step {self.run.k}{more}.")
+
+    def annotate(self, error: Exception, pace: Pace) -> None:
+        """Say in an error where the run was, and keep its last whole step with it."""
+        self.undo(pace)
+        k = self.run.k
+        if not k:
+            return
+        batch = f", with {self.source.name}" if self.source.name else ""
+        self.verdict = Verdict(Status.INTERRUPTED, f"{type(error).__name__} after step {k}{batch}.")
+        error.solution = self.solution()  # type: ignore[attr-defined]
+        error.add_note(f"meha: raised after step {k} of the run{batch}; error.solution is what there was until then.")
+
+    def check_lower(self) -> None:
+        """Take back the verdict if f has no value where the run ended: its gradients may be finite there."""
+        run, verdict = self.run, self.verdict
+        known = verdict is None or verdict.status.failed or (self.modules and self._last is not None and "lower" in self._last)
+        if known or (run.problem.needs_batch and run.batch is None):
+            return
+        found = undefined(run, run.state.x, run.state.y, run.batch, ("lower",))
+        if found:
+            message = f"Lower is {found[1]} at the end, although its gradients were finite on the way:"
+            message += " x or y left the domain of an objective. Bound them by x_set or y_set, or take smaller steps."
+            self.verdict = Verdict(Status.NON_FINITE, message)
 
     def solution(self) -> Solution:
         run = self.run

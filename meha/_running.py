@@ -15,7 +15,7 @@ from meha._oracle import Counts, Oracle
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable, all_finite
 from meha._verdicts import Status, Verdict
-from meha.problem import Problem
+from meha.problem import Problem, takes
 from meha.schedules import evaluate, rests
 from meha.theory import Constants, Probe
 
@@ -150,7 +150,9 @@ class Run:
         self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
         self._verdict: Verdict | None = None
         self._resolved = False
-        if not problem.needs_batch:
+        self._needs_batch = problem.needs_batch
+        self._takes_batch = takes(problem.upper, 3) and takes(problem.lower, 3)
+        if not self._needs_batch:
             self._resolve(None)
         self.seconds = time.perf_counter() - begin
 
@@ -227,8 +229,11 @@ class Run:
 
         Raises:
             RuntimeError: the run is over.
+            TypeError: the objectives need a batch and there is none, or there is one and they take none.
         """
         over, state = self.ended, self.state
+        if self._needs_batch if batch is None else not self._takes_batch:
+            raise TypeError(self._misfit(batch))
         if over is not None:
             raise RuntimeError(
                 f"step: the run is over ({over.status}: {over.message}); ask run.verdict before each step, and start a new run"
@@ -249,6 +254,21 @@ class Run:
             state.k += 1
         self.seconds += time.perf_counter() - begin
         return StepInfo(state.k, numbers)
+
+    def _misfit(self, batch: Any) -> str:
+        """Why the objectives cannot be called with this batch."""
+        wanted = 2 if batch is None else 3
+        names = [name for name in ("upper", "lower") if not takes(getattr(self.problem, name), wanted)]
+        before = "" if self.problem.simple else "x, "
+        if batch is None:
+            return (
+                f"batches: {' and '.join(names)} must be called with a batch, as a function of ({before}y, batch), and there is"
+                " none; pass solve(..., batches=...), or run.step(batch) in a loop of your own."
+            )
+        return (
+            f"batches: {' and '.join(names)} cannot be called with a batch; write both as functions of ({before}y, batch), or"
+            " leave the batches out."
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.

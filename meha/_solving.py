@@ -5,23 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, cast
 
 from meha._checkpoints import REMEDY, Checkpoint
 from meha._checks import check_count, check_tolerance
+from meha._faults import mark_trained, warn_about_modules
 from meha._loop import Loop, Source
 from meha._variables import Variable
-from meha._verdicts import Status, Verdict
+from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.compiled import Pace
-from meha.loaders import check_resumable, random_states, set_random_states
+from meha.loaders import EMPTY, check_resumable, random_states, set_random_states
 from meha.methods import Method, default_method
 from meha.observers import Observer
 from meha.problem import Problem
 from meha.solution import Solution
 from meha.stopping import RelativeChange
 
-__all__ = ["solve"]
+__all__ = ["solve", "uninterrupted"]
 
 CHANGE = 1e-8
 """The default tolerance on the relative change of (x, y), near the rounding error of a sum of double precision numbers."""
@@ -44,7 +46,8 @@ def solve(
 
     Args:
         problem: the problem.
-        x0, y0: the start. Tensors are not changed; modules are trained in place. ``x0=None`` for a problem without x.
+        x0, y0: the start. Tensors are not changed; modules are trained in place, and a second run goes on from there: pass
+            ``copy.deepcopy(module)`` to each run that is to start afresh. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Continuation`, which finds accurate solutions of deterministic problems;
             modules and batches go to :class:`StochasticMEHA`.
@@ -63,8 +66,8 @@ def solve(
             batches, the states of the random number generators (of torch on all devices, of Python, of numpy, and those that a
             DataLoader holds), and the states of the observers. Repeated after its end, the call returns the same solution; with
             a larger ``max_steps`` it goes on, as does a run that a rule had ended when that rule is changed, and one that a
-            callback had stopped. An exception or Ctrl-C saves nothing, since the step may be half done: the file remains the
-            last whole one.
+            callback had stopped. A run that fails, an exception or Ctrl-C saves nothing: the file remains the last good one,
+            and the one before it is kept as well. A full disk is a :class:`~meha.TrainingWarning`, and the run goes on.
         compile: take many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
             compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
             steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
@@ -77,7 +80,8 @@ def solve(
             compiled version is cached, and does not warn.
 
     Returns:
-        The last finite iterate with its status. Failures of the run are a status, not an exception.
+        The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
+        an objective or a callback is passed on, and its attribute ``solution`` is the solution until then.
 
     >>> import torch
     >>> problem = Problem(
@@ -117,27 +121,61 @@ def solve(
         file = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
 
     run = method.start(problem, x0, y0)
-    source = Source(batches, remember=file is not None)
-    with Loop(run, source, observers, max_steps) as loop:
+    warn_about_modules(run, resumes=file is not None)
+    with Loop(run, Source(batches, remember=file is not None), observers, max_steps) as loop:
         if file is not None:
             _resume(loop, file)
-        pace, stepped = Pace(compile, run, max_steps, batches is not None), False
-        if 0 < run.k < max_steps and loop.verdict is None:  # a run that goes on does so in groups
+        pace = Pace(compile, run, max_steps, batches is not None)
+        try:
+            _advance(loop, pace, file)
+        except KeyboardInterrupt:
+            loop.interrupt(pace, file)
+        except Exception as error:
+            loop.annotate(error, pace)
+            raise
+    mark_trained(run)
+    return loop.solution()
+
+
+def uninterrupted(solution: Solution) -> Solution:
+    """Return a solution, or pass on the interrupt that ended its run."""
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt(solution.message)
+    return solution
+
+
+def _advance(loop: Loop, pace: Pace, file: Checkpoint | None) -> None:
+    """Take steps until there is a verdict, and write checkpoints on the way and at the end."""
+    run, source, begun = loop.run, loop.source, loop.run.k
+    if 0 < run.k < loop.max_steps and loop.verdict is None:  # a run that goes on does so in groups
+        pace.update()
+    while loop.verdict is None:
+        group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
+        if not group:
+            break
+        loop.advance(group, pace)
+        if loop.verdict is None:
             pace.update()
-        while loop.verdict is None and (group := [(batch, source.place) for batch in itertools.islice(source, pace.steps)]):
-            loop.advance(group, pace)
-            stepped = True
-            if loop.verdict is None:
-                pace.update()
-                if file is not None and run.k < max_steps and loop.due(file.every):
-                    file.write(loop.state_dict())
+            if file is not None and run.k < loop.max_steps and loop.due(file.every):
+                _write(file, loop)
+    if source.empty and not run.k:
+        raise ValueError(f"batches: yields nothing; {EMPTY}.")
     if loop.verdict is None:
-        short = f"The batches ran out after {run.k} of {max_steps} steps." if run.k < max_steps else ""
+        short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
         remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
         loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
-    if file is not None and stepped:
+    if run.k > begun:
+        loop.check_lower()
+        if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
+            _write(file, loop)
+
+
+def _write(file: Checkpoint, loop: Loop) -> None:
+    """Write a checkpoint; a full disk does not end the run."""
+    try:
         file.write(loop.state_dict())
-    return loop.solution()
+    except OSError as error:
+        warnings.warn(f"{error} The run goes on.", TrainingWarning, stacklevel=4)
 
 
 def _resume(loop: Loop, file: Checkpoint) -> None:

@@ -1,11 +1,15 @@
-"""Status and Verdict: how a run ends, and why."""
+"""Status and Verdict: how a run ends, and why; TrainingWarning: what it goes on in spite of."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Status", "Verdict"]
+__all__ = ["Status", "TrainingWarning", "Verdict"]
+
+
+class TrainingWarning(UserWarning):
+    """A run goes on, but perhaps not as it was meant to."""
 
 
 class Status(enum.Enum):
@@ -26,9 +30,16 @@ class Status(enum.Enum):
     BROKE_DOWN = "broke down"
     MAX_STEPS = "max steps"
     STOPPED = "stopped by callback"
+    INTERRUPTED = "interrupted"
+    """By Ctrl-C."""
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last step was of no use; such a run is not saved."""
+        return self in (Status.DIVERGED, Status.NON_FINITE, Status.BROKE_DOWN)
 
 
 @dataclass(frozen=True)

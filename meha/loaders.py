@@ -17,7 +17,7 @@ from torch import Tensor
 
 from meha._checks import check_count
 
-__all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "random_states", "set_random_states"]
+__all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "position", "random_states", "set_random_states"]
 
 
 @runtime_checkable
@@ -27,6 +27,13 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+EMPTY = (
+    "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
+    " can be iterated over only once)"
+)
+"""What to do about a loader without batches."""
 
 
 class MicroBatches(tuple[Any, ...]):
@@ -81,6 +88,7 @@ class Endless(Iterator[Any]):
         self._start_states: dict[str, Any] = {}
         self._position = 0
         self._restored = False
+        self.fruitful = False  # whether it has ever yielded a batch
 
     def __next__(self) -> Any:
         if self._restored:
@@ -93,6 +101,11 @@ class Endless(Iterator[Any]):
                 pass
         return self._take(self._restart())
 
+    @property
+    def taken(self) -> int:
+        """Number of batches taken since the loader was last restarted."""
+        return self._position
+
     def _restart(self) -> Iterator[Any]:
         fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # saving states takes time and is not needed
         self._start_states, self._position = {} if fixed else random_states(self.loader), 0
@@ -102,6 +115,7 @@ class Endless(Iterator[Any]):
     def _take(self, batches: Iterator[Any]) -> Any:
         batch = next(batches)
         self._position += 1
+        self.fruitful = True
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,21 +167,29 @@ class Together(Iterator[Any]):
             if not isinstance(loader, Iterable):
                 raise TypeError(f"Together: {name} must be an iterable of batches, got {type(loader).__name__}.")
         self.loaders = loaders
-        self._parts = {name: Endless(loader) for name, loader in loaders.items()}
+        self.parts = {name: Endless(loader) for name, loader in loaders.items()}
         self._form: Any = namedtuple("Batch", loaders)  # type: ignore[misc]
 
     def __next__(self) -> Any:
-        return self._form._make([next(part) for part in self._parts.values()])
+        return self._form._make([self._next(name, part) for name, part in self.parts.items()])
+
+    def _next(self, name: str, part: Endless) -> Any:
+        try:
+            return next(part)
+        except StopIteration:
+            if part.fruitful:
+                raise
+            raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the positions of all loaders, by name."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the positions of all loaders. This uses the random number generators; set their states afterwards."""
-        if set(state) != set(self._parts):
-            raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self._parts)}; pass the same.")
-        for name, part in self._parts.items():
+        if set(state) != set(self.parts):
+            raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self.parts)}; pass the same.")
+        for name, part in self.parts.items():
             part.load_state_dict(state[name])
 
 
@@ -191,23 +213,50 @@ class Accumulated(Iterator[Any]):
     def __init__(self, loader: Iterable[Any], n: int) -> None:
         check_count("Accumulated: n", n)
         self.loader, self.n = loader, n
-        self._stream = Endless(loader)
+        self.stream = Endless(loader)
 
     def __next__(self) -> MicroBatches:
-        group = list(itertools.islice(self._stream, self.n))
+        group = list(itertools.islice(self.stream, self.n))
         if len(group) < self.n:
             raise StopIteration
         return MicroBatches(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader, and n."""
-        return {"n": self.n, "batches": self._stream.state_dict()}
+        return {"n": self.n, "batches": self.stream.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position. This uses the random number generators; set their states afterwards."""
         if state["n"] != self.n:
             raise ValueError(f"batches: the state is for Accumulated with n = {state['n']}, got n = {self.n}; pass the same.")
-        self._stream.load_state_dict(state["batches"])
+        self.stream.load_state_dict(state["batches"])
+
+
+def position(batches: Endless) -> str:
+    """Say which batch was taken last, by its number in the current pass through its loader.
+
+    >>> batches = Endless(["a", "b", "c"])
+    >>> _ = [next(batches) for _ in range(5)]
+    >>> position(batches)
+    'batch 2 of this pass'
+    >>> batches = Endless(Together(clean=[1, 2], noisy=["a", "b", "c"]))
+    >>> _ = [next(batches) for _ in range(4)]
+    >>> position(batches)
+    'clean batch 2, noisy batch 1 of this pass'
+    """
+    return f"{_numbered(batches, '')} of this pass"
+
+
+def _numbered(batches: Endless, name: str) -> str:
+    """The number of the last batch of a stream, or those of the streams inside it."""
+    loader = batches.loader
+    if isinstance(loader, Together):
+        return ", ".join(_numbered(part, f"{part_name} ") for part_name, part in loader.parts.items())
+    if isinstance(loader, Accumulated):
+        return f"the {loader.n} batches up to {_numbered(loader.stream, name)}"
+    if isinstance(loader, Endless):
+        return _numbered(loader, name)
+    return f"{name}batch {batches.taken}"
 
 
 def check_resumable(loader: Any, argument: str) -> None:

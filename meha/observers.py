@@ -27,7 +27,17 @@ from meha._running import Run, StepInfo
 from meha._variables import copy_, norm, subtract
 from meha._verdicts import Status, Verdict
 
-__all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "Validate", "ValidationWarning", "work"]
+__all__ = [
+    "DivergenceGuard",
+    "History",
+    "Observer",
+    "Progress",
+    "Recorder",
+    "SkipBadBatches",
+    "Validate",
+    "ValidationWarning",
+    "work",
+]
 
 Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]
 
@@ -292,6 +302,63 @@ class Validate:
         """Go on from what another observer had seen."""
         for name, value in state.items():
             setattr(self, name, value)
+
+
+class SkipBadBatches:
+    """Leaves out batches on which a step gives NaN or infinity: ``solve(..., callbacks=SkipBadBatches())``.
+
+    The run goes back to before the step, and takes the next batch; steps left out do not count towards ``max_steps``. Each
+    step first copies the whole state of the run, which takes memory and time.
+
+    Args:
+        limit: end the run after this many bad batches in a row: then it is not the batches.
+
+    Attributes:
+        skipped: which batches were left out, in words.
+
+    >>> import meha, torch
+    >>> batches = [1.0, torch.nan, 2.0]
+    >>> problem = meha.Problem(lambda x, y, b: (x - y).square().sum(), lambda x, y, b: (y - b).square().sum() + (x * y).sum())
+    >>> skip = SkipBadBatches()
+    >>> solution = meha.solve(problem, torch.ones(1), torch.ones(1), batches=batches, callbacks=skip, max_steps=4)
+    >>> solution.steps, skip.skipped
+    (4, ['batch 2 of this pass', 'batch 2 of this pass'])
+    """
+
+    def __init__(self, limit: int = 10) -> None:
+        check_count("SkipBadBatches: limit", limit)
+        self.limit, self.skipped = limit, list[str]()
+        self._state: dict[str, Any] = {}
+        self._row = 0
+
+    def begin(self, run: Run, max_steps: int) -> None:
+        """Forget the batches of an earlier run."""
+        self.skipped, self._row = [], 0
+
+    def keep(self, run: Run) -> None:
+        """Remember where the run is, before a step."""
+        self._state = run.state.state_dict()
+
+    def skip(self, run: Run, name: str) -> bool:
+        """Go back to before the last step; False after too many in a row."""
+        self._row += 1
+        if self._row > self.limit:
+            return False
+        run.state.load_state_dict(self._state)
+        self.skipped.append(name)
+        return True
+
+    def __call__(self, run: Run, info: StepInfo) -> Mapping[str, float]:
+        self._row = 0
+        return {"skipped": len(self.skipped)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches left out so far."""
+        return {"skipped": list(self.skipped)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one had left out."""
+        self.skipped = list(state["skipped"])
 
 
 class Progress:

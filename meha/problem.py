@@ -19,7 +19,7 @@ from meha.sets import ConvexSet, NonNegative, Reals
 if TYPE_CHECKING:
     from meha.theory import Constants
 
-__all__ = ["Problem", "Prox"]
+__all__ = ["Problem", "Prox", "takes"]
 
 Objective = Callable[..., Tensor]
 
@@ -58,7 +58,7 @@ class _OfY:
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
-        names = ["x", "y"] if _takes(objective, 1) else ["x", "y", "batch"]
+        names = ["x", "y"] if takes(objective, 1) else ["x", "y", "batch"]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
@@ -143,7 +143,7 @@ class Problem:
     @property
     def needs_batch(self) -> bool:
         """Whether an objective cannot be called as ``objective(x, y)``."""
-        return not (_takes(self.upper, 2) and _takes(self.lower, 2))
+        return not (takes(self.upper, 2) and takes(self.lower, 2))
 
     @property
     def simple(self) -> bool:
@@ -158,7 +158,7 @@ class Problem:
         """
         if x is not None:
             for name, objective in (("upper", self.upper), ("lower", self.lower)):
-                if _takes(objective, 1) and not _takes(objective, 2) and not _takes(objective, 3):
+                if takes(objective, 1) and not takes(objective, 2) and not takes(objective, 3):
                     raise TypeError(
                         f"{name}: takes y alone, but there is an x0; pass x0=None, or write it as a function of (x, y)."
                     )
@@ -222,7 +222,7 @@ class Problem:
                 )
 
 
-def _takes(objective: Objective, count: int) -> bool:
+def takes(objective: Objective, count: int) -> bool:
     """Whether an objective can be called with this number of arguments."""
     try:
         inspect.signature(objective).bind(*[None] * count)

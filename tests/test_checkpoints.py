@@ -107,6 +107,7 @@ def assert_same(found, expected):
     assert len(found.history["seconds"]) == len(expected.history["seconds"])
 
 
+@pytest.mark.filterwarnings("ignore:y0. Dropout gives another value:meha.TrainingWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_broken_run_ends_as_an_unbroken_one(method, tmp_path):
     """Broken off at steps 1, 6, 11 with a checkpoint every second step, and record=3."""
@@ -117,7 +118,7 @@ def test_a_broken_run_ends_as_an_unbroken_one(method, tmp_path):
     assert expected.history["step"] == [3, 6, 9, 12, 14]
     assert found.upper is not None
     assert all(a < b for a, b in zip(found.history["seconds"], found.history["seconds"][1:], strict=False))
-    assert os.listdir(tmp_path) == ["run.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["run.pt", "run.pt.previous"]
 
 
 class Walk:
@@ -478,9 +479,8 @@ def test_an_interrupt_leaves_the_last_whole_checkpoint(where, tmp_path, monkeypa
     else:
         seen, real = [], os.fsync
         monkeypatch.setattr(os, "fsync", lambda fd: seen.append(1) or (raising() if len(seen) == 3 else real(fd)))
-    with pytest.raises(KeyboardInterrupt):
-        solve(call, max_steps=10, every=2, checkpoint=file)
-    assert os.listdir(tmp_path) == ["run.pt"]
+    assert solve(call, max_steps=10, every=2, checkpoint=file).status is Status.INTERRUPTED
+    assert sorted(os.listdir(tmp_path)) == ["run.pt", "run.pt.previous"]
     assert Checkpoint(file).read()["run"]["state"]["k"] == 4
     assert_same(solve(network(seed=1), max_steps=10, every=2, checkpoint=file), expected)
 
@@ -626,7 +626,7 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "run.pt"])
 
 
-def test_a_full_disk_ends_the_run_and_keeps_the_file(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
     file = saved(tmp_path)
     before = file.read_bytes()
 
@@ -634,9 +634,9 @@ def test_a_full_disk_ends_the_run_and_keeps_the_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        OSError, match=r"checkpoint: .*run.pt could not be written .*No space left.*what it held before is kept"
+    with pytest.warns(
+        meha.TrainingWarning, match=r"checkpoint: .*run.pt could not be written .*No space left.*what it held before is kept"
     ):
-        solve(network(seed=0), max_steps=8, checkpoint=file)
+        assert solve(network(seed=0), max_steps=8, checkpoint=file).steps == 8
     assert file.read_bytes() == before
     assert os.listdir(tmp_path) == ["run.pt"]

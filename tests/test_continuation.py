@@ -286,9 +286,9 @@ def test_batches_are_refused():
     problem = meha.Problem(lambda x, y, batch: (x * y).sum(), lambda x, y, batch: (y - x).square().sum())
     with pytest.raises(ValueError, match=r"StochasticMEHA\(\)"):
         Continuation().start(problem, torch.ones(1), torch.ones(1))
-    problem = toy("strong convex, n = 10")
+    problem = meha.Problem(lambda x, y, batch=None: (x * y).sum(), lambda x, y, batch=None: (y - x).square().sum())
     with pytest.raises(ValueError, match="batch: Continuation takes none, got Tensor"):
-        Continuation().start(problem, problem.x0, problem.y0).step(torch.ones(1))
+        Continuation().start(problem, torch.ones(1), torch.ones(1)).step(torch.ones(1))
 
 
 def test_which_method_is_taken():

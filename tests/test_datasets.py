@@ -211,7 +211,8 @@ def test_load_by_name(small, tmp_path):
     write_mnist(tmp_path / "mnist")
     write_mnist(tmp_path / "fashion_mnist")
     assert repr(load("digits")) == "Images(1797 of 8x8, 10 classes)"
-    assert len(load("mnist", folder=tmp_path)) == 10
+    assert len(load("mnist", folder=tmp_path)) == len(mnist(folder=tmp_path)) == 6
+    assert len(load("mnist", "all", folder=tmp_path)) == 10
     assert len(load("mnist", "test", folder=tmp_path)) == 4
     for name in ("fashion-mnist", "fashion_mnist", "Fashion-MNIST"):
         assert load(name, folder=tmp_path).classes[1] == "Trouser"

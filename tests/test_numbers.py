@@ -14,6 +14,7 @@ NAMED = (
         "adaptive/*.py",
         "newton/*.py",
         "stochastic.py",
+        "_stochastic.py",
         "_anderson.py",
         "_curvatures.py",
         "_extrapolation.py",

@@ -244,8 +244,8 @@ def test_batches_are_begun_anew():
     assert solution.diagnose().gap >= 0
 
 
-@pytest.mark.parametrize(("batches", "steps"), [([], 0), ((torch.ones(1) for _ in range(3)), 3)])
-def test_batches_that_run_out(batches, steps):
+def test_batches_that_run_out():
+    batches, steps = (torch.ones(1) for _ in range(3)), 3
     method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
     solution = meha.solve(noisy(), torch.zeros(1), torch.zeros(1), method, batches=batches, max_steps=9, tol=None)
     assert solution.status is Status.MAX_STEPS
@@ -367,12 +367,6 @@ def test_wrong_options_of_observers():
 def test_wrong_tolerances(rule, tol):
     with pytest.raises(ValueError, match=f"{rule.__name__}: tol: must be a number of at least 0"):
         rule(tol)
-
-
-def test_print_without_a_single_batch():
-    solution = meha.solve(noisy(), torch.zeros(1), torch.zeros(1), batches=[], max_steps=9)
-    assert "max steps after 0 steps" in str(solution)
-    assert solution.upper is None
 
 
 def test_rules_without_gamma_say_so():

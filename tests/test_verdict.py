@@ -1,5 +1,6 @@
 """How a run ends: one verdict, whoever asks; and nothing goes on after it."""
 
+import copy
 import math
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_printed_solution_calls_no_objective():
     small = Problem(counted(toy.upper), counted(toy.lower))
     for solution in (
         meha.solve(problem, torch.zeros(()), network, max_steps=20),
-        meha.solve(problem, torch.zeros(()), network, meha.MEHA(**MOMENT), max_steps=20),
+        meha.solve(problem, torch.zeros(()), copy.deepcopy(network), meha.MEHA(**MOMENT), max_steps=20),
         meha.solve(small, toy.x0, toy.y0, meha.MEHA(**MOMENT), max_steps=20),
         meha.solve(small, toy.x0, toy.y0),
     ):

@@ -36,9 +36,11 @@ class Stepper(ABC):
 
     Attributes:
         unrolled: steps per call; the size of a group is a multiple of it.
+        whole: False while a call is at work, and after one that raised an exception on its way.
     """
 
     unrolled: int
+    whole: bool = True
 
     @abstractmethod
     def __call__(self, batches: Sequence[Any]) -> StepInfo:
@@ -68,15 +70,18 @@ class Eager(Stepper):
         (batch,) = batches
         copy_(self._kept, self._leaves)
         _copy_each(self._kept_buffers, self._buffers)
+        self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
         size, moved = norm(self._leaves), norm(subtract(self._leaves, self._kept))
         info = info.measured(float(size), float(moved))
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
+        self.whole = True
         return info
 
     def rewind(self) -> None:
         copy_(self._leaves, self._kept)
         _copy_each(self._buffers, self._kept_buffers)
+        self.whole = True
 
 
 class Compiled(Stepper):
@@ -117,6 +122,7 @@ class Compiled(Stepper):
         run, n, facts, begin = self.run, len(batches), self._facts, time.perf_counter()
         self._before = run.k, dataclasses.replace(run.counts)
         copy_(self._kept, self._tensors)
+        self.whole = False
         table = facts.table(run.k, n)
         tensors = [facts.batch.match(batch) or [] for batch in batches]
         for i in range(0, n, self.unrolled):
@@ -126,11 +132,13 @@ class Compiled(Stepper):
         run.batch = batches[-1]
         run.counts.add(facts.counts, n)
         run.seconds += time.perf_counter() - begin
+        self.whole = True
         return StepInfo(run.k, dict(zip(facts.returned, numbers, strict=True)), span=n).measured(size, moved)
 
     def rewind(self) -> None:
         copy_(self._tensors, self._kept)
         self.run.state.k, self.run.oracle.counts = self._before
+        self.whole = True
 
 
 class BatchForm:

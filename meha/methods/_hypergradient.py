@@ -43,6 +43,7 @@ class HypergradientMethod(Method):
     """
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
+    repeats: ClassVar[str] = "it computes derivatives again at points where it has been"
     chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     alpha: Schedule | None = None

@@ -15,7 +15,7 @@ from meha.reproduce.contenders import Contender, Setting
 
 __all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
-Kind = Literal["race", "memory", "rates", "training", "solve", "starts", "architecture"]
+Kind = Literal["race", "memory", "rates", "training", "solve", "starts", "architecture", "task"]
 
 Record = dict[str, Any]
 """What a measurement gave: plain values, as JSON has them."""
@@ -96,8 +96,8 @@ class Cell:
 
     Attributes:
         kind: "race" to the target, "memory" of some steps, "rates" of the theorems, "training" on a task, "solve", one call
-            of :func:`meha.solve`, "starts", one from each of some starts, or "architecture", a search and the training of what
-            it found.
+            of :func:`meha.solve`, "starts", one from each of some starts, "architecture", a search and the training of what it
+            found, or "task", a run on a learning task that is judged by test data.
         label: the name in tables and figures; that of the contender when empty.
     """
 

@@ -24,6 +24,7 @@ from meha.reproduce.cells import Case, Cell, Record, ended
 from meha.reproduce.memory import peak
 from meha.reproduce.solving import solve_cell
 from meha.reproduce.starts import from_starts
+from meha.reproduce.task_runs import measure_task
 from meha.schedules import evaluate
 
 __all__ = ["measure", "processor"]
@@ -55,6 +56,7 @@ def measure(cell: Cell) -> Record:
         "solve": solve_cell,
         "starts": from_starts,
         "architecture": measure_architecture,
+        "task": measure_task,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the theorem's range, for example, which the page discusses
@@ -62,7 +64,7 @@ def measure(cell: Cell) -> Record:
     about = {"case": cell.case.name, "method": cell.name, "setting": str(dict(cell.setting)), "seed": cell.seed}
     took = time.perf_counter() - begin
     machine = processor()
-    if cell.kind in ("training", "architecture") and torch.cuda.is_available():
+    if cell.kind in ("training", "architecture", "task") and torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()} with {machine}"
     return _plain({**about, **found, "took": took, "machine": machine, "torch": str(torch.__version__)})
 

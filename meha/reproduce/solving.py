@@ -14,6 +14,7 @@ from torch import Tensor
 import meha
 from meha._lower import solve_lower
 from meha._oracle import Oracle
+from meha._solving import uninterrupted
 from meha._variables import Variable
 from meha.problems import KnownProblem
 from meha.reproduce.cells import Cell, Record
@@ -47,7 +48,7 @@ def solve_cell(cell: Cell) -> Record:
 
 
 def _attempt(problem: KnownProblem, method: meha.Method, **options: Any) -> Record:
-    solution = meha.solve(problem, problem.x0, problem.y0, method, **options)
+    solution = uninterrupted(meha.solve(problem, problem.x0, problem.y0, method, **options))
     return {
         **judged(problem, solution.x, solution.y),
         "gradients": [solution.counts.lower, solution.counts.upper],

@@ -19,6 +19,7 @@ FIELDS = {
     "solve": {"error", "gradients", "steps", "seconds"},
     "starts": {"ends"},
     "architecture": {"search", "curve", "genotype", "final"},
+    "task": {"returned", "fresh", "references", "curve"},
 }
 """The fields that a record of each kind must have, besides the common ones."""
 

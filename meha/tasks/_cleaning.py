@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from meha._solving import solve
+from meha._solving import solve, uninterrupted
 from meha._verdicts import Status
 from meha.methods import MEHA
 from meha.observers import Recorder
@@ -384,7 +384,7 @@ def _train(
         batches=zip(_batches(count, generator, inputs.device), of_trusted, strict=False),
         callbacks=[Recorder(every=steps), lambda run, info: report(PRETRAINING + info.step)],
     )
-    if solution.status is not Status.MAX_STEPS:
+    if uninterrupted(solution).status is not Status.MAX_STEPS:
         raise ArithmeticError(f"Training failed: {solution.message}")
 
 

@@ -72,6 +72,7 @@ class AdaptiveMEHA(Method):
     """
 
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
+    repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-4
 

@@ -84,6 +84,7 @@ class Continuation(Method):
 
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
+    repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
     second_order: bool = True

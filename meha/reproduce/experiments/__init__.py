@@ -5,6 +5,7 @@ from meha.reproduce.experiments.automatic import Automatic
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Records
 from meha.reproduce.experiments.comparison import Comparison
 from meha.reproduce.experiments.learning import FewShotLearning, HyperCleaning
+from meha.reproduce.experiments.learning_tasks import LearningTasks
 from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
 from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
 from meha.reproduce.experiments.theorems import Rates
@@ -26,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         Rates(),
         HyperCleaning(),
         FewShotLearning(),
+        LearningTasks(),
         ArchitectureSearch(),
         Comparison(),
         Automatic(),

@@ -34,7 +34,7 @@ from meha.reproduce.store import Store
 from meha.reproduce.tuning import Tuning
 from meha.tasks import few_shot, hyper_cleaning
 
-__all__ = ["FewShotLearning", "HyperCleaning"]
+__all__ = ["FewShotLearning", "HyperCleaning", "lacking"]
 
 METHODS = ("MEHA", "RHG", "BDA", "IAPTT", "CG", "BAMM", "BOME", "F2SA", "VPBGD")
 
@@ -80,7 +80,7 @@ def _variants(data: str) -> dict[str, Case]:
     }
 
 
-def _lacks(names: Sequence[str], options: Options) -> str:
+def lacking(names: Sequence[str], options: Options) -> str:
     """Which data are not on this machine; the quick forms need none."""
     try:
         for source in [] if options.quick else [SOURCES[name] for name in names]:
@@ -129,7 +129,7 @@ class HyperCleaning(LearningTask):
     about = "MNIST and FashionMNIST with half of the labels random: test accuracy, F1 and validation loss of nine methods"
 
     def lacks(self, options: Options) -> str:
-        return _lacks(("mnist", "fashion-mnist"), options)
+        return lacking(("mnist", "fashion-mnist"), options)
 
     def tried_on(self, options: Options) -> Case:
         return replace(CLEANING["digits"], work=600, looks=8) if options.quick else CLEANING["mnist"]
@@ -336,7 +336,7 @@ class FewShotLearning(LearningTask):
     cases: ClassVar[list[Case]] = [*FEW_SHOT.values(), QUICK_FEW_SHOT]
 
     def lacks(self, options: Options) -> str:
-        return _lacks(("omniglot",), options)
+        return lacking(("omniglot",), options)
 
     def tried_on(self, options: Options) -> Case:
         return QUICK_FEW_SHOT if options.quick else FEW_SHOT[10]

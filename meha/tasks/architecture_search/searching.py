@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count
+from meha._faults import forget_trained
 from meha._oracle import Counts
-from meha._solving import solve
+from meha._solving import solve, uninterrupted
 from meha._verdicts import Status
 from meha.methods import Method
 from meha.methods._optimizers import Optimizer, OptimizerFactory
@@ -119,6 +120,7 @@ def search(
             warmed = solve(
                 task.problem, x, y, first, max_steps=stage.warm_up, **in_folder(batches, folder, f"warm-up-{i}", every, compile)
             )
+            forget_trained(uninterrupted(warmed).y)
             counts.add(warmed.counts, 1)
             seconds += warmed.seconds
         recorder = Recorder(every=max(1, stage.steps // HISTORY))
@@ -132,7 +134,7 @@ def search(
             callbacks=[_entropy, *callbacks, recorder],
             **options,
         )
-        x, y = found.x, found.y
+        x, y = uninterrupted(found).x, found.y
         outcome = found.status if outcome is Status.MAX_STEPS else outcome
         counts.add(found.counts, 1)
         seconds += found.seconds

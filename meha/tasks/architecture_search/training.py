@@ -17,7 +17,7 @@ from meha._checkpoints import Checkpoint
 from meha._checks import check_count, check_positive
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._solving import solve
+from meha._solving import solve, uninterrupted
 from meha._variables import Variable
 from meha.methods import Method, State
 from meha.methods._moves import move
@@ -229,6 +229,7 @@ def train_final(
     recorder = Recorder(every=max(1, task.steps // HISTORY))
     options = in_folder(task.batches(), folder, "final", every, compile)
     found = solve(task.problem, x, y, method, max_steps=task.steps, callbacks=[*callbacks, recorder], **options)
+    uninterrupted(found)
     return Trained(found.y, task.evaluate(x, found.y), found.y.parameter_count, dict(found.history), found.seconds)
 
 

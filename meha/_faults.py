@@ -1,0 +1,140 @@
+"""Faults of a run: which batch or objective gave NaN, and what is unusual about its modules."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meha._oracle import Function
+from meha._running import Run
+from meha._torch import BREAKDOWNS
+from meha._variables import Variable, modules_of
+from meha._verdicts import TrainingWarning
+from meha.loaders import random_states, set_random_states
+
+__all__ = ["bad_numbers", "forget_trained", "mark_trained", "undefined", "warn_about_modules"]
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+_trained: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
+"""Modules that a run has trained, with the versions of their parameters at its end."""
+
+
+def bad_numbers(batch: Any) -> str:
+    """Say which tensors of a batch hold NaN or infinity; empty if none does.
+
+    >>> bad_numbers({"images": torch.tensor([0.0, torch.nan]), "labels": torch.tensor([1, 2])})
+    'images has 1 NaN or infinite of 2 numbers'
+    """
+    found = []
+    for name, tensor in _named_tensors(batch, ""):
+        bad = 0 if not tensor.is_floating_point() else tensor.numel() - int(torch.isfinite(tensor).sum())
+        if bad:
+            found.append(f"{name or 'it'} has {bad} NaN or infinite of {tensor.numel()} numbers")
+    return ", ".join(found)
+
+
+def undefined(
+    run: Run, x: Variable, y: Variable, batch: Any, levels: tuple[str, ...] = ("upper", "lower")
+) -> tuple[str, float] | None:
+    """The first of F and f that has no finite value at (x, y), by its argument, and the value; None if all have."""
+    functions: list[Function] = [getattr(run.oracle, level) for level in levels]
+    modules = [part for variable in (x, y) for module in modules_of(variable.value) for part in module.modules()]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    kept, states = [buffer.clone() for buffer in buffers], random_states()
+    try:
+        return next((found for f in functions if (found := _value(f, x, y, batch))), None)
+    finally:
+        set_random_states(states)
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)
+
+
+def _value(function: Function, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    try:
+        with torch.no_grad():
+            value = float(function(x, y, batch))
+    except BREAKDOWNS:
+        return None
+    return None if math.isfinite(value) else (function.level, value)
+
+
+def warn_about_modules(run: Run, *, resumes: bool) -> None:
+    """Warn about modules in eval mode, about dropout where it does harm, and about modules that a run has trained before.
+
+    Args:
+        resumes: whether the run may go on from a checkpoint, which overwrites the modules.
+    """
+    state, messages = run.state, []
+    for variable in (state.x, state.y):
+        argument = variable.argument
+        for module in modules_of(variable.value):
+            parts = {name: part for name, part in module.named_modules() if _has_modes(part)}
+            if parts and not module.training:
+                kinds = ", ".join(sorted({type(part).__name__ for part in parts.values()}))
+                messages.append(
+                    f"{argument}0: the module is in eval mode, in which its {kinds} does not work as in training; call"
+                    f" {argument}0.train() before the run."
+                )
+            random = [type(part).__name__ for part in parts.values() if part.training and isinstance(part, DROPOUTS)]
+            if random and run.method.repeats:
+                messages.append(
+                    f"{argument}0: {random[0]} gives another value with every call, and {run.method.name} needs the same value"
+                    f" twice, because {run.method.repeats}; take MEHA, F2SA, VPBGD or the default, or remove it."
+                )
+            if not resumes and _trained.get(module) == _versions(module):
+                messages.append(
+                    f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
+                    f" a new one, or pass copy.deepcopy({argument}0) each time."
+                )
+    for message in messages:
+        warnings.warn(message, TrainingWarning, stacklevel=3)
+
+
+def mark_trained(run: Run) -> None:
+    """Remember the modules of a run that is over."""
+    for variable in (run.state.x, run.state.y):
+        for module in modules_of(variable.value):
+            _trained[module] = _versions(module)
+
+
+def forget_trained(module: nn.Module) -> None:
+    """Let the next run go on from a trained module without a warning."""
+    _trained.pop(module, None)
+
+
+def _versions(module: nn.Module) -> tuple[int, ...]:
+    """Numbers that change when parameters do."""
+    return tuple(parameter._version for parameter in module.parameters())
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module works differently in training and in evaluation."""
+    if isinstance(part, DROPOUTS):
+        return part.p > 0
+    return isinstance(part, NORMS) and part.track_running_stats
+
+
+def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch with their places in it."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    pairs: Any = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        pairs = zip(value._fields, value, strict=True)
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    elif hasattr(value, "__dict__"):
+        pairs = vars(value).items()
+    for key, item in pairs:
+        yield from _named_tensors(item, f"{name}.{key}" if name else str(key))

@@ -1,0 +1,213 @@
+"""What StochasticMEHA is made of: its state, its numbers, directions, metrics, and steps of variables that restart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha._oracle import Oracle
+from meha._torch import foreach_add_, foreach_addcmul_, foreach_mul, foreach_mul_, foreach_sqrt, foreach_sub_
+from meha._variables import Leaves, Variable, distance, norm
+from meha.methods._base import State
+from meha.methods._optimizers import RunningOptimizer
+from meha.sets import ConvexSet
+
+__all__ = [
+    "BATCHES",
+    "WHOLE",
+    "Course",
+    "StochasticMEHAState",
+    "begin",
+    "columns",
+    "descend",
+    "find_directions",
+    "fresh_age",
+    "mixes",
+    "penalty",
+    "slope",
+    "update_metric",
+    "zeros",
+]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The numbers of a run in which y goes on from step to step.
+
+    Attributes:
+        lr, x_lr: rates of y and of x at the start.
+        patience, power: rates are divided by (1 + k / patience)^power.
+        weight: c, relative to where both levels weigh the same at the start.
+        pull: the share of its distance to theta that y loses in each step.
+    """
+
+    lr: float
+    x_lr: float
+    patience: int
+    power: float
+    weight: float
+    pull: float
+
+    def age(self, k: int) -> float:
+        """What the rates are divided by in step k."""
+        return (1 + k / self.patience) ** self.power
+
+
+BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01)
+"""With batches: y stays close to the solution that training gives. The sum of its rates grows as log k, so that a longer run
+changes little: networks learn wrong labels by heart only on a long way."""
+
+WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.1, pull=0.001)
+"""With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
+
+TENSORS = 5.0
+"""Rate of y without modules relative to networks, whose numbers act together."""
+
+WIDTH = 64
+"""Rates are for layers with this many inputs; wider ones, whose inputs act together, have proportionally smaller rates."""
+
+LIMIT = 10.0
+"""Upper bound on a step of a number of x, in units of the mean step of its tensor."""
+
+SUDDEN = 10.0
+"""The mean size of the directions of x is at least this part of the last one."""
+
+WATCHED = 10
+"""Steps after the first in which variables that go on are compared with those that begin anew."""
+
+FRESH_RATE, FRESH_PATIENCE = 0.01, 1000
+"""With lower variables that restart: the rate of x, and the number of steps after which it shrinks."""
+
+FRESH_WAY = 320
+"""With lower variables that restart: c grows with k, and with its root after FRESH_PATIENCE; both levels weigh the same after
+about so many steps, and until then F leads."""
+
+FRESH_MEMORY = 0.9
+"""Share of the measured curvatures that a step keeps."""
+
+TRIAL = 0.01
+"""Length of the step of each number of y along which slopes are measured at the start."""
+
+FRESH_STEPS, FRESH_STEP = 5, 0.5
+"""Steps of lower variables that restart with each batch, and their size times the curvature: each halves the error."""
+
+SMALLER = 10
+"""Divisor of the rates that are advised after a failed run."""
+
+
+@dataclass
+class StochasticMEHAState(State):
+    """x, y, theta; the moments of their directions, where y and theta share the second; and numbers of the problem.
+
+    Attributes:
+        origin: where y began, while it is not decided whether it restarts with each batch.
+        numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta went on than at its start;
+            curvatures of the steps of variables that restart.
+        fresh: whether the lower variables restart with each batch.
+        direct: whether F depends on x itself.
+    """
+
+    theta: Variable
+    mean_x: Variable
+    square_x: Variable
+    mean_y: Variable | None
+    mean_theta: Variable | None
+    square_y: Variable | None
+    origin: Variable | None
+    numbers: Variable
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
+    theta_optimizer: RunningOptimizer | None = None
+    fresh: bool = False
+    direct: bool = False
+
+
+def fresh_age(k: int) -> float:
+    return 1 + k / FRESH_PATIENCE
+
+
+def penalty(k: int) -> float:
+    """c_k / q with lower variables that restart: the sum of rates that fall as the root, as an integral."""
+    return 2 * FRESH_PATIENCE * (math.sqrt(fresh_age(k + 1)) - 1) / FRESH_WAY
+
+
+def columns(leaf: Tensor) -> int:
+    """The number of columns of a matrix; 1 for vectors and numbers."""
+    return leaf[0].numel() if leaf.ndim > 1 else 1
+
+
+def begin(state: StochasticMEHAState) -> Variable:
+    """Where lower variables begin with each batch."""
+    begin = state.start or state.origin
+    assert begin is not None
+    return begin
+
+
+def zeros(variable: Variable) -> Variable:
+    return Variable.of([torch.zeros_like(leaf) for leaf in variable.leaves], "moments")
+
+
+def mixes(domain: ConvexSet | None) -> bool:
+    """Whether the projection on a set is only correct after steps that scale all coordinates alike."""
+    return domain is not None and not domain.coordinatewise
+
+
+def find_directions(
+    oracle: Oracle, state: StochasticMEHAState, wrt: tuple[Variable, ...], c: Tensor, batch: Any
+) -> tuple[list[Tensor], list[Leaves]]:
+    """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
+    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.)"""
+    x, y, theta = state.x, state.y, state.theta
+    if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
+        values, of_x = find_directions(oracle, state, wrt[:1], c, batch)
+        return values, of_x + find_directions(oracle, state, wrt[1:], c, batch)[1]
+    f = oracle.phi if x in wrt else oracle.lower
+    (upper,), first = oracle.gradients(tuple(v for v in wrt if v is not theta), [(1.0, oracle.upper, x, y)], batch)
+    (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch)
+    directions = []
+    for variable, gradient in zip(wrt, second, strict=True):
+        directions.append(list(foreach_mul(gradient, -c if variable is theta else c)))
+    for direction, gradient in zip(directions, first, strict=False):
+        foreach_add_(direction, gradient)
+    return [upper, lower, best], directions
+
+
+def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:
+    """Gradient steps of y and theta from where they begin; their curvatures follow from how gradients change on the way."""
+    numbers, levels = state.numbers.value, (state.y, state.theta)
+    curvatures: list[Tensor] = [numbers["curvature_y"], numbers["curvature_theta"]]
+    before: list[tuple[Leaves, Leaves]] = []
+    for _ in range(steps):
+        _, directions = find_directions(oracle, state, levels, c, batch)
+        here = [[leaf.clone() for leaf in level.leaves] for level in levels]
+        for curvature, direction, point, (old_direction, old_point) in zip(curvatures, directions, here, before, strict=False):
+            curvature.lerp_(slope(direction, old_direction, point, old_point).to(curvature), 1 - FRESH_MEMORY)
+        before = list(zip(directions, here, strict=True))
+        for level, curvature, direction in zip(levels, curvatures, directions, strict=True):
+            step = FRESH_STEP / curvature
+            foreach_sub_(level.leaves, foreach_mul(direction, step))
+            if not oracle.prox.identity:
+                oracle.prox(state.x.value, level.leaves, float(step * c))
+
+
+def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Leaves:
+    """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``."""
+    foreach_mul_(square, 1 - 1 / n)
+    for direction in directions:
+        foreach_addcmul_(square, direction, direction, 1 / (n * len(directions)))
+    roots = list(foreach_sqrt(square))
+    foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
+    if whole:
+        mean = norm(roots) / math.sqrt(sum(root.numel() for root in roots))
+        return [mean.to(root.dtype).expand_as(root) for root in roots]
+    return roots
+
+
+def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leaves) -> Tensor:
+    """How fast a gradient changes between two points; not zero, and not infinite."""
+    tiny = math.sqrt(torch.finfo(gradient[0].dtype).tiny)
+    return (distance(gradient, old_gradient) + tiny) / (distance(point, old_point) + tiny)
