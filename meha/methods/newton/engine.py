@@ -161,10 +161,11 @@ class Engine:
     def _step(self, now: Value) -> Value:
         direction = self._direction(now)
         if self._stationary(now, direction):
-            lower = self._probe(now)
+            explored = self.memory.count >= TUNING.explored * int(self._free(now).sum())
+            lower = None if explored else self._probe(now)
             if lower is not None:
                 return lower
-            if self._stationary(now, self._direction(now)):
+            if explored or self._stationary(now, self._direction(now)):
                 return self._confirm(now)
             direction = self._direction(now)
         new, tried = search(self.objective, now, direction, self.domain.project, self.eps)

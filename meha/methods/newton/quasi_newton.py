@@ -28,6 +28,11 @@ class Memory:
         self.matrix: Tensor | None = None
 
     @property
+    def count(self) -> int:
+        """The number of pairs."""
+        return 0 if self.moves is None else len(self.moves)
+
+    @property
     def known(self) -> bool:
         """Whether it has learned anything."""
         return self.moves is not None or self.matrix is not None

@@ -47,6 +47,7 @@ class Tuning:
     growth: float = 4.0  # of a step that may be longer
     longest: float = 1e3  # a search ends at this multiple of its first step
     widest: float = 1e6  # largest move in one step, relative to x
+    explored: int = 2  # with this many pairs for each free coordinate of x, the curvature is known without a test
     probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number
     probe_power: float = 1 / 3  # their length, relative to x: this power of eps balances rounding and curvature
     seen: float = 1e5  # a change of the hypergradient counts if it exceeds this many rounding errors
