@@ -8,24 +8,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from meha._running import Numbers
-from meha._verdicts import Status, Verdict
+from meha._verdicts import Verdict
 from meha.methods import _curvatures as curvatures
 from meha.methods._levels import BudgetError, Levels
-from meha.methods._quasi_newton import Pairs
 from meha.methods.continuation.judgement import Judgement
 from meha.methods.continuation.passes import Pass
 from meha.methods.continuation.results import Result, Start, describe
 from meha.methods.continuation.scales import Scales, Sizes, measure
+from meha.methods.continuation.second_order import NAME as SECOND_ORDER
+from meha.methods.continuation.second_order import SecondOrder
 from meha.methods.continuation.tuning import TUNING
-from meha.methods.newton import Engine, unknown_faces
+from meha.methods.newton import Engine
 
 __all__ = ["Course"]
 
 STARTS = ("upper level first", "lower level first")
 """The first two passes."""
-
-SECOND_ORDER = "second order"
-"""The result of the engine."""
 
 
 class Course:
@@ -36,8 +34,7 @@ class Course:
         tol, second_order, both_starts, max_gradients: those of the method.
 
     Attributes:
-        engine: the second-order engine; None where it is not used, or has ended.
-        ended: how it ended, or why it was not used, in words.
+        second_order: the attempts of the second-order engine; None where it is not to be used.
         scales: what was measured before the first pass; None before.
         now: the present pass.
         over: whether there is nothing left to do.
@@ -50,23 +47,7 @@ class Course:
         self.scales: Scales | None = None
         self.now: Pass | None = None
         self.over = False
-        self.ended = self._refusal() if second_order else ""
-        self.engine = self._engine() if second_order and not self.ended else None
-
-    def _refusal(self) -> str:
-        """Why the engine cannot take the problem; empty if it can."""
-        levels, problem = self.levels, self.levels.oracle.problem
-        if problem.simple:
-            return "not used, since there is no x"
-        if levels.x.has_modules or levels.y.has_modules:
-            return "not used with modules"
-        unknown = unknown_faces(problem, levels.y)
-        return f"not used with {unknown}, whose faces are curved or unknown" if unknown else ""
-
-    def _engine(self) -> Engine:
-        levels = self.levels
-        allowed = TUNING.share_first * self.max_gradients
-        return Engine(levels.oracle, levels.x, levels.y, self.sizes.tol, allowed, levels.clock)
+        self.second_order = SecondOrder(levels, self.judgement, max_gradients) if second_order else None
 
     def _left(self) -> int:
         """The gradients of f that may still be taken."""
@@ -80,7 +61,9 @@ class Course:
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
         begin = time.perf_counter()
-        numbers = self._advance_engine(self.engine) if self.engine is not None else self._advance_pass()
+        second_order = self.second_order
+        engine = None if second_order is None else second_order.engine
+        numbers = self._advance_pass() if engine is None else self._advance_engine(engine)
         results = self.judgement.results
         if results:
             answer = results[self.judgement.best]
@@ -88,46 +71,14 @@ class Course:
         self.levels.clock.seconds += time.perf_counter() - begin
         return numbers
 
-    # The second-order engine
-
     def _advance_engine(self, engine: Engine) -> Numbers:
-        numbers = {**engine.advance(), "run": len(self.judgement.results) + 1}
-        if engine.verdict is None:
-            return numbers
-        self.engine = None
-        self.ended = f"{engine.verdict.message} {engine}"
-        if engine.verdict.status is Status.CONVERGED:
-            self._confirm(engine)
-        if not self.over:
-            self.levels.move(self.sizes.x0, self.sizes.y0)
+        assert self.second_order is not None
+        numbers = self.second_order.advance(engine)
+        if self.second_order.engine is None:
+            self.over = self.second_order.answered
+            if not self.over:
+                self.levels.move(self.sizes.x0, self.sizes.y0)
         return numbers
-
-    def _confirm(self, engine: Engine) -> None:
-        """Verify what the engine found, unless y may be one of several solutions nearby.
-
-        The nearest of them, if that is meant, is then not known, and the point is no result.
-        """
-        levels, judgement, now = self.levels, self.judgement, engine.now
-        determined, nearest = engine.determined, levels.oracle.selection.vanishes
-        stands = not nearest if determined is None else determined
-        if not stands:
-            self.ended = f"The lower level may have other solutions nearby. {engine}"
-            if nearest:
-                return
-        assert now is not None
-        assert engine.verdict is not None
-        assert now.response is not None
-        at = now.response.at
-        levels.curvatures = engine.lower.curvatures(at)
-        inverse = engine.lower.inverse(at)
-        judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
-        F, spread = levels.upper(now.y)[0], engine.highest - engine.lowest
-        judgement.results = [
-            Result(SECOND_ORDER, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)
-        ]
-        with levels.until(self.max_gradients), contextlib.suppress(BudgetError):
-            if stands:
-                self.over = judgement.confirms(engine.lower.model(at), engine.lower.convex, determined=bool(determined))
 
     # Passes
 
@@ -159,7 +110,7 @@ class Course:
 
     @property
     def _passes(self) -> list[Result]:
-        return [result for result in self.judgement.results if result.start != SECOND_ORDER]
+        return [result for result in self.judgement.results if not result.start.startswith(SECOND_ORDER)]
 
     def _pass(self, scales: Scales) -> Pass:
         first = len(self._passes) < len(scales.starts)
@@ -177,15 +128,15 @@ class Course:
         if not judgement.results:
             return lines
         best = judgement.results[judgement.best]
-        lines["engine"] = "continuation" + (f"; second order: {self.ended}" if self.ended else "")
-        if best.start == SECOND_ORDER:
-            lines["engine"] = "second order" + ("; continuation found nothing better" if len(judgement.results) > 1 else "")
+        passes, ended = self._passes, self.second_order and self.second_order.ended
+        lines["engine"] = "continuation" + (f"; second order: {ended}" if ended else "")
+        if best.start.startswith(SECOND_ORDER):
+            lines["engine"] = "second order" + ("; continuation found nothing better" if passes else "")
         lines["course"], lines["accuracy"], lines["time"] = best.course, best.accuracy, str(self.levels.clock)
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
         if best.fresh is not None:
             lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
-        passes = self._passes
         if len(judgement.results) == len(passes) == 2 and judgement.agree(*passes):
             lines["starts"] = "upper level first and lower level first agree"
         elif len(judgement.results) > 1:
@@ -195,8 +146,7 @@ class Course:
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
         return {
-            "engine": self.engine and self.engine.state_dict(),
-            "ended": self.ended,
+            "second_order": self.second_order and self.second_order.state_dict(),
             "over": self.over,
             "judgement": self.judgement.state_dict(),
             "scales": self.scales and vars(self.scales),
@@ -207,12 +157,11 @@ class Course:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
         self.scales = self.now = None
-        self.ended, self.over = state["ended"], state["over"]
+        self.over = state["over"]
         x0, y0 = state["start"]
         self.sizes = self.judgement.sizes = Sizes(x0, y0, self.sizes.tol, self.sizes.simple)
-        self.engine = None if state["engine"] is None else self._engine()
-        if self.engine is not None:
-            self.engine.load_state_dict(state["engine"])
+        if self.second_order is not None:
+            self.second_order.load_state_dict(state["second_order"])
         self.judgement.load_state_dict(state["judgement"])
         if state["scales"] is not None:
             self.scales = self.sizes = self.judgement.sizes = Scales(**state["scales"])

@@ -69,30 +69,35 @@ class Judgement:
         """The end of the best result, and what is known about its y."""
         best = self.results[self.best]
         end = judged(best)
-        rivals, alike = self._rivals(best)
+        rivals, _ = self._rivals(best)
         if not rivals:
             return end
         note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
-        status = Status.LOCAL if end.status is Status.CONVERGED and alike == 1 else end.status
+        status = Status.LOCAL if end.status is Status.CONVERGED and not self.sure else end.status
         return Verdict(status, f"{end.message} {note}")
 
     def _rivals(self, best: Result) -> tuple[list[float], int]:
-        """F of the results that are other solutions, as far as is known, and how many have the F of the best."""
-        same = max(TUNING.agreement * self.sizes.tol, TUNING.least_agreement)
+        """F of the results that are other solutions, as far as is known, and how many are the best or have its F."""
         solutions = [result for result in self.results if worth(result) == worth(best)]
-        others = [r.F for r in solutions if abs(r.F - best.F) > same * max(best.spread, r.spread, abs(best.F))]
+        others = [result.F for result in solutions if not self.agree(best, result)]
         return others, len(solutions) - len(others)
+
+    @property
+    def sure(self) -> bool:
+        """Whether there is no other solution than the best, or it was found twice."""
+        rivals, alike = self._rivals(self.results[self.best])
+        return not rivals or alike > 1
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""
-        alike = abs(a.F - b.F) <= TUNING.least_agreement * max(a.spread, b.spread, abs(a.F))
-        return a is b or ((self._near(a, b) or alike) and worth(a) == worth(b))
+        alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
+        return a is b or ((self.near(a, b.x, b.y) or alike) and worth(a) == worth(b))
 
-    def _near(self, a: Result, b: Result) -> bool:
-        """Whether two results are the same point, as far as their accuracy shows."""
+    def near(self, result: Result, x: Tensor, y: Tensor) -> bool:
+        """Whether a point is that of a result, as far as their accuracy shows."""
         sizes = self.sizes
         same = max(TUNING.agreement * sizes.tol, TUNING.least_agreement)
-        return size(a.x - b.x) <= same * sizes.x_size(a.x) and size(a.y - b.y) <= same * sizes.y_size(a.y)
+        return size(result.x - x) <= same * sizes.x_size(result.x) and size(result.y - y) <= same * sizes.y_size(result.y)
 
     # What to do next
 
@@ -108,7 +113,7 @@ class Judgement:
         """
         (result,) = self.results
         search = self._search(result.x, result.y, solved=True, model=model)
-        elsewhere = [self.sizes.x0, *self._samples(result.x)][: TUNING.looks]
+        elsewhere = [self.sizes.x0, *self.samples(result.x)][: TUNING.looks]
         points = itertools.islice(search.random(), 2 * TUNING.looks)
         if not all(convex(x, y) for x, y in zip(elsewhere, points, strict=False)):
             return False
@@ -122,7 +127,7 @@ class Judgement:
         self._learn(search, evidence)
         self.results = [self._polished(result, search, evidence)]
         self._look_beyond(0)
-        if self.results[0].verdict.status is not Status.CONVERGED or self._surpassed(self.results[0]):
+        if self.results[0].verdict.status is not Status.CONVERGED:
             self.results = [result]
             return False
         if not determined:
@@ -199,7 +204,7 @@ class Judgement:
         self._learn(search, evidence)
         own, valleys = search.valleys[0], sorted(search.valleys, key=lambda valley: valley.value)
         if evidence.excess:
-            self.results = [r._replace(evidence=evidence) if self._near(r, result) else r for r in self.results]
+            self.results = [r._replace(evidence=evidence) if self.near(r, result.x, result.y) else r for r in self.results]
             others = [valley.z for valley in valleys if valley is not own][: TUNING.remembered]
             holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
             self._add(Start("back from a higher valley", scales.starts[0], result.x, result.y, others))
@@ -234,24 +239,18 @@ class Judgement:
         doubtful = self.several or len(self.valleys) > 1 or bool(self._rivals(best)[0])
         allowed = self._allowed() if doubtful else min(self.left(), int(TUNING.glance * levels.spent))
         with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
-            found.extend(self._lowest(x, best.y) for x in self._samples(best.x))
+            found.extend(self._lowest(x, best.y) for x in self.samples(best.x))
             found.sort(key=lambda point: point[0])
             if not self.several:  # only where F rises on the way to the best
                 humps = [self._lowest(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
                 found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
         return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
 
-    def _surpassed(self, result: Result) -> bool:
-        """Whether F is clearly less at one of some other x."""
-        least = result.F - TUNING.better * max(result.spread, 0.0)
-        return any(least > F for F, _, _ in self._promising(result))
-
     def _confirm(self, i: int, scales: Scales) -> None:
         """Where several solutions were found, and the best of them once, plan passes that may find it again."""
         best, self.confirmed = self.results[i], True
-        rivals, alike = self._rivals(best)
-        if rivals and alike == 1:
-            for x in itertools.islice(self._samples(best.x), TUNING.confirming):
+        if not self.sure:
+            for x in itertools.islice(self.samples(best.x), TUNING.confirming):
                 self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
 
     def _lowest(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
@@ -271,7 +270,7 @@ class Judgement:
         self._note(valleys[:1])
         return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
 
-    def _samples(self, x: Tensor) -> Iterator[Tensor]:
+    def samples(self, x: Tensor) -> Iterator[Tensor]:
         """Random points of X: between its bounds where there are such, spread over each coordinate, and around x elsewhere."""
         low, high = self.levels.x_bounds()
         held = torch.isfinite(low) & torch.isfinite(high)

@@ -108,6 +108,12 @@ class Tuning:
     explored: int = 2  # the best of them, from which passes start
     confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
+    # Further attempts of the second-order engine
+    least_repeat: int = 3000  # gradients and products for them, or as many as the first attempt took if that is more
+    look: float = 0.3  # part of it for a look at other x, from the best of which they begin
+    repeats: int = 2  # number of attempts
+    most_repeats: int = 8  # the same as long as the best of several solutions was found once
+    repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     # The lower level solved anew
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
     hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
@@ -115,6 +121,7 @@ class Tuning:
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol
     least_agreement: float = 1e-3  # or by less than this
+    alike: float = 1e-5  # or if F differs by less than this part of its range: x may not matter
 
 
 TUNING = Tuning()

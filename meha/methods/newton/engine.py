@@ -44,6 +44,7 @@ class Engine:
         clock: where the time goes to.
 
     Attributes:
+        start: where it begins, if not where the variables are.
         now: the hyper-objective at the last point; None before the first step.
         verdict: how it ended; None while there is something to do. ``converged`` means that x is stationary and y a strict
             minimum on its face, and says nothing about other valleys of the lower level.
@@ -62,6 +63,12 @@ class Engine:
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
         self.domain = Domain(oracle, self.flat_x)
         self.memory = Memory()
+        self.start: tuple[Tensor, Tensor] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget where it was."""
+        self.memory.clear()
         self.now: Value | None = None
         self.verdict: Verdict | None = None
         self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
@@ -73,6 +80,11 @@ class Engine:
         self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
         self.signs: Signs | None = None
 
+    def restart(self, x: Tensor, y: Tensor, tol: float, allowed: float) -> None:
+        """Begin once more, at another point; what is known about Hessians stays."""
+        self._clear()
+        self.start, self.tol, self.lower.limit = (x, y), tol, allowed
+
     @property
     def eps(self) -> float:
         """Rounding error of the variables."""
@@ -83,7 +95,7 @@ class Engine:
         try:
             now = self.now or self._begin()
             if self.verdict is None:
-                now = self._step(now) if self.before is None or self._spent < self.before[2] else self._return(now)
+                now = self._step(now) if self.before is None or self.spent < self.before[2] else self._return(now)
                 self.steps += 1
             self.now = now
             if math.isfinite(now.F):
@@ -99,7 +111,8 @@ class Engine:
         return {"upper": self.now.F, "lower": self.now.lower, "residual": norm(self._unblocked(self.now))}
 
     @property
-    def _spent(self) -> int:
+    def spent(self) -> int:
+        """Gradients of f and products with its Hessian so far."""
         return self.oracle.counts.lower + self.oracle.counts.hvp
 
     def _return(self, now: Value) -> Value:
@@ -121,7 +134,7 @@ class Engine:
 
     def _begin(self) -> Value:
         """The hyper-objective at the start."""
-        x, y = self.flat_x.read(), self.flat_y.read()
+        x, y = self.start or (self.flat_x.read(), self.flat_y.read())
         at_x, at_y = self.flat_x.at(x), self.flat_y.at(y)
         for function in (self.oracle.upper, self.oracle.phi):  # both must depend on y, and one of them on x
             self.oracle.gradients((at_x, at_y), [(1.0, function, at_x, at_y)])
@@ -337,7 +350,7 @@ class Engine:
         if best is now:
             return None
         self.memory.clear()
-        self.before = now.x, now.y, self._spent + TUNING.detour * self._spent
+        self.before = now.x, now.y, self.spent + TUNING.detour * self.spent
         return best
 
     def _at_kink(self, now: Value, signs: Signs) -> bool:
@@ -360,12 +373,12 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
+        begun = {"start": self.start, "tol": self.tol, "limit": self.lower.limit, "lower": self.lower.state_dict()}
         if self.now is None or not math.isfinite(self.now.F):
-            return {}
+            return begun
         now = self.now
-        return {
+        return begun | {
             "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates")},
-            "lower": self.lower.state_dict(),
             "memory": self.memory.state_dict(),
             "numbers": {name: getattr(self, name) for name in NUMBERS},
             "start_size": self.domain.start_size,
@@ -377,13 +390,12 @@ class Engine:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        self.now = self.verdict = None
-        self.memory.clear()
-        self.nearby, self.signs = [], None
-        if not state:
+        self._clear()
+        self.start, self.tol, self.lower.limit = state["start"], state["tol"], state["limit"]
+        self.lower.load_state_dict(state["lower"])
+        if "now" not in state:
             return
         self.now = Value(**state["now"], response=None)
-        self.lower.load_state_dict(state["lower"])
         self.memory.load_state_dict(state["memory"])
         vars(self).update(state["numbers"])
         self.domain.start_size = state["start_size"]

@@ -1,0 +1,209 @@
+"""The second-order engine inside a run: from the start, then from other x, to see whether its answer is the best."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from meha._running import Numbers
+from meha._torch import BREAKDOWNS
+from meha._verdicts import Status
+from meha.methods._levels import BudgetError, Levels
+from meha.methods._quasi_newton import Pairs
+from meha.methods.continuation.judgement import Judgement
+from meha.methods.continuation.results import Result
+from meha.methods.continuation.tuning import TUNING
+from meha.methods.newton import Engine, unknown_faces
+from meha.methods.newton.hyper import Value
+
+__all__ = ["NAME", "SecondOrder"]
+
+NAME = "second order"
+"""The results of the engine begin with this."""
+
+SAVED = ("ended", "answered", "cost", "tried", "elsewhere")
+
+
+class SecondOrder:
+    """Steps of the engine: from x0 to a verified answer, then from other x. The best of several solutions must appear twice.
+
+    Args:
+        levels: the problem.
+        judgement: where its results go, and who verifies them.
+        max_gradients: those of the method.
+
+    Attributes:
+        engine: the present attempt; None where it is not used, or has ended.
+        ended: how it ended, or why it was not used, in words.
+        answered: whether its answer stands, so that nothing has to follow.
+        cost: gradients of f and products with its Hessian of the attempt from the start, verified.
+        tried: number of further attempts.
+        elsewhere: x and y from which more begin.
+    """
+
+    def __init__(self, levels: Levels, judgement: Judgement, max_gradients: int) -> None:
+        self.levels, self.judgement, self.max_gradients = levels, judgement, max_gradients
+        self.ended, self.answered, self.cost, self.tried = self._refusal(), False, 0, 0
+        self.elsewhere: list[tuple[Tensor, Tensor]] = []
+        self.engine = None if self.ended else self._engine()
+
+    @property
+    def tol(self) -> float:
+        """The accuracy of the answer."""
+        return self.judgement.sizes.tol
+
+    def _refusal(self) -> str:
+        """Why the engine cannot take the problem; empty if it can."""
+        levels, problem = self.levels, self.levels.oracle.problem
+        if problem.simple:
+            return "not used, since there is no x"
+        if levels.x.has_modules or levels.y.has_modules:
+            return "not used with modules"
+        unknown = unknown_faces(problem, levels.y)
+        return f"not used with {unknown}, whose faces are curved or unknown" if unknown else ""
+
+    def _engine(self) -> Engine:
+        levels, allowed = self.levels, TUNING.share_first * self.max_gradients
+        return Engine(levels.oracle, levels.x, levels.y, self.tol, allowed, levels.clock)
+
+    def advance(self, engine: Engine) -> Numbers:
+        """Take a step of the present attempt; where it is over, judge it, and begin the next one."""
+        numbers = {**engine.advance(), "run": len(self.judgement.results) + 1}
+        first = not self.answered
+        if engine.verdict is None and (first or not self._arrived(engine)):
+            return numbers
+        with self.levels.until(self.max_gradients), contextlib.suppress(BudgetError):
+            if first:
+                self._first(engine)
+            elif self._further(engine):
+                return numbers
+        if self.answered and self.engine is not None:
+            self._next(engine)
+        return numbers
+
+    # The attempt from the start
+
+    def _first(self, engine: Engine) -> None:
+        """Verify what the engine found, unless y may be one of several solutions nearby.
+
+        The nearest of them, if that is meant, is then not known, and the point is no result.
+        """
+        assert engine.verdict is not None
+        self.engine, self.ended = None, f"{engine.verdict.message} {engine}"
+        if engine.verdict.status is not Status.CONVERGED:
+            return
+        determined, nearest = engine.determined, self.levels.oracle.selection.vanishes
+        stands = not nearest if determined is None else determined
+        if not stands:
+            self.ended = f"The lower level may have other solutions nearby. {engine}"
+        if stands or not nearest:
+            self.judgement.results = [self._result(engine, NAME)]
+        if stands and self._stands(engine):
+            self.answered, self.cost = True, engine.spent
+            self.elsewhere = self._look_around(engine)
+            self.engine = engine
+
+    def _result(self, engine: Engine, name: str) -> Result:
+        now = engine.now
+        assert now is not None
+        assert engine.verdict is not None
+        spread = engine.highest - engine.lowest
+        F = self._upper(now.x, now.y)
+        return Result(name, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)
+
+    def _upper(self, x: Tensor, y: Tensor) -> float:
+        self.levels.move(x)
+        return self.levels.upper(y)[0]
+
+    def _stands(self, engine: Engine) -> bool:
+        """Verify the only result, where the engine is."""
+        now, levels, judgement = engine.now, self.levels, self.judgement
+        assert now is not None
+        assert now.response is not None
+        at = now.response.at
+        levels.curvatures = engine.lower.curvatures(at)
+        inverse = engine.lower.inverse(at)
+        judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
+        return judgement.confirms(engine.lower.model(at), engine.lower.convex, determined=bool(engine.determined))
+
+    # Further attempts
+
+    def _look_around(self, engine: Engine) -> list[tuple[Tensor, Tensor]]:
+        """The best of some x far and near, with their y."""
+        (best,) = self.judgement.results
+        limit = engine.lower.limit
+        engine.lower.limit = min(limit, engine.spent + TUNING.look * max(TUNING.least_repeat, engine.spent))
+        values: list[Value] = []
+        with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
+            values.extend(engine.objective(x, best.y) for x in self.judgement.samples(best.x))
+        engine.lower.limit = limit
+        usable = sorted((value for value in values if value.regular and math.isfinite(value.F)), key=lambda value: value.F)
+        return [(value.x, value.y) for value in usable]
+
+    def _next(self, engine: Engine) -> None:
+        """Begin the next attempt, if there is one to make."""
+        wanted = TUNING.repeats if self.judgement.sure else TUNING.most_repeats
+        allowed = min(self.cost + max(TUNING.least_repeat, self.cost), TUNING.share_first * self.max_gradients)
+        if self.tried >= wanted or not self.elsewhere or engine.spent >= allowed:
+            self.engine = None
+            return
+        self.tried += 1
+        x, y = self.elsewhere.pop(0)
+        engine.restart(x, y, max(self.tol, TUNING.repeat_tol), allowed)
+
+    def _arrived(self, engine: Engine) -> bool:
+        """Whether the present attempt is about to end at a known solution."""
+        now = engine.now
+        assert now is not None
+        return any(self.judgement.near(result, now.x, now.y) for result in self.judgement.results)
+
+    def _further(self, engine: Engine) -> bool:
+        """Judge another attempt: it found the answer again, or another solution; whether it goes on to a better one."""
+        judgement, now, end = self.judgement, engine.now, engine.verdict
+        best = judgement.results[judgement.best]
+        if now is None or not math.isfinite(now.F):
+            return False
+        lower = TUNING.better * max(best.spread, 0.0) < best.F - now.F
+        if end is None:  # it arrived
+            known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
+            judgement.results.append(known._replace(start=f"{NAME}, from another x"))
+        elif lower and engine.tol > self.tol and end.status is Status.CONVERGED:
+            engine.tol, engine.verdict = self.tol, None
+            return True
+        elif end.status is Status.CONVERGED or lower:
+            self._add(engine, lower=lower)
+        return False
+
+    def _add(self, engine: Engine, *, lower: bool) -> None:
+        """Add the result of the present attempt; a better one must stand like the first."""
+        judgement = self.judgement
+        before, result = judgement.results, self._result(engine, f"{NAME}, from another x")
+        evidence = before[judgement.best].evidence
+        if not lower:
+            judgement.results = [*before, result._replace(evidence=evidence, spread=before[0].spread)]
+            return
+        assert engine.verdict is not None
+        if engine.verdict.status is not Status.CONVERGED:
+            judgement.results = [*before, result]
+            return
+        judgement.results = [result]
+        self.answered = self._stands(engine)
+        judgement.results = [*judgement.results, *before]
+        if not self.answered:
+            self.engine = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in plain tensors, numbers and text."""
+        return {"engine": self.engine and self.engine.state_dict(), **{name: getattr(self, name) for name in SAVED}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another one was."""
+        for name in SAVED:
+            setattr(self, name, state[name])
+        self.engine = None if state["engine"] is None else self._engine()
+        if self.engine is not None:
+            self.engine.load_state_dict(state["engine"])
