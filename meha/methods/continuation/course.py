@@ -15,7 +15,6 @@ from meha.methods.continuation.judgement import Judgement
 from meha.methods.continuation.passes import Pass
 from meha.methods.continuation.results import Result, Start, describe
 from meha.methods.continuation.scales import Scales, Sizes, measure
-from meha.methods.continuation.second_order import NAME as SECOND_ORDER
 from meha.methods.continuation.second_order import SecondOrder
 from meha.methods.continuation.tuning import TUNING
 from meha.methods.newton import Engine
@@ -110,7 +109,7 @@ class Course:
 
     @property
     def _passes(self) -> list[Result]:
-        return [result for result in self.judgement.results if not result.start.startswith(SECOND_ORDER)]
+        return [result for result in self.judgement.results if not result.second_order]
 
     def _pass(self, scales: Scales) -> Pass:
         first = len(self._passes) < len(scales.starts)
@@ -130,7 +129,7 @@ class Course:
         best = judgement.results[judgement.best]
         passes, ended = self._passes, self.second_order and self.second_order.ended
         lines["engine"] = "continuation" + (f"; second order: {ended}" if ended else "")
-        if best.start.startswith(SECOND_ORDER):
+        if best.second_order:
             lines["engine"] = "second order" + ("; continuation found nothing better" if passes else "")
         lines["course"], lines["accuracy"], lines["time"] = best.course, best.accuracy, str(self.levels.clock)
         if best.evidence is not None:

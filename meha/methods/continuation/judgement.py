@@ -84,9 +84,10 @@ class Judgement:
 
     @property
     def sure(self) -> bool:
-        """Whether there is no other solution than the best, or it was found twice."""
+        """Whether there is no other solution than the best, or it was found several times."""
         rivals, alike = self._rivals(self.results[self.best])
-        return not rivals or alike > 1
+        cheap = all(result.second_order for result in self.results)
+        return not rivals or alike >= (TUNING.found if cheap else TUNING.found_by_passes)
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""

@@ -11,7 +11,11 @@ from meha._verdicts import Status, Verdict
 from meha.methods._verification import Evidence
 from meha.methods.continuation.tuning import TUNING
 
-__all__ = ["Result", "Start", "describe", "judged", "plain", "restored", "worth"]
+__all__ = ["SECOND_ORDER", "Result", "Start", "describe", "judged", "plain", "restored", "worth"]
+
+
+SECOND_ORDER = "second order"
+"""What attempts of the second-order engine are called, at the beginning."""
 
 
 class Start(NamedTuple):
@@ -51,6 +55,11 @@ class Result(NamedTuple):
     verdict: Verdict
     evidence: Evidence | None = None
     fresh: float | None = None
+
+    @property
+    def second_order(self) -> bool:
+        """Whether it is that of the second-order engine."""
+        return self.start.startswith(SECOND_ORDER)
 
     @property
     def refuted(self) -> bool:

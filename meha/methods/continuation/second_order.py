@@ -13,17 +13,14 @@ from meha._running import Numbers
 from meha._torch import BREAKDOWNS
 from meha._verdicts import Status
 from meha.methods._levels import BudgetError, Levels
-from meha.methods._quasi_newton import Pairs
+from meha.methods._quasi_newton import Pairs, size
 from meha.methods.continuation.judgement import Judgement
-from meha.methods.continuation.results import Result
+from meha.methods.continuation.results import SECOND_ORDER, Result
 from meha.methods.continuation.tuning import TUNING
 from meha.methods.newton import Engine, unknown_faces
 from meha.methods.newton.hyper import Value
 
-__all__ = ["NAME", "SecondOrder"]
-
-NAME = "second order"
-"""The results of the engine begin with this."""
+__all__ = ["SecondOrder"]
 
 SAVED = ("ended", "answered", "cost", "tried", "elsewhere")
 
@@ -101,7 +98,7 @@ class SecondOrder:
         if not stands:
             self.ended = f"The lower level may have other solutions nearby. {engine}"
         if stands or not nearest:
-            self.judgement.results = [self._result(engine, NAME)]
+            self.judgement.results = [self._result(engine, SECOND_ORDER)]
         if stands and self._stands(engine):
             self.answered, self.cost = True, engine.spent
             self.elsewhere = self._look_around(engine)
@@ -111,13 +108,9 @@ class SecondOrder:
         now = engine.now
         assert now is not None
         assert engine.verdict is not None
-        spread = engine.highest - engine.lowest
-        F = self._upper(now.x, now.y)
-        return Result(name, now.x, now.y, F, now.lower, True, spread, [], str(engine), str(engine.signs), engine.verdict)
-
-    def _upper(self, x: Tensor, y: Tensor) -> float:
-        self.levels.move(x)
-        return self.levels.upper(y)[0]
+        self.levels.move(now.x)
+        F = self.levels.upper(now.y)[0]
+        return Result(name, now.x, now.y, F, now.lower, True, engine.spread, [], str(engine), str(engine.signs), engine.verdict)
 
     def _stands(self, engine: Engine) -> bool:
         """Verify the only result, where the engine is."""
@@ -125,10 +118,19 @@ class SecondOrder:
         assert now is not None
         assert now.response is not None
         at = now.response.at
-        levels.curvatures = engine.lower.curvatures(at)
+        levels.curvatures = {**engine.lower.curvatures(at), "F_yy": self._upper_curvature(now.y)}
         inverse = engine.lower.inverse(at)
         judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
         return judgement.confirms(engine.lower.model(at), engine.lower.convex, determined=bool(engine.determined))
+
+    def _upper_curvature(self, y: Tensor) -> float:
+        """The curvature of F in y along its gradient, which tells how far F would move y."""
+        gradient = self.levels.upper(y)[2]
+        slope = size(gradient)
+        if not slope:
+            return 0.0
+        step = TUNING.displaced * self.judgement.sizes.y_size(y)
+        return size(self.levels.upper(y - step / slope * gradient)[2] - gradient) / step
 
     # Further attempts
 
@@ -170,7 +172,7 @@ class SecondOrder:
         lower = TUNING.better * max(best.spread, 0.0) < best.F - now.F
         if end is None:  # it arrived
             known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
-            judgement.results.append(known._replace(start=f"{NAME}, from another x"))
+            judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
         elif lower and engine.tol > self.tol and end.status is Status.CONVERGED:
             engine.tol, engine.verdict = self.tol, None
             return True
@@ -181,7 +183,7 @@ class SecondOrder:
     def _add(self, engine: Engine, *, lower: bool) -> None:
         """Add the result of the present attempt; a better one must stand like the first."""
         judgement = self.judgement
-        before, result = judgement.results, self._result(engine, f"{NAME}, from another x")
+        before, result = judgement.results, self._result(engine, f"{SECOND_ORDER}, from another x")
         evidence = before[judgement.best].evidence
         if not lower:
             judgement.results = [*before, result._replace(evidence=evidence, spread=before[0].spread)]

@@ -112,12 +112,14 @@ class Tuning:
     least_repeat: int = 3000  # gradients and products for them, or as many as the first attempt took if that is more
     look: float = 0.3  # part of it for a look at other x, from the best of which they begin
     repeats: int = 2  # number of attempts
-    most_repeats: int = 8  # the same as long as the best of several solutions was found once
+    most_repeats: int = 8  # the same, as long as the best of several solutions was not found often enough
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     # The lower level solved anew
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
     hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
-    # The choice between the passes
+    # The choice between the results
+    found: int = 3  # where there are several solutions, attempts of the engine that must end at the best
+    found_by_passes: int = 2  # the same for passes, which take longer
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol
     least_agreement: float = 1e-3  # or by less than this

@@ -23,12 +23,12 @@ from meha.methods.newton.ending import Signs
 from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
 from meha.methods.newton.kinks import letting_go, weakly_held
 from meha.methods.newton.lower import LowerLevel
-from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
+from meha.methods.newton.quasi_newton import Memory, probes, search, shortest_combination
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Engine"]
 
-NUMBERS = ("spectral", "largest", "steps", "lowest", "highest", "resting", "released")
+NUMBERS = ("start", "tol", "spectral", "largest", "steps", "values", "resting", "released", "nearby", "before")
 """What a checkpoint keeps besides the memories."""
 
 SINGULAR = "The lower Hessian is singular on the face of y."
@@ -50,7 +50,7 @@ class Engine:
             minimum on its face, and says nothing about other valleys of the lower level.
         signs: the measures at the end.
         steps: number of steps in x.
-        lowest, highest: the range of F on the way.
+        values: F on the way.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Engine:
         self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
         self.largest = 0.0  # the largest size of a hypergradient so far
         self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
-        self.steps, self.lowest, self.highest = 0, math.inf, -math.inf
+        self.steps, self.values = 0, list[float]()
         self.resting = 0  # steps in a row that gained nothing
         self.released = 0  # times that held coordinates of y were let go
         self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
@@ -99,7 +99,7 @@ class Engine:
                 self.steps += 1
             self.now = now
             if math.isfinite(now.F):
-                self.lowest, self.highest = min(self.lowest, now.F), max(self.highest, now.F)
+                self.values.append(now.F)
         except BudgetError:
             self.verdict = Verdict(Status.FINISHED, "It took all gradients that it may.")
         except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
@@ -140,7 +140,6 @@ class Engine:
             self.oracle.gradients((at_x, at_y), [(1.0, function, at_x, at_y)])
         self.domain.start_size = norm(x)
         now = self.objective(x, y)
-        self.lowest = self.highest = now.F
         if not math.isfinite(now.F):
             self.verdict = Verdict(Status.BROKE_DOWN, "The lower level was not solved at the start.")
         elif not now.regular:
@@ -155,8 +154,7 @@ class Engine:
 
     def _direction(self, now: Value) -> Tensor:
         """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
-        size = norm(now.gradient)
-        x_size = self.domain.x_size(now.x)
+        size, x_size = norm(now.gradient), self.domain.x_size(now.x)
         if not size:
             return torch.zeros_like(now.x)
         plain = TUNING.first_step * x_size / size if x_size else abs(now.F) / size**2 or 1 / size
@@ -212,14 +210,8 @@ class Engine:
         if not self.domain.coordinatewise:
             return None
         free = self._free(now).nonzero().reshape(-1)
-        size, few, columns = self.domain.x_size(now.x) or 1.0, len(free) <= TUNING.probes_x, []
-        for k in range(min(TUNING.probes_x, len(free))):
-            move = torch.zeros_like(now.x)
-            if few:
-                move[free[k]] = float(now.x[free[k]].abs()) or size
-            else:
-                phase = torch.arange(len(now.x), dtype=now.x.dtype, device=now.x.device)
-                move[free] = ((k + 1) * (phase + 1)).cos()[free] * now.x[free].abs().clamp(min=size / len(now.x))
+        few, columns = len(free) <= TUNING.probes_x, []
+        for k, move in enumerate(probes(now.x, free, self.domain.x_size(now.x) or 1.0)):
             new = self._nearby_value(now, self.eps**TUNING.probe_power * move, grow=few)
             if new is None:
                 continue
@@ -262,8 +254,14 @@ class Engine:
     def _learned(self) -> bool:
         return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
 
+    @property
+    def spread(self) -> float:
+        """The range of F on the second half of the way: a start far away says nothing about the scale of F at the end."""
+        late = self.values[len(self.values) // 2 :]
+        return max(late) - min(late) if late else 0.0
+
     def _range(self, now: Value) -> float:
-        return max(abs(now.F), self.highest - self.lowest)
+        return max(abs(now.F), self.spread)
 
     def _stationary(self, now: Value, direction: Tensor) -> bool:
         """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
@@ -358,8 +356,7 @@ class Engine:
         rows = self._around(now)
         if len(rows) <= 2 or not self.domain.coordinatewise:
             return False
-        combined = shortest_combination(rows)
-        size = norm(combined) / (self.largest or 1.0)
+        size = norm(shortest_combination(rows)) / (self.largest or 1.0)
         signs.stationarity = min(size, signs.stationarity)
         return size <= TUNING.settled
 
@@ -373,17 +370,14 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
-        begun = {"start": self.start, "tol": self.tol, "limit": self.lower.limit, "lower": self.lower.state_dict()}
-        if self.now is None or not math.isfinite(self.now.F):
-            return begun
-        now = self.now
-        return begun | {
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        now, kept = self.now, {"numbers": numbers, "lower": self.lower.state_dict()}
+        if now is None or not math.isfinite(now.F):
+            return kept
+        return kept | {
             "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates")},
             "memory": self.memory.state_dict(),
-            "numbers": {name: getattr(self, name) for name in NUMBERS},
             "start_size": self.domain.start_size,
-            "nearby": self.nearby,
-            "before": self.before,
             "signs": self.signs and vars(self.signs),
             "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
         }
@@ -391,15 +385,13 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
         self._clear()
-        self.start, self.tol, self.lower.limit = state["start"], state["tol"], state["limit"]
+        vars(self).update(state["numbers"])
         self.lower.load_state_dict(state["lower"])
         if "now" not in state:
             return
         self.now = Value(**state["now"], response=None)
         self.memory.load_state_dict(state["memory"])
-        vars(self).update(state["numbers"])
         self.domain.start_size = state["start_size"]
-        self.nearby, self.before = list(state["nearby"]), state["before"]
         self.signs = state["signs"] and Signs(**state["signs"])
         if state["verdict"] is not None:
             status, message = state["verdict"]

@@ -24,7 +24,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("curved", "failed", "scale", "step")
+SAVED = ("curved", "failed", "limit", "scale", "step")
 """The numbers that a checkpoint keeps."""
 
 
@@ -201,7 +201,7 @@ class LowerLevel:
         """Norms of second derivatives of f at a point, from below."""
         probe = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
         coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
-        return {"F_yy": 0.0, "f_yy": 1 / (self.step or self._first_step(at)), "f_xy": coupling}
+        return {"f_yy": 1 / (self.step or self._first_step(at)), "f_xy": coupling}
 
     def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
         """The inverse of the Hessian at a point, times columns; None where it is not known, or only on a face."""
