@@ -158,7 +158,7 @@ class Search:
         y, low, high = self.point.z, self.low, self.high
         held = torch.isfinite(low) & torch.isfinite(high)
         for radius in itertools.cycle(self._radii()):
-            direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator))
+            direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
             away = radius * shorter / size(direction) * direction
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             for d, s in ((away, share), (-away, 1 - share)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +38,7 @@ class SecondOrder:
         engine: the present attempt; None where it is not used, or has ended.
         ended: how it ended, or why it was not used, in words.
         answered: whether its answer stands, so that nothing has to follow.
-        cost: gradients of f and products with its Hessian of the attempt from the start, verified.
+        cost: evaluations of the hyper-objective in the attempt from the start.
         tried: number of further attempts.
         elsewhere: x and y from which more begin.
     """
@@ -100,7 +101,7 @@ class SecondOrder:
         if stands or not nearest:
             self.judgement.results = [self._result(engine, SECOND_ORDER)]
         if stands and self._stands(engine):
-            self.answered, self.cost = True, engine.spent
+            self.answered, self.cost = True, engine.objective.calls
             self.elsewhere = self._look_around(engine)
             self.engine = engine
 
@@ -137,25 +138,30 @@ class SecondOrder:
     def _look_around(self, engine: Engine) -> list[tuple[Tensor, Tensor]]:
         """The best of some x far and near, with their y."""
         (best,) = self.judgement.results
-        limit = engine.lower.limit
-        engine.lower.limit = min(limit, engine.spent + TUNING.look * max(TUNING.least_repeat, engine.spent))
+        points = itertools.islice(self.judgement.samples(best.x), max(TUNING.least_look, int(TUNING.look * self.cost)))
         values: list[Value] = []
         with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
-            values.extend(engine.objective(x, best.y) for x in self.judgement.samples(best.x))
-        engine.lower.limit = limit
+            values.extend(engine.objective(x, best.y) for x in points)
         usable = sorted((value for value in values if value.regular and math.isfinite(value.F)), key=lambda value: value.F)
         return [(value.x, value.y) for value in usable]
 
     def _next(self, engine: Engine) -> None:
         """Begin the next attempt, if there is one to make."""
-        wanted = TUNING.repeats if self.judgement.sure else TUNING.most_repeats
-        allowed = min(self.cost + max(TUNING.least_repeat, self.cost), TUNING.share_first * self.max_gradients)
-        if self.tried >= wanted or not self.elsewhere or engine.spent >= allowed:
+        sure = self.judgement.sure
+        most, allowed = TUNING.repeats if sure else TUNING.most_repeats, self._allowed(sure=sure)
+        if self.tried >= most or not self.elsewhere or engine.objective.calls >= allowed:
             self.engine = None
             return
         self.tried += 1
         x, y = self.elsewhere.pop(0)
         engine.restart(x, y, max(self.tol, TUNING.repeat_tol), allowed)
+
+    def _allowed(self, *, sure: bool) -> float:
+        """The evaluations, in all, after which attempts end."""
+        least, share = TUNING.least_repeat, TUNING.repeat
+        if not sure:
+            least, share = TUNING.least_repeat_several, TUNING.repeat_several
+        return self.cost + max(least, share * self.cost)
 
     def _arrived(self, engine: Engine) -> bool:
         """Whether the present attempt is about to end at a known solution."""
@@ -173,8 +179,8 @@ class SecondOrder:
         if end is None:  # it arrived
             known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
             judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
-        elif lower and engine.tol > self.tol and end.status is Status.CONVERGED:
-            engine.tol, engine.verdict = self.tol, None
+        elif lower and engine.tol > self.tol and end.status in (Status.CONVERGED, Status.FINISHED):
+            engine.tol, engine.verdict, engine.objective.limit = self.tol, None, self._allowed(sure=False)
             return True
         elif end.status is Status.CONVERGED or lower:
             self._add(engine, lower=lower)

@@ -109,10 +109,14 @@ class Tuning:
     confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
     # Further attempts of the second-order engine
-    least_repeat: int = 3000  # gradients and products for them, or as many as the first attempt took if that is more
-    look: float = 0.3  # part of it for a look at other x, from the best of which they begin
+    look: float = 0.3  # x that are looked at, the best of which are their starts, in units of the evaluations of the first
+    least_look: int = 4  # the same at least
     repeats: int = 2  # number of attempts
-    most_repeats: int = 8  # the same, as long as the best of several solutions was not found often enough
+    repeat: float = 1.5  # evaluations for all of this, in units of those of the first
+    least_repeat: int = 20  # the same at least
+    most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
+    repeat_several: float = 4.0
+    least_repeat_several: int = 100
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     # The lower level solved anew
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0

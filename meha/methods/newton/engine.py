@@ -81,9 +81,9 @@ class Engine:
         self.signs: Signs | None = None
 
     def restart(self, x: Tensor, y: Tensor, tol: float, allowed: float) -> None:
-        """Begin once more, at another point; what is known about Hessians stays."""
+        """Begin once more, at another point, with a limit on all evaluations; what is known about Hessians stays."""
         self._clear()
-        self.start, self.tol, self.lower.limit = (x, y), tol, allowed
+        self.start, self.tol, self.objective.limit = (x, y), tol, allowed
 
     @property
     def eps(self) -> float:
@@ -371,7 +371,8 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
         numbers = {name: getattr(self, name) for name in NUMBERS}
-        now, kept = self.now, {"numbers": numbers, "lower": self.lower.state_dict()}
+        calls = self.objective.calls, self.objective.limit
+        now, kept = self.now, {"numbers": numbers, "calls": calls, "lower": self.lower.state_dict()}
         if now is None or not math.isfinite(now.F):
             return kept
         return kept | {
@@ -386,6 +387,7 @@ class Engine:
         """Continue where another course was."""
         self._clear()
         vars(self).update(state["numbers"])
+        self.objective.calls, self.objective.limit = state["calls"]
         self.lower.load_state_dict(state["lower"])
         if "now" not in state:
             return

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meha._second_order import Clock, Flat, upper_value
+from meha.methods._levels import BudgetError
 from meha.methods.newton.lower import LowerLevel, Response
 
 __all__ = ["HyperObjective", "Value", "hypergradient"]
@@ -59,13 +60,22 @@ def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False)
 
 
 class HyperObjective:
-    """x -> F(x, y*(x)) with its gradient; the lower level starts from a solution nearby."""
+    """x -> F(x, y*(x)) with its gradient; the lower level starts from a solution nearby.
+
+    Attributes:
+        calls: number of evaluations so far.
+        limit: upper bound on it, beyond which there are no more.
+    """
 
     def __init__(self, lower: LowerLevel, flat_x: Flat, clock: Clock) -> None:
         self.lower, self.flat_x, self.clock = lower, flat_x, clock
+        self.calls, self.limit = 0, math.inf
 
     def __call__(self, x: Tensor, y: Tensor) -> Value:
         """The value at x, where y is a guess of the solution."""
+        if self.calls >= self.limit:
+            raise BudgetError
+        self.calls += 1
         response = self.lower.solve(self.flat_x.at(x), y)
         if not response.solved:
             return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
