@@ -527,7 +527,7 @@ def test_vfidca_refuses_what_it_cannot_take(monkeypatch):
         VFiDCA().start(meha.Problem(problem.upper, problem.lower, nonsmooth=L1(lambda x: x), y_set=Box(0.0, 1.0)), zero, zero)
     with pytest.raises(ValueError, match="upper and lower: VFiDCA reads them once, without a batch"):
         VFiDCA().start(meha.Problem(lower=lambda x, y, batch: (y - batch).square().sum(), **parts), zero, zero)
-    with pytest.raises(ValueError, match="batch: VFiDCA reads upper and lower once"):
+    with pytest.raises(TypeError, match="batches: upper and lower cannot be called with a batch"):
         VFiDCA().start(problem, zero, zero).step(torch.ones(2))
     pair = {"a": zero, "b": zero.clone()}
     many = meha.Problem(lambda x, y: y["a"].sum() + y["b"].sum(), lambda x, y: y["a"].sum(), nonsmooth=L1(lambda x: x[0]))

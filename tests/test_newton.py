@@ -417,7 +417,7 @@ def test_logistic_with_one_penalty_against_scipy():
 
 
 def test_hundreds_of_weights():
-    """The lasso with a weight for each of 200 features: converged, at a point where F is stationary."""
+    """The lasso with a weight for each of 200 features: one of many local solutions, at which F is stationary."""
     rng = np.random.default_rng(0)
     A, A_val = torch.tensor(rng.normal(size=(2, 60, 200)))
     b, b_val = (M[:, :6].sum(1) + 0.3 * torch.tensor(rng.normal(size=60)) for M in (A, A_val))
@@ -428,7 +428,8 @@ def test_hundreds_of_weights():
         x_set=Box(-5.0, 1.0),
     )
     solution = meha.solve(problem, torch.full((200,), -1.0, dtype=F64), torch.zeros(200, dtype=F64))
-    assert confirmed(solution)
+    assert solution.status in (meha.Status.CONVERGED, meha.Status.LOCAL)
+    assert solution.report["engine"] == "second order"
     start = float(problem.upper(None, torch.zeros(200, dtype=F64)))
     assert solution.upper < 0.05 * start
     value, _, _ = value_at(problem, solution.x, solution.y)
@@ -766,3 +767,30 @@ def test_restored_bit_for_bit(make):
     assert steps
     assert whole.verdict == other.verdict
     assert whole.counts == other.counts
+
+
+def wavy(height: float) -> meha.Problem:
+    """y = x, and F has many local minima in x, the lowest at 0."""
+    return meha.Problem(
+        lambda x, y: (y.square() / 20 + height * (1 - (3 * y).cos())).sum(),
+        lambda x, y: (y - x).square().sum(),
+        x_set=Box(-4.0, 4.0),
+    )
+
+
+def test_the_best_of_several_solutions_must_appear_several_times():
+    """The start is next to a poor local minimum: attempts from other x find better ones, and the status tells how often."""
+    solution = meha.solve(wavy(0.3), torch.full((1,), 3.9, dtype=F64), torch.zeros(1, dtype=F64))
+    assert solution.report["engine"] == "second order"
+    assert float(solution.x) == pytest.approx(0.0, abs=1e-6)
+    ends = [float(part.split("F = ")[1].split()[0]) for part in solution.report["starts"].split("; ")]
+    assert max(ends) > 0.1  # that of x0
+    found = sum(end < 1e-9 for end in ends)
+    assert solution.status is (meha.Status.CONVERGED if found >= 3 else meha.Status.LOCAL)
+
+
+def test_one_solution_is_found_again_at_little_cost():
+    solution = meha.solve(wavy(0.0), torch.full((1,), 3.9, dtype=F64), torch.zeros(1, dtype=F64))
+    assert confirmed(solution)
+    assert solution.report["starts"] == "3 starts in x agree"
+    assert solution.counts.lower < 150

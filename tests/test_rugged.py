@@ -42,7 +42,7 @@ def test_groups_and_halves():
     gentle = problems.collection()
     assert len(gentle) == 79
     assert {entry.group for entry in gentle} == {"gentle"}
-    assert len(problems.collection(group=None)) == 79 + len(RUGGED) + len(SIMPLE)
+    assert len(problems.collection(group=None)) == 79 + len(RUGGED) + len(SIMPLE) + len(problems.collection(group="hollow"))
     names = [entry.name for entry in problems.collection(group=None)]
     assert len(set(names)) == len(names)
     for group, least in (("rugged", 40), ("simple", 5)):

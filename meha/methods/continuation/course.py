@@ -138,6 +138,8 @@ class Course:
             lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
         if len(judgement.results) == len(passes) == 2 and judgement.agree(*passes):
             lines["starts"] = "upper level first and lower level first agree"
+        elif len(judgement.results) > 1 and not passes and all(judgement.agree(best, other) for other in judgement.results):
+            lines["starts"] = f"{len(judgement.results)} starts in x agree"
         elif len(judgement.results) > 1:
             lines["starts"] = "; ".join(describe(result, best=result is best) for result in judgement.results)
         return lines

@@ -97,8 +97,8 @@ class Judgement:
     def near(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, as far as their accuracy shows."""
         sizes = self.sizes
-        same = max(TUNING.agreement * sizes.tol, TUNING.least_agreement)
-        return size(result.x - x) <= same * sizes.x_size(result.x) and size(result.y - y) <= same * sizes.y_size(result.y)
+        same, y_size = max(TUNING.agreement * sizes.tol, TUNING.least_agreement), max(sizes.y_size(y), sizes.y_largest)
+        return size(result.x - x) <= same * sizes.x_size(x) and size(result.y - y) <= same * y_size
 
     # What to do next
 

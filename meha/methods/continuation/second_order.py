@@ -71,6 +71,7 @@ class SecondOrder:
     def advance(self, engine: Engine) -> Numbers:
         """Take a step of the present attempt; where it is over, judge it, and begin the next one."""
         numbers = {**engine.advance(), "run": len(self.judgement.results) + 1}
+        self.judgement.sizes.y_largest = engine.lower.scale
         first = not self.answered
         if engine.verdict is None and (first or not self._arrived(engine)):
             return numbers
@@ -215,3 +216,4 @@ class SecondOrder:
         self.engine = None if state["engine"] is None else self._engine()
         if self.engine is not None:
             self.engine.load_state_dict(state["engine"])
+            self.judgement.sizes.y_largest = self.engine.lower.scale

@@ -195,8 +195,8 @@ class Engine:
         self.resting = self.resting + 1 if rests else 0
         if self.resting > TUNING.rests:  # F has come down as far as it can, and x jumps across a kink
             return self._confirm(new, stuck=True)
-        product = float(torch.dot(move, change))
-        self.spectral = float(torch.dot(move, move)) / product if product > 0 else 0.0
+        product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
+        self.spectral = square / product if product > 0 else 0.0
         self.memory.update(move, change)
         if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0):
             self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
@@ -256,9 +256,9 @@ class Engine:
 
     @property
     def spread(self) -> float:
-        """The range of F on the second half of the way: a start far away says nothing about the scale of F at the end."""
-        late = self.values[len(self.values) // 2 :]
-        return max(late) - min(late) if late else 0.0
+        """The range of F on the second half of the way, as a far start says nothing about the end; at least what rounding blurs."""
+        whole, late = (max(part) - min(part) if part else 0.0 for part in (self.values, self.values[len(self.values) // 2 :]))
+        return max(late, self.eps**TUNING.lower_power * whole)
 
     def _range(self, now: Value) -> float:
         return max(abs(now.F), self.spread)

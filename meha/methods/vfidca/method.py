@@ -152,8 +152,6 @@ class VFiDCA(Method):
         return VFiDCAState(x, y, radii, solution, multipliers, self.beta, given=model, settled=False)
 
     def step(self, oracle: Oracle, state: VFiDCAState, at: At) -> Numbers:
-        if at.batch is not None:
-            raise ValueError("batch: VFiDCA reads upper and lower once, without a batch; leave it out.")
         model, w, r, u, gamma = state.model, as_vector(state.y), state.radii, state.solution, state.multipliers
         w_new, r_new = model.program.solve(w, r, u, gamma, state.beta)
         state.error = float(norm([w_new - w, r_new - r]) / norm([w, r]))

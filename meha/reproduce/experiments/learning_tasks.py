@@ -71,7 +71,7 @@ class LearningTasks(Experiment):
             names = [name for name, task in TASKS.items() if task.split == split and results.methods(name, "task")]
             if names:
                 blocks.append(self._table(results, split, names))
-        blocks.append(prose(self.name, "reading"))
+        blocks.append(prose(self.name, "why"))
         return Section(self.name, self.title, blocks)
 
     def _table(self, results: Records, split: str, names: Sequence[str]) -> Table:
