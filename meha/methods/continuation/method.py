@@ -26,7 +26,8 @@ class Continuation(Method):
     It has two engines. The first takes second derivatives (:mod:`meha.methods.newton`): Newton steps on the lower level, with
     dense Hessians or conjugate gradients, on the face of g and Y; hypergradients by the implicit function theorem; quasi-Newton
     steps in x. Its point is the answer if y is a strict minimum, the curvature of f at random points shows no sign of another
-    valley, and a search of the lower level finds nothing below y. Where the Hessian is singular on the face, the lower level
+    valley, and a search of the lower level finds nothing below y. It then begins again at other x; where these attempts end at
+    several solutions, the best must appear three times. Where the Hessian is singular on the face, the lower level
     is not convex, or steps fail, the second engine begins at (x0, y0), and the better of all points is the answer. It takes
     first derivatives only: with y projected out, the penalised problem has one variable,
 

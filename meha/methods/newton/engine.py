@@ -256,7 +256,7 @@ class Engine:
 
     @property
     def spread(self) -> float:
-        """The range of F on the second half of the way, as a far start says nothing about the end; at least what rounding blurs."""
+        """The range of F on the second half of the way: far starts say nothing about the end; at least what rounding hides."""
         whole, late = (max(part) - min(part) if part else 0.0 for part in (self.values, self.values[len(self.values) // 2 :]))
         return max(late, self.eps**TUNING.lower_power * whole)
 
