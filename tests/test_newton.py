@@ -434,7 +434,7 @@ def test_hundreds_of_weights():
     assert solution.upper < 0.05 * start
     value, _, _ = value_at(problem, solution.x, solution.y)
     free = (solution.x > -5) & (solution.x < 1)
-    assert float(value.gradient[free].norm()) < 1e-4 * value.size
+    assert float(value.gradient[free].norm()) < 1e-3 * value.size
 
 
 @pytest.mark.parametrize("x_set", [Simplex(), L2Ball(0.5)])

@@ -272,16 +272,21 @@ class Judgement:
         return self.levels.upper(valleys[0].z)[0], x, [valley.z for valley in valleys]
 
     def samples(self, x: Tensor) -> Iterator[Tensor]:
-        """Random points of X: between its bounds where there are such, spread over each coordinate, and around x elsewhere."""
+        """Points of X: between its bounds where there are such, spread over each coordinate; elsewhere -x and around x."""
         low, high = self.levels.x_bounds()
         held = torch.isfinite(low) & torch.isfinite(high)
         generator = torch.Generator().manual_seed(len(x))
         parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
-        for part in parts.to(x):
+        units, away = torch.maximum(x.abs(), (x - self.sizes.x0).abs()), -2 * x
+        units = torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
+        for k, part in enumerate(parts.to(x)):
             share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
+            yield self.levels.project(torch.where(held, low + share * (high - low), x + away))
+            if k % 2:  # on the other side
+                away = -away
+                continue
             d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
-            away = x + self.sizes.x_size(x) / math.sqrt(len(x)) * d
-            yield self.levels.project(torch.where(held, low + share * (high - low), away))
+            away = TUNING.wider ** (k // 2 % 2) * units * d
 
     def _look_beyond(self, i: int) -> None:
         """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""

@@ -19,7 +19,6 @@ from meha.methods.continuation.judgement import Judgement
 from meha.methods.continuation.results import SECOND_ORDER, Result
 from meha.methods.continuation.tuning import TUNING
 from meha.methods.newton import Engine, unknown_faces
-from meha.methods.newton.hyper import Value
 
 __all__ = ["SecondOrder"]
 
@@ -71,7 +70,7 @@ class SecondOrder:
     def advance(self, engine: Engine) -> Numbers:
         """Take a step of the present attempt; where it is over, judge it, and begin the next one."""
         numbers = {**engine.advance(), "run": len(self.judgement.results) + 1}
-        self.judgement.sizes.y_largest = engine.lower.scale
+        self.judgement.sizes.y_largest = engine.lower.largest
         first = not self.answered
         if engine.verdict is None and (first or not self._arrived(engine)):
             return numbers
@@ -112,7 +111,9 @@ class SecondOrder:
         assert engine.verdict is not None
         self.levels.move(now.x)
         F = self.levels.upper(now.y)[0]
-        return Result(name, now.x, now.y, F, now.lower, True, engine.spread, [], str(engine), str(engine.signs), engine.verdict)
+        return Result(
+            name, now.x, now.y, F, now.lower, True, engine.trail.spread, [], str(engine), str(engine.signs), engine.verdict
+        )
 
     def _stands(self, engine: Engine) -> bool:
         """Verify the only result, where the engine is."""
@@ -140,11 +141,13 @@ class SecondOrder:
         """The best of some x far and near, with their y."""
         (best,) = self.judgement.results
         points = itertools.islice(self.judgement.samples(best.x), max(TUNING.least_look, int(TUNING.look * self.cost)))
-        values: list[Value] = []
+        found: list[tuple[float, Tensor, Tensor]] = []
         with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
-            values.extend(engine.objective(x, best.y) for x in points)
-        usable = sorted((value for value in values if value.regular and math.isfinite(value.F)), key=lambda value: value.F)
-        return [(value.x, value.y) for value in usable]
+            for x in points:
+                F, y = engine.objective.look(x, best.y)
+                if math.isfinite(F):
+                    found.append((F, x, y))
+        return [(x, y) for _, x, y in sorted(found, key=lambda point: point[0])]
 
     def _next(self, engine: Engine) -> None:
         """Begin the next attempt, if there is one to make."""
@@ -171,7 +174,7 @@ class SecondOrder:
         return any(self.judgement.near(result, now.x, now.y) for result in self.judgement.results)
 
     def _further(self, engine: Engine) -> bool:
-        """Judge another attempt: it found the answer again, or another solution; whether it goes on to a better one."""
+        """Judge another attempt: it found a known solution; or another one, which it then finds accurately, and goes on."""
         judgement, now, end = self.judgement, engine.now, engine.verdict
         best = judgement.results[judgement.best]
         if now is None or not math.isfinite(now.F):
@@ -180,7 +183,7 @@ class SecondOrder:
         if end is None:  # it arrived
             known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
             judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
-        elif lower and engine.tol > self.tol and end.status in (Status.CONVERGED, Status.FINISHED):
+        elif engine.tol > self.tol and (end.status is Status.CONVERGED or (lower and end.status is Status.FINISHED)):
             engine.tol, engine.verdict, engine.objective.limit = self.tol, None, self._allowed(sure=False)
             return True
         elif end.status is Status.CONVERGED or lower:
@@ -216,4 +219,4 @@ class SecondOrder:
         self.engine = None if state["engine"] is None else self._engine()
         if self.engine is not None:
             self.engine.load_state_dict(state["engine"])
-            self.judgement.sizes.y_largest = self.engine.lower.scale
+            self.judgement.sizes.y_largest = self.engine.lower.largest

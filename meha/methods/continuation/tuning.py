@@ -104,16 +104,17 @@ class Tuning:
     holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower valley
     glance: float = 0.2  # part of those taken so far for a look at other x, where nothing speaks for another solution
     samples: int = 12  # x at which the lower level is solved for that
+    wider: float = 4.0  # where X has no bounds, half of them are this many times further away than the size of x
     faithful: float = 256.0  # first c of such a pass, in units of that of the second: it shall stay where it begins
     explored: int = 2  # the best of them, from which passes start
     confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
     # Further attempts of the second-order engine
     look: float = 0.3  # x that are looked at, the best of which are their starts, in units of the evaluations of the first
-    least_look: int = 4  # the same at least
+    least_look: int = 8  # the same at least
     repeats: int = 2  # number of attempts
     repeat: float = 1.5  # evaluations for all of this, in units of those of the first
-    least_repeat: int = 20  # the same at least
+    least_repeat: int = 24  # the same at least
     most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
     repeat_several: float = 4.0
     least_repeat_several: int = 100

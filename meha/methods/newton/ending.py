@@ -1,14 +1,81 @@
-"""Signs: what was measured where the engine seems to be at its end, and what follows."""
+"""The end of the engine: the scales that its last points tell, and what was measured where it seems to be at rest."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from torch import Tensor
 
 from meha._verdicts import Status, Verdict
+from meha.methods._quasi_newton import size as norm
+from meha.methods.newton.hyper import Value
 from meha.methods.newton.systems import Factor
+from meha.methods.newton.tuning import TUNING
 
-__all__ = ["Signs"]
+__all__ = ["Signs", "Trail"]
+
+
+@dataclass
+class Trail:
+    """The last points, whose smallest changes are the scales of the end: a start far away says nothing about it.
+
+    Attributes:
+        eps: rounding error of the variables.
+        points: x, F, and the size of the hypergradient.
+        least, most: the range of F so far.
+    """
+
+    eps: float
+    points: list[tuple[Tensor, float, float]] = field(default_factory=list)
+    least: float = math.inf
+    most: float = -math.inf
+
+    def add(self, now: Value) -> None:
+        """Go on to a point."""
+        if math.isfinite(now.F):
+            self.least, self.most = min(self.least, now.F), max(self.most, now.F)
+            self.points = [*self.points, (now.x, now.F, now.size)][-TUNING.recent :]
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough points."""
+        return len(self.points) == TUNING.recent
+
+    @property
+    def size(self) -> float:
+        """The size of the hypergradient: the second smallest, as the last one may be zero."""
+        return sorted(size for _, _, size in self.points)[:2][-1]
+
+    @property
+    def _moves(self) -> list[float]:
+        return [norm(new - old) for (old, _, _), (new, _, _) in pairwise(self.points)]
+
+    @property
+    def moved(self) -> float:
+        """The shortest move."""
+        return min(self._moves)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether F has come down to its rounding error at the start, and x goes on with moves that do not shrink."""
+        steady = all(TUNING.steady * before <= after for before, after in pairwise(self._moves))
+        return self.tells and steady and abs(self.points[-1][1]) <= self.eps * (self.most - self.least)
+
+    @property
+    def spread(self) -> float:
+        """The last change of F, or a part of its whole range that is next to nothing if that is more."""
+        return max(self._changed, self.eps**TUNING.lower_power * (self.most - self.least)) if self.points else 0.0
+
+    @property
+    def _changed(self) -> float:
+        last = [F for _, F, _ in self.points[-2:]]
+        return max(last) - min(last)
+
+    def scale(self, now: Value) -> float:
+        """The scale of F at the end, at least what rounding hides."""
+        return max(abs(now.F), self._changed, self.eps**2 * (self.most - self.least))
 
 
 @dataclass

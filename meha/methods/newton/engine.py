@@ -19,7 +19,7 @@ from meha._verdicts import Status, Verdict
 from meha.methods._levels import BudgetError
 from meha.methods._quasi_newton import size as norm
 from meha.methods.newton.domain import Domain
-from meha.methods.newton.ending import Signs
+from meha.methods.newton.ending import Signs, Trail
 from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
 from meha.methods.newton.kinks import letting_go, weakly_held
 from meha.methods.newton.lower import LowerLevel
@@ -28,7 +28,7 @@ from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Engine"]
 
-NUMBERS = ("start", "tol", "spectral", "largest", "steps", "values", "resting", "released", "nearby", "before")
+NUMBERS = ("start", "tol", "spectral", "largest", "steps", "resting", "released", "nearby", "before")
 """What a checkpoint keeps besides the memories."""
 
 SINGULAR = "The lower Hessian is singular on the face of y."
@@ -50,7 +50,7 @@ class Engine:
             minimum on its face, and says nothing about other valleys of the lower level.
         signs: the measures at the end.
         steps: number of steps in x.
-        values: F on the way.
+        trail: the last points.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Engine:
     ) -> None:
         self.oracle, self.tol, self.clock = oracle, tol, clock or Clock()
         self.flat_x, self.flat_y = Flat(x), Flat(y)
+        self.eps = max(self.flat_x.eps, self.flat_y.eps)
         self.lower = LowerLevel(oracle, self.flat_x, self.flat_y, self.clock)
         self.lower.limit = allowed
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
@@ -74,7 +75,7 @@ class Engine:
         self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
         self.largest = 0.0  # the largest size of a hypergradient so far
         self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
-        self.steps, self.values = 0, list[float]()
+        self.steps, self.trail = 0, Trail(self.eps)
         self.resting = 0  # steps in a row that gained nothing
         self.released = 0  # times that held coordinates of y were let go
         self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
@@ -85,34 +86,27 @@ class Engine:
         self._clear()
         self.start, self.tol, self.objective.limit = (x, y), tol, allowed
 
-    @property
-    def eps(self) -> float:
-        """Rounding error of the variables."""
-        return max(self.flat_x.eps, self.flat_y.eps)
-
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables."""
         try:
             now = self.now or self._begin()
             if self.verdict is None:
-                now = self._step(now) if self.before is None or self.spent < self.before[2] else self._return(now)
+                now = self._step(now) if self.before is None or self._spent < self.before[2] else self._return(now)
                 self.steps += 1
+                self.trail.add(now)
             self.now = now
-            if math.isfinite(now.F):
-                self.values.append(now.F)
         except BudgetError:
             self.verdict = Verdict(Status.FINISHED, "It took all gradients that it may.")
         except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
             self.verdict = Verdict(Status.BROKE_DOWN, f"{type(error).__name__}: {error}".split("\n", 1)[0])
-        if self.now is None or not math.isfinite(self.now.F):
+        if (at := self.now) is None or not math.isfinite(at.F):
             return {}
-        self.flat_x.write(self.now.x)
-        self.flat_y.write(self.now.y)
-        return {"upper": self.now.F, "lower": self.now.lower, "residual": norm(self._unblocked(self.now))}
+        self.flat_x.write(at.x)
+        self.flat_y.write(at.y)
+        return {"upper": at.F, "lower": at.lower, "residual": norm(self._unblocked(at))}
 
     @property
-    def spent(self) -> int:
-        """Gradients of f and products with its Hessian so far."""
+    def _spent(self) -> int:
         return self.oracle.counts.lower + self.oracle.counts.hvp
 
     def _return(self, now: Value) -> Value:
@@ -145,6 +139,7 @@ class Engine:
         elif not now.regular:
             self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
         self._note(now)
+        self.trail.add(now)
         return now
 
     def _note(self, value: Value) -> None:
@@ -172,7 +167,7 @@ class Engine:
     def _step(self, now: Value) -> Value:
         direction = self._direction(now)
         if self._stationary(now, direction):
-            explored = self.memory.count >= TUNING.explored * int(self._free(now).sum())
+            explored = self._explored(now)
             lower = None if explored else self._probe(now)
             if lower is not None:
                 return lower
@@ -191,16 +186,22 @@ class Engine:
         if new is None:
             return self._confirm(now, stuck=True, tried=tried)
         move, change = new.x - now.x, new.gradient - now.gradient
-        rests = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self._range(now) >= now.F - new.F
+        rests = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self.trail.scale(now) >= now.F - new.F
         self.resting = self.resting + 1 if rests else 0
         if self.resting > TUNING.rests:  # F has come down as far as it can, and x jumps across a kink
             return self._confirm(new, stuck=True)
         product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
         self.spectral = square / product if product > 0 else 0.0
         self.memory.update(move, change)
-        if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0):
+        if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0) or self.trail.unbounded:
             self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
         return new
+
+    def _explored(self, now: Value) -> bool:
+        """Whether the pairs tell the curvature along all free coordinates, as far as these have similar units."""
+        sizes = now.x[self._free(now)].abs()
+        even = not len(sizes) or bool((TUNING.uneven * sizes >= sizes.max()).all())
+        return even and self.memory.count >= TUNING.explored * len(sizes)
 
     def _probe(self, now: Value) -> Value | None:
         """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
@@ -254,26 +255,22 @@ class Engine:
     def _learned(self) -> bool:
         return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
 
-    @property
-    def spread(self) -> float:
-        """The range of F on the second half of the way: far starts say nothing about the end; at least what rounding hides."""
-        whole, late = (max(part) - min(part) if part else 0.0 for part in (self.values, self.values[len(self.values) // 2 :]))
-        return max(late, self.eps**TUNING.lower_power * whole)
-
-    def _range(self, now: Value) -> float:
-        return max(abs(now.F), self.spread)
-
     def _stationary(self, now: Value, direction: Tensor) -> bool:
         """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
-        size = norm(self._unblocked(now))
+        size, trail = norm(self._unblocked(now)), self.trail
         if not size:
             return True
-        if size > TUNING.settled * self.largest or not self._learned():
-            return size <= self.eps * self.largest
-        gain, scale = -float(torch.dot(now.gradient, direction)), self._range(now)
-        small = norm(direction) <= TUNING.beyond_tol * self.tol * self.domain.x_size(now.x)
-        least = TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
-        return (small and gain <= self.tol * scale) or gain <= least * scale
+        if not trail.tells or size > TUNING.settled * trail.size or not self._learned():
+            return size <= self.eps * trail.size
+        small = norm(direction) <= TUNING.beyond_tol * self.tol * max(norm(now.x), trail.moved)
+        return (small and self._gain(now, direction) <= self.tol) or self._negligible(now, direction)
+
+    def _gain(self, now: Value, direction: Tensor) -> float:
+        """The decrease of F that a direction promises, relative to F."""
+        return -float(torch.dot(now.gradient, direction)) / (self.trail.scale(now) or 1.0)
+
+    def _negligible(self, now: Value, direction: Tensor) -> bool:
+        return self._gain(now, direction) <= TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
 
     def _confirm(self, now: Value, *, stuck: bool = False, tried: Sequence[Value] = ()) -> Value:
         """The verdict at a point that seems to be the end: y must be a strict minimum on its face, and x stationary."""
@@ -296,7 +293,7 @@ class Engine:
             self.verdict = signs.irregular(factor, regular=now.regular)
         elif stuck and not self._at_kink(now, signs):
             message = f"No step along the hypergradient lowers F, of relative size {signs.stationarity:.1e}."
-            small = signs.stationarity <= self.eps**TUNING.loose_power
+            small = signs.stationarity <= self.eps**TUNING.loose_power or self._negligible(now, self._direction(now))
             self.verdict = signs.converged() if small else Verdict(Status.FINISHED, message)
         else:
             lower = (self._across(now) if weak else None) or self._release(now)
@@ -338,7 +335,7 @@ class Engine:
             return None
         self.released += 1
         unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))
-        gain, best, guess = self.tol * self._range(now), now, now.y
+        gain, best, guess = self.tol * self.trail.scale(now), now, now.y
         for exponent in range(TUNING.releases):
             x = self.domain.project(now.x + TUNING.release * TUNING.growth**exponent * unit * direction)
             new = self.objective(x, guess)
@@ -348,7 +345,7 @@ class Engine:
         if best is now:
             return None
         self.memory.clear()
-        self.before = now.x, now.y, self.spent + TUNING.detour * self.spent
+        self.before = now.x, now.y, self._spent + TUNING.detour * self._spent
         return best
 
     def _at_kink(self, now: Value, signs: Signs) -> bool:
@@ -362,8 +359,7 @@ class Engine:
 
     def __str__(self) -> str:
         words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"
-        response = None if self.now is None else self.now.response
-        if response is None:
+        if self.now is None or (response := self.now.response) is None:
             return words
         kind, total = "quadratic in y" if self.lower.hessians.quadratic else "smooth", self.flat_y.size
         return f"{words}; f {kind}; {response.face.count(total)} of {total} coordinates of y can move"
@@ -380,6 +376,7 @@ class Engine:
             "memory": self.memory.state_dict(),
             "start_size": self.domain.start_size,
             "signs": self.signs and vars(self.signs),
+            "trail": vars(self.trail),
             "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
         }
 
@@ -395,6 +392,7 @@ class Engine:
         self.memory.load_state_dict(state["memory"])
         self.domain.start_size = state["start_size"]
         self.signs = state["signs"] and Signs(**state["signs"])
+        vars(self.trail).update(state["trail"])
         if state["verdict"] is not None:
             status, message = state["verdict"]
             self.verdict = Verdict(Status(status), message)

@@ -73,12 +73,24 @@ class HyperObjective:
 
     def __call__(self, x: Tensor, y: Tensor) -> Value:
         """The value at x, where y is a guess of the solution."""
-        if self.calls >= self.limit:
-            raise BudgetError
-        self.calls += 1
+        self._count()
         response = self.lower.solve(self.flat_x.at(x), y)
         if not response.solved:
             return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
         value = hypergradient(self.lower, response)
         finite = math.isfinite(value.F) and bool(torch.isfinite(value.gradient).all())
         return value if finite else Value(x, value.y, math.inf, value.lower, torch.zeros_like(x), 0.0, response)
+
+    def look(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
+        """F and y at x, without the gradient; infinity where the lower level was not solved."""
+        self._count()
+        response = self.lower.solve(self.flat_x.at(x), y)
+        if not response.solved:
+            return math.inf, response.y
+        upper = upper_value(self.lower.oracle, response.at.x, response.y, self.flat_x, self.lower.flat_y, self.clock)
+        return upper.F if math.isfinite(upper.F) else math.inf, response.y
+
+    def _count(self) -> None:
+        if self.calls >= self.limit:
+            raise BudgetError
+        self.calls += 1

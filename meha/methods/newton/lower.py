@@ -24,7 +24,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("curved", "failed", "limit", "scale", "step")
+SAVED = ("curved", "failed", "largest", "limit", "scale", "step")
 """The numbers that a checkpoint keeps."""
 
 
@@ -62,7 +62,7 @@ class LowerLevel:
         hessians: those of f.
         curved: whether g added to the Hessian of the factor.
         failed: the least length of a first step with an old factor after which a new factor was necessary.
-        scale: the largest norm of y so far.
+        scale, largest: the largest norm of y in this solve, and so far.
         step: the length of proximal steps; zero before the first.
         limit: gradients of f and products with its Hessian, counted from the start of the run, after which
             :class:`BudgetError` is raised.
@@ -77,7 +77,7 @@ class LowerLevel:
         self.hessians = Hessians(self.eps)
         self.curved = False
         self.failed = math.inf
-        self.scale = self.step = 0.0
+        self.scale = self.largest = self.step = 0.0
         self.limit = math.inf
         self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
 
@@ -94,7 +94,17 @@ class LowerLevel:
 
     def solve(self, x: Variable, y: Tensor) -> Response:
         """Minimise f + g over Y at ``x``, from ``y``."""
+        response = self._solve(x, y)
+        far = float(torch.linalg.vector_norm(response.y)) < TUNING.contraction * self.scale
+        return self._solve(x, response.y) if response.solved and far and self.scale > self._least_scale else response
+
+    @property
+    def _least_scale(self) -> float:
+        return self.eps**TUNING.loose_power * self.largest
+
+    def _solve(self, x: Variable, y: Tensor) -> Response:
         at = self.expand(x, y)
+        self.scale = max(float(torch.linalg.vector_norm(y)), self._least_scale)
         if not math.isfinite(at.value):
             return Response(at, self.faces.at(y), math.inf, solved=False)
         stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
@@ -103,6 +113,7 @@ class LowerLevel:
         for _ in range(TUNING.lower_steps):
             at, face = self._identify(at)
             self.scale = max(self.scale, float(torch.linalg.vector_norm(at.y)))
+            self.largest = max(self.largest, self.scale)
             gradient = at.f_y + at.g_y
             direction, exact = self._direction(at, face, gradient, first)
             size = float(torch.linalg.vector_norm(direction))

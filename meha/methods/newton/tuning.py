@@ -48,6 +48,7 @@ class Tuning:
     longest: float = 1e3  # a search ends at this multiple of its first step
     widest: float = 1e6  # largest move in one step, relative to x
     explored: int = 2  # with this many pairs for each free coordinate of x, the curvature is known without a test
+    uneven: float = 100.0  # unless they differ by more than this factor: pairs then tell little about the smaller ones
     probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number
     probe_power: float = 1 / 3  # their length, relative to x: this power of eps balances rounding and curvature
     seen: float = 1e5  # a change of the hypergradient counts if it exceeds this many rounding errors
@@ -55,7 +56,9 @@ class Tuning:
     probe_growths: int = 3  # most lengths that are tried
     blocked: float = 1e-8  # a move of this size, relative to x, shows which coordinates a bound of X holds
     far: float = 1e7  # x this many times further away than its start counts as infinitely far
+    steady: float = 0.9  # a move does not shrink if it is at least this part of the one before
     # The end
+    recent: int = 4  # last points, whose smallest changes are the scales of the end: a far start may lie among them
     settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
     beyond_tol: float = 0.1  # length of the last step, in units of tol, since a memory of curvature may deceive
     negligible: float = 0.01  # times tol^2: a promised decrease of F, relative to F, that is too small for a step
