@@ -12,6 +12,7 @@ from meha._variables import Variable
 from meha._verdicts import Verdict
 from meha.methods._base import Method, State
 from meha.methods._levels import Levels
+from meha.methods.constrained import CoupledCourse
 from meha.methods.continuation.course import Course
 from meha.problem import Problem
 from meha.responses import Nearest, Response
@@ -84,6 +85,7 @@ class Continuation(Method):
 
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
+    takes_coupling: ClassVar[bool] = True
     repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
@@ -104,6 +106,8 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
+        if oracle.problem.coupled:
+            return ContinuationState(x=x, y=y, course=CoupledCourse(oracle, x, y, self.max_gradients), settled=False)
         return ContinuationState(
             x=x,
             y=y,
@@ -132,4 +136,4 @@ class Continuation(Method):
 class ContinuationState(State):
     """x, y, and the course of the run."""
 
-    course: Course
+    course: Course | CoupledCourse

@@ -1,0 +1,332 @@
+"""A coupled problem as functions of one long vector (x, y): F, f and all constraints, with first to third derivatives.
+
+The sets X and Y become rows of the constraints. Functions that are quadratic are recognised, and cost nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meha import sets
+from meha._oracle import Oracle
+from meha._quadratic import Array
+from meha._second_order import Flat
+from meha._variables import Variable
+
+__all__ = ["Coupling", "Rows", "UnsupportedSetError"]
+
+PROBES = 4
+"""Points at which a function is compared with its quadratic model."""
+
+QUADRATIC = 1e6
+"""Rounding errors, relative to the size of a function and its model, within which both agree."""
+
+REACH = 3.0
+"""Size of the coordinates of these points, beyond that of the start."""
+
+MANY_CORNERS = 10
+"""Largest dimension in which an L1 ball is written as rows, 2^n of them."""
+
+
+class UnsupportedSetError(ValueError):
+    """A set cannot be written as inequalities."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the functions of one kind are in the list of all."""
+
+    F: int
+    f: int
+    lower: slice
+    lower_equations: slice
+    upper: slice
+    upper_equations: slice
+
+
+class Coupling:
+    """All functions of a coupled problem, stacked: F, f, h, e (lower level), G, E (upper level).
+
+    Args:
+        oracle: its problem has the objectives, and its counts are kept.
+        x, y: the variables, which give structure and the point around which quadratic functions are recognised.
+
+    Attributes:
+        n, m: the sizes of x and y.
+        rows: where which function is.
+        names: a name for each function, for reports.
+        quadratic: which of them are quadratic (or linear).
+        linear: which are linear.
+        eps: the rounding error of a number.
+    """
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
+        self.oracle = oracle
+        self.flat = Flat(x), Flat(y)
+        self.n, self.m = x.numel, y.numel
+        self.eps = max(flat.eps for flat in self.flat)
+        self._parts, self.names, self.rows = self._list(oracle, x, y)
+        self._known: dict[bytes, Array] = {}
+        self._last: tuple[bytes, Array] = b"", np.zeros(0)
+        start = self.read()
+        size = len(start)
+        values = self._call(start)
+        self.count = len(values)
+        self.quadratic = self.linear = np.zeros(self.count, dtype=bool)
+        self._gradient0, self._hessian0 = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+        self._recognise(start, values)
+
+    def read(self) -> Array:
+        """The variables as one vector."""
+        return np.concatenate([flat.read().double().cpu().numpy() for flat in self.flat])
+
+    def write(self, z: Array) -> None:
+        """Put a vector into the variables."""
+        for flat, part in zip(self.flat, (z[: self.n], z[self.n :]), strict=True):
+            flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
+
+    # Functions
+
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Callable[..., list[Tensor]]], list[str], Rows]:
+        """The groups of functions, each a call; the names of the functions; and where they are."""
+        problem = oracle.problem
+        lower, upper = problem.constraints
+        groups: dict[str, list[Callable[[Variable, Variable], Tensor]]] = {"h": [], "e": [], "G": [], "E": []}
+        names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
+        levels = (("h", "e", "lower_constraints", lower), ("G", "E", "upper_constraints", upper))
+        for inequality, equation, argument, constraints in levels:
+            for k, constraint in enumerate(constraints):
+                label = argument if len(constraints) == 1 else f"{argument}[{k}]"
+                for kind, which in ((inequality, 0), (equation, 1)):
+                    with torch.no_grad():
+                        size = len(constraint.values(x, y)[which])
+                    if size:
+                        groups[kind].append(lambda x, y, c=constraint, i=which: c.values(x, y)[i])
+                        mark = " (equation)" if which else ""
+                        names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
+        for inequality, equation, variable, domain in (("G", "E", x, problem.x_set), ("h", "e", y, problem.y_set)):
+            if domain is None:
+                continue
+            for kind, call, size in _set_rows(domain, variable):
+                key = inequality if kind == "inequality" else equation
+                groups[key].append(lambda x, y, v=variable.argument, c=call: c(_flat(x if v == "x" else y)))
+                names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
+        calls: list[Callable[..., list[Tensor]]] = [
+            lambda x, y: [oracle.upper(x, y).reshape(1)],
+            lambda x, y: [oracle.lower(x, y).reshape(1)],
+        ]
+        ends = [2]
+        for kind in ("h", "e", "G", "E"):
+            calls += [lambda x, y, c=call: [c(x, y)] for call in groups[kind]]
+            ends.append(ends[-1] + len(names[kind]))
+        slices = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], Rows(0, 1, *slices)
+
+    def _torch(self, z: Array) -> tuple[Tensor, Variable, Variable]:
+        """The point as a leaf of a graph, and as variables."""
+        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.flat[0].dtype).requires_grad_()
+        x, y = (
+            flat.variable.moved(flat.split(part)) for flat, part in zip(self.flat, (leaf[: self.n], leaf[self.n :]), strict=True)
+        )
+        return leaf, x, y
+
+    def _stack(self, x: Variable, y: Variable) -> Tensor:
+        return torch.cat([value.reshape(-1).to(self.flat[0].dtype) for part in self._parts for value in part(x, y)])
+
+    def _call(self, z: Array) -> Array:
+        with torch.no_grad():
+            _, x, y = self._torch(z)
+            return self._stack(x, y).double().cpu().numpy()
+
+    def _recognise(self, start: Array, values: Array) -> None:
+        """Find the functions that are quadratic, by comparing them with their models at some points."""
+        every = np.ones(self.count, dtype=bool)
+        gradient, hessian = self._derivatives(start, every)
+        self._centre, self._value0 = start, values
+        self._gradient0, self._hessian0 = gradient, hessian
+        generator = np.random.default_rng(0)
+        agrees = np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1)
+        bent = np.zeros(self.count, dtype=bool)
+        for _ in range(PROBES):
+            step = (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start))
+            here, model = self._call(start + step), self._model(step)
+            size = np.abs(values) + np.abs(gradient) @ np.abs(step) + np.abs(here) + self._bend(step)
+            with np.errstate(invalid="ignore"):
+                agrees &= np.abs(here - model) <= QUADRATIC * self.eps * size
+        bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
+        self.quadratic, self.linear = agrees, agrees & ~bent
+        self._hessian0[self.linear] = 0.0
+
+    def _model(self, step: Array) -> Array:
+        return self._value0 + self._gradient0 @ step + 0.5 * np.einsum("kij,i,j->k", self._hessian0, step, step)
+
+    def _bend(self, step: Array) -> Array:
+        return np.einsum("kij,i,j->k", np.abs(self._hessian0), np.abs(step), np.abs(step))
+
+    def values(self, z: Array) -> Array:
+        """All functions at z."""
+        if self.quadratic.all():
+            return self._model(z - self._centre)
+        key = z.tobytes()
+        if key not in self._known:
+            if len(self._known) > self.count + self.n + self.m:
+                self._known.clear()
+            self._known[key] = self._call(z)
+        return self._known[key]
+
+    def jacobian(self, z: Array) -> Array:
+        """Their gradients, one row each."""
+        key = z.tobytes()
+        if self._last[0] == key:
+            return self._last[1]
+        rows = self._gradient0 + self._hessian0 @ (z - self._centre)
+        general = ~self.quadratic
+        if general.any():
+            rows[general] = self._derivatives(z, general, second=False)[0][general]
+        self._last = key, rows
+        return rows
+
+    def hessians(self, z: Array, needed: Array | None = None) -> Array:
+        """Their Hessians; those that are not needed may be wrong."""
+        found = self._hessian0
+        general = ~self.quadratic if needed is None else ~self.quadratic & needed
+        if general.any():
+            found = found.copy()
+            found[general] = self._derivatives(z, general)[1][general]
+        return found
+
+    def _derivatives(self, z: Array, which: Array, *, second: bool = True) -> tuple[Array, Array]:
+        size = len(z)
+        gradient, hessian = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+        counts = self.oracle.counts
+        counts.upper += int(which[0])
+        counts.lower += int(which[1])
+        with torch.enable_grad():
+            leaf, x, y = self._torch(z)
+            values = self._stack(x, y)
+            for k in np.flatnonzero(which):
+                if not values.requires_grad:
+                    break
+                (first,) = torch.autograd.grad(values[k], leaf, create_graph=second, retain_graph=True, allow_unused=True)
+                if first is None:
+                    continue
+                gradient[k] = first.detach().double().cpu().numpy()
+                if not second or not first.requires_grad:
+                    continue
+                counts.hvp += size if k < 2 else 0
+                for i in range(size):
+                    (row,) = torch.autograd.grad(first[i], leaf, retain_graph=True, allow_unused=True)
+                    if row is not None:
+                        hessian[k, i] = row.double().cpu().numpy()
+        return gradient, 0.5 * (hessian + hessian.transpose(0, 2, 1))
+
+    def third(self, z: Array, weights: Array, mu: Array) -> Array:
+        """The Hessian of <mu, grad_y sum_k weights_k function_k> at z; only functions that are not quadratic contribute."""
+        size = len(z)
+        found = np.zeros((size, size))
+        weights = np.where(self.quadratic, 0.0, weights)
+        if not weights.any() or not mu.any():
+            return found
+        with torch.enable_grad():
+            leaf, x, y = self._torch(z)
+            total = self._stack(x, y) @ torch.from_numpy(weights).to(leaf)
+            (first,) = torch.autograd.grad(total, leaf, create_graph=True)
+            if not first.requires_grad:
+                return found
+            along = first[self.n :] @ torch.from_numpy(mu).to(leaf)
+            (second,) = torch.autograd.grad(along, leaf, create_graph=True, allow_unused=True)
+            if second is None or not second.requires_grad:
+                return found
+            self.oracle.counts.hvp += size
+            for i in range(size):
+                (row,) = torch.autograd.grad(second[i], leaf, retain_graph=True, allow_unused=True)
+                if row is not None:
+                    found[i] = row.double().cpu().numpy()
+        return 0.5 * (found + found.T)
+
+    def violation(self, z: Array, level: str = "both") -> float:
+        """The largest violation of a constraint, of both levels or of the ``lower`` alone, by the functions themselves."""
+        values, rows = self._call(z), self.rows
+        worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
+        if level == "both":
+            worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
+        return float(worst) if math.isfinite(float(worst)) else math.inf
+
+    def exact(self, z: Array) -> tuple[float, float]:
+        """F and f, by the functions themselves."""
+        values = self._call(z)
+        return float(values[0]), float(values[1])
+
+
+def _flat(variable: Variable) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
+
+
+Part = tuple[str, Callable[[Tensor], Tensor], int]
+"""An inequality or equation: its kind, a function of the flat variable, and the number of its rows."""
+
+
+def _set_rows(domain: sets.ConvexSet, variable: Variable) -> list[Part]:
+    """A set as inequalities and equations in its variable."""
+    found: list[Part] = []
+    offsets = np.concatenate([[0], np.cumsum([leaf.numel() for leaf in variable.leaves])])
+    for part, chosen in domain.parts(variable):
+        index = torch.cat([torch.arange(int(offsets[i]), int(offsets[i + 1])) for i in chosen]).to(variable.device)
+        shapes = [variable.leaves[i] for i in chosen]
+        for kind, call, size in _part_rows(part, shapes):
+            found.append((kind, lambda v, c=call, i=index: c(v[i]), size))
+    return found
+
+
+def _part_rows(part: sets.ConvexSet, leaves: list[Tensor]) -> list[Part]:
+    """The same for a set of whole vectors."""
+    n = sum(leaf.numel() for leaf in leaves)
+    like = leaves[0].detach()
+    if isinstance(part, sets.Reals):
+        return []
+    if isinstance(part, sets.Intersection):
+        return [row for member in part.sets for row in _part_rows(member, leaves)]
+    if isinstance(part, sets.NonNegative):
+        return [("inequality", lambda v: -v, n)]
+    if isinstance(part, sets.LinfBall):
+        centre, reach = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
+        return [("inequality", lambda v: torch.cat([centre - reach - v, v - centre - reach]), 2 * n)]
+    if isinstance(part, sets.Box):
+        found: list[Part] = []
+        for sign, bound in ((-1.0, part.low), (1.0, part.high)):
+            ends = torch.cat([torch.as_tensor(bound).to(leaf).expand(leaf.shape).reshape(-1) for leaf in leaves])
+            kept = torch.nonzero(torch.isfinite(ends)).reshape(-1)
+            if len(kept):
+                found.append(("inequality", lambda v, s=sign, k=kept, e=ends[kept]: s * (v[k] - e), len(kept)))
+        return found
+    if isinstance(part, sets.HalfSpace):
+        normal, offset = part.normal.reshape(1, -1).to(like), part.offset
+        return [("inequality", lambda v: normal.to(v) @ v - offset, 1)]
+    if isinstance(part, sets.AffineSet):
+        matrix, rhs = part.matrix.to(like), part.rhs.to(like)
+        return [("equation", lambda v: matrix @ v - rhs, len(rhs))]
+    if isinstance(part, sets.Polyhedron):
+        A, b, C, d = (torch.from_numpy(array).to(like) for array in part.arrays)
+        found = [("inequality", lambda v: A @ v - b, len(b))] if len(b) else []
+        return found + ([("equation", lambda v: C @ v - d, len(d))] if len(d) else [])
+    if isinstance(part, sets.Simplex):
+        total = part.total
+        return [("inequality", lambda v: -v, n), ("equation", lambda v: v.sum().reshape(1) - total, 1)]
+    if isinstance(part, sets.L2Ball):
+        center, radius = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
+        return [("inequality", lambda v: ((v - center).square().sum() - radius**2).reshape(1), 1)]
+    if isinstance(part, sets.L1Ball) and n <= MANY_CORNERS:
+        signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * n).reshape(-1, n).to(like)
+        middle, size = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
+        return [("inequality", lambda v: signs @ (v - middle) - size, len(signs))]
+    raise UnsupportedSetError(
+        f"{type(part).__name__} together with constraints: it cannot be written as inequalities here; state it as a"
+        " meha.constraints.Smooth, or as a Polyhedron."
+    )
