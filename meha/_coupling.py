@@ -5,7 +5,6 @@ The sets X and Y become rows of the constraints. Functions that are quadratic ar
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +29,9 @@ QUADRATIC = 1e6
 
 REACH = 3.0
 """Size of the coordinates of these points, beyond that of the start."""
+
+MEMORY = 1000
+"""Points at which values are remembered."""
 
 MANY_CORNERS = 10
 """Largest dimension in which an L1 ball is written as rows, 2^n of them."""
@@ -77,6 +79,8 @@ class Coupling:
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
         start = self.read()
         size = len(start)
+        with torch.no_grad():
+            self._sizes = [part(x, y).numel() for part in self._parts]
         values = self._call(start)
         self.count = len(values)
         self.quadratic = self.linear = np.zeros(self.count, dtype=bool)
@@ -94,7 +98,7 @@ class Coupling:
 
     # Functions
 
-    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Callable[..., list[Tensor]]], list[str], Rows]:
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Callable[[Variable, Variable], Tensor]], list[str], Rows]:
         """The groups of functions, each a call; the names of the functions; and where they are."""
         problem = oracle.problem
         lower, upper = problem.constraints
@@ -118,13 +122,13 @@ class Coupling:
                 key = inequality if kind == "inequality" else equation
                 groups[key].append(lambda x, y, v=variable.argument, c=call: c(_flat(x if v == "x" else y)))
                 names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
-        calls: list[Callable[..., list[Tensor]]] = [
-            lambda x, y: [oracle.upper(x, y).reshape(1)],
-            lambda x, y: [oracle.lower(x, y).reshape(1)],
+        calls: list[Callable[[Variable, Variable], Tensor]] = [
+            lambda x, y: oracle.upper(x, y),
+            lambda x, y: oracle.lower(x, y),
         ]
         ends = [2]
         for kind in ("h", "e", "G", "E"):
-            calls += [lambda x, y, c=call: [c(x, y)] for call in groups[kind]]
+            calls += groups[kind]
             ends.append(ends[-1] + len(names[kind]))
         slices = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
         return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], Rows(0, 1, *slices)
@@ -132,18 +136,33 @@ class Coupling:
     def _torch(self, z: Array) -> tuple[Tensor, Variable, Variable]:
         """The point as a leaf of a graph, and as variables."""
         leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.flat[0].dtype).requires_grad_()
-        x, y = (
-            flat.variable.moved(flat.split(part)) for flat, part in zip(self.flat, (leaf[: self.n], leaf[self.n :]), strict=True)
-        )
-        return leaf, x, y
+        return leaf, *self._split(leaf)
 
-    def _stack(self, x: Variable, y: Variable) -> Tensor:
-        return torch.cat([value.reshape(-1).to(self.flat[0].dtype) for part in self._parts for value in part(x, y)])
+    def _split(self, leaf: Tensor) -> tuple[Variable, Variable]:
+        first, second = self.flat
+        x, y = first.split(leaf[: self.n]), second.split(leaf[self.n :])
+        return first.variable.moved(x), second.variable.moved(y)
 
-    def _call(self, z: Array) -> Array:
+    def _stack(self, x: Variable, y: Variable, parts: list[int] | None = None) -> Tensor:
+        """All functions, or those of some groups."""
+        chosen = self._parts if parts is None else [self._parts[k] for k in parts]
+        return torch.cat([part(x, y).reshape(-1).to(self.flat[0].dtype) for part in chosen])
+
+    def _call(self, z: Array, parts: list[int] | None = None) -> Array:
         with torch.no_grad():
             _, x, y = self._torch(z)
-            return self._stack(x, y).double().cpu().numpy()
+            return self._stack(x, y, parts).double().cpu().numpy()
+
+    def many(self, points: Array) -> Array:
+        """All functions at many points, one a row; in one call where the objectives allow it."""
+        if self.quadratic.all():
+            return np.stack([self.values(z) for z in points])
+        try:
+            with torch.no_grad():
+                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.flat[0].dtype)
+                return torch.vmap(lambda leaf: self._stack(*self._split(leaf)))(leaves).double().cpu().numpy()
+        except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
+            return np.stack([self.values(z) for z in points])
 
     def _recognise(self, start: Array, values: Array) -> None:
         """Find the functions that are quadratic, by comparing them with their models at some points."""
@@ -163,6 +182,14 @@ class Coupling:
         bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
         self.quadratic, self.linear = agrees, agrees & ~bent
         self._hessian0[self.linear] = 0.0
+        self._general = self._groups(~agrees)
+
+    def _groups(self, which: Array) -> tuple[list[int], Array]:
+        """The groups that hold some functions, and where all functions of these groups are."""
+        ends = np.concatenate([[0], np.cumsum(self._sizes)])
+        parts = [k for k in range(len(self._sizes)) if which[ends[k] : ends[k + 1]].any()]
+        where = [np.arange(ends[k], ends[k + 1]) for k in parts]
+        return parts, np.concatenate(where) if where else np.zeros(0, dtype=int)
 
     def _model(self, step: Array) -> Array:
         return self._value0 + self._gradient0 @ step + 0.5 * np.einsum("kij,i,j->k", self._hessian0, step, step)
@@ -176,9 +203,11 @@ class Coupling:
             return self._model(z - self._centre)
         key = z.tobytes()
         if key not in self._known:
-            if len(self._known) > self.count + self.n + self.m:
+            if len(self._known) > MEMORY:
                 self._known.clear()
-            self._known[key] = self._call(z)
+            values = self._model(z - self._centre)
+            values[self._general[1]] = self._call(z, self._general[0])
+            self._known[key] = values
         return self._known[key]
 
     def jacobian(self, z: Array) -> Array:
@@ -208,13 +237,15 @@ class Coupling:
         counts = self.oracle.counts
         counts.upper += int(which[0])
         counts.lower += int(which[1])
+        parts, where = self._groups(which)
+        position = {int(k): i for i, k in enumerate(where)}
         with torch.enable_grad():
             leaf, x, y = self._torch(z)
-            values = self._stack(x, y)
+            values = self._stack(x, y, parts)
             for k in np.flatnonzero(which):
                 if not values.requires_grad:
                     break
-                (first,) = torch.autograd.grad(values[k], leaf, create_graph=second, retain_graph=True, allow_unused=True)
+                (first,) = torch.autograd.grad(values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True)
                 if first is None:
                     continue
                 gradient[k] = first.detach().double().cpu().numpy()
@@ -236,7 +267,8 @@ class Coupling:
             return found
         with torch.enable_grad():
             leaf, x, y = self._torch(z)
-            total = self._stack(x, y) @ torch.from_numpy(weights).to(leaf)
+            parts, where = self._groups(weights != 0)
+            total = self._stack(x, y, parts) @ torch.from_numpy(weights[where]).to(leaf)
             (first,) = torch.autograd.grad(total, leaf, create_graph=True)
             if not first.requires_grad:
                 return found

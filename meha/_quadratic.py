@@ -55,7 +55,9 @@ class Program(NamedTuple):
     solved: bool
 
 
-def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> Program:
+def solve_program(
+    H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, guess: Array | None = None
+) -> Program:
     """Solve a convex quadratic program by a primal-dual interior point method, and polish the answer.
 
     Args:
@@ -63,6 +65,7 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) ->
         g: the linear term.
         A, b: inequalities A z <= b; possibly with no rows. Infinite entries of b drop their rows.
         C, d: equations C z = d; rows may depend on each other.
+        guess: a mask of the rows of A that may be active; if they are, one linear system is all that is solved.
 
     The rows are scaled to length 1. In the end, the rows with a multiplier larger than their slack are taken for active and
     the equations are solved for them, so that the answer is exact up to rounding where the active rows were recognised.
@@ -72,6 +75,10 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) ->
     (array([2., 0.]), array([1.]))
     """
     n = len(g)
+    if guess is not None:
+        quick = _guessed(H, g, A, b, C, d, guess)
+        if quick is not None:
+            return quick
     if not len(A) and not len(C):
         z = np.linalg.lstsq(H, -g, rcond=None)[0]
         solved = bool(np.abs(H @ z + g).max(initial=0.0) <= USABLE * (1 + np.abs(g).max(initial=0.0)))
@@ -92,6 +99,30 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) ->
     whole_lam[kept] = scale * lam / rows[kept]
     whole_mu[there] = scale * mu / columns[there]
     return Program(z if len(z) == n else np.zeros(n), whole_lam, whole_mu, solved)
+
+
+def _guessed(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, active: Array) -> Program | None:
+    """The solution with these rows active; None if it is not one."""
+    n, q = len(g), int(active.sum())
+    rows = np.vstack([A[active], C])
+    K = np.block([[H, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
+    right = np.concatenate([-g, b[active], d])
+    try:
+        found = np.linalg.solve(K, right)
+    except np.linalg.LinAlgError:
+        return None
+    z, lam, mu = found[:n], np.zeros(len(b)), found[n + q :]
+    lam[active] = found[n : n + q]
+    size = 1 + float(np.abs(found).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        wrong = (
+            np.abs(K @ found - right).max(initial=0.0) > SLIGHT * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
+            or (A @ z - b).max(initial=0.0) > SLIGHT * size
+            or lam.min(initial=0.0) < -SLIGHT * size
+        )
+    if wrong or not np.isfinite(found).all():
+        return None
+    return Program(z, np.maximum(lam, 0.0), mu, True)
 
 
 def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array, float]:

@@ -136,8 +136,8 @@ class Bounds(Constraint):
     """low(x) <= y <= high(x), coordinate by coordinate.
 
     Args:
-        low, high: functions of x, or fixed numbers or tensors; what they give broadcasts to y, or has the structure of y. None
-            for no bound.
+        low, high: functions of x with finite values, or fixed numbers or tensors, which may be infinite; what they give
+            broadcasts to y, or has the structure of y. None for no bound.
 
     >>> capacity = Bounds(low=0.0, high=lambda x: 2 * x)
     >>> capacity(torch.ones(1), torch.tensor([3.0]))[0]
@@ -161,11 +161,13 @@ class Bounds(Constraint):
         parts = []
         for sign, name in ((-1.0, "low"), (1.0, "high")):
             bound = getattr(self, name)
-            if bound is not None:
-                leaves = _bound_leaves(bound(x.value) if callable(bound) else bound, y, name)
-                parts += [(sign * (leaf - end)).reshape(-1) for leaf, end in zip(y.leaves, leaves, strict=True)]
-        found = torch.cat(parts)
-        return found[found != -torch.inf], y.leaves[0].new_zeros(0)
+            if bound is None:
+                continue
+            leaves = _bound_leaves(bound(x.value) if callable(bound) else bound, y, name)
+            for leaf, end in zip(y.leaves, leaves, strict=True):
+                part = (sign * (leaf - end)).reshape(-1)
+                parts.append(part if callable(bound) else part[torch.isfinite(end).reshape(-1)])
+        return torch.cat(parts), y.leaves[0].new_zeros(0)
 
 
 def _one_argument(function: Callable[..., Any]) -> bool:

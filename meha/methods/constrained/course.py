@@ -53,6 +53,12 @@ LARGEST = 1 << 27
 WEIGHT = 1e3
 """Weight of violations where starts are compared."""
 
+BELOW = ", lower valley"
+"""What the name of a start ends with that begins in a valley below what another found."""
+
+EARLY = 7
+"""Starts after which a run may end before the last one, if half of those that ended feasible agree."""
+
 SHOWN = 8
 """Active constraints that a report lists."""
 
@@ -138,7 +144,7 @@ class CoupledCourse:
             self.coupling.write(best.z)
         spent = self.oracle.counts.lower + self.oracle.counts.hvp
         certain = best is not None and best.good and bool(best.certain)
-        self.over = certain or not self.plan or (spent >= self.max_gradients and best is not None)
+        self.over = certain or not self.plan or self._settled(best) or (spent >= self.max_gradients and best is not None)
         if best is None:
             F, f = self.coupling.exact(self.z0)
             return {"upper": F, "lower": f, "violation": self.coupling.violation(self.z0), "run": len(self.done)}
@@ -217,8 +223,8 @@ class CoupledCourse:
 
     def _branch(self, name: str, found: Found, other: Array) -> None:
         """A further start in the valley that refuted a point, the first time that this is met."""
-        label = f"{name}, lower valley"
-        if label not in self.done and not name.endswith("lower valley"):
+        label = name + BELOW
+        if label not in self.done:
             self.done.append(label)
             z = np.concatenate([found.z[: self.coupling.n], other])
             answer = self.lower.solve(z[: self.coupling.n], other)
@@ -228,14 +234,11 @@ class CoupledCourse:
 
     def _verify(self, name: str, found: Found) -> Array | None:
         """Note what a start found; a y of a lower valley at the same x, if there is one."""
-        n = self.coupling.n
-        outcome = self._note(name, found.z, found.lam, found.nu)
-        if outcome.violation > FEASIBLE or outcome.good:
-            return None
-        answer = self.lower.search(found.z[:n], found.z[n:], seed=len(self.done))
-        return None if answer is None else answer.w
+        outcome, least = self._note(name, found.z, found.lam, found.nu)
+        return None if outcome.violation > FEASIBLE or outcome.good or least is None else least
 
-    def _note(self, name: str, z: Array, lam: Array, nu: Array, certain: str = "") -> Outcome:
+    def _note(self, name: str, z: Array, lam: Array, nu: Array, certain: str = "") -> tuple[Outcome, Array | None]:
+        """Add what was found, with the best y that a search of the lower level finds at its x."""
         n = self.coupling.n
         F, f = self.coupling.exact(z)
         least = self.lower.search(z[:n], z[n:], seed=len(self.done))
@@ -243,7 +246,7 @@ class CoupledCourse:
         gap = max(0.0, f - value) if math.isfinite(value) else 0.0
         outcome = Outcome(name, z, F, f, lam, nu, self.coupling.violation(z), gap, certain)
         self.outcomes.append(outcome)
-        return outcome
+        return outcome, None if least is None else least.w
 
     # What is known
 
@@ -289,9 +292,17 @@ class CoupledCourse:
         by_start: dict[str, float] = {}
         for outcome in self.outcomes:
             if outcome.good:
-                by_start[outcome.start] = min(outcome.F, by_start.get(outcome.start, math.inf))
+                start = outcome.start.removesuffix(BELOW)
+                by_start[start] = min(outcome.F, by_start.get(start, math.inf))
         reached = sum(abs(F - best.F) <= AGREE * (1 + abs(best.F)) for F in by_start.values())
         return reached, len(by_start)
+
+    def _settled(self, best: Outcome | None) -> bool:
+        """Whether enough starts agree that the others are not needed."""
+        if best is None or not best.good or len(self.done) < EARLY:
+            return False
+        reached, ended = self._agreement(best)
+        return reached > ENOUGH and 2 * reached >= ended
 
     def report(self) -> dict[str, str]:
         """Which constraints are active with which multipliers, the largest violation, and what the starts found."""

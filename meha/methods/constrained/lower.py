@@ -17,6 +17,9 @@ __all__ = ["LowerLevel", "Region"]
 ROUNDS = 40
 """Steps of one solve of the lower level."""
 
+LOOSE = 20
+"""Steps of a descent that looks for a lower valley."""
+
 MET = 1e-7
 """Violation with which a point of the lower level counts as feasible."""
 
@@ -122,17 +125,17 @@ class LowerLevel:
                     return False
         return True if sure else None
 
-    def solve(self, x: Array, y: Array) -> Stationary:
+    def solve(self, x: Array, y: Array, rounds: int = ROUNDS) -> Stationary:
         """A local solution from y, with its multipliers."""
         self.solves += 1
-        return minimise(Lower(self.coupling, x), y, ROUNDS)
+        return minimise(Lower(self.coupling, x), y, rounds)
 
     def search(self, x: Array, y: Array, seed: int = 0) -> Stationary | None:
         """The best solution that descents from y and from other points find; None if they find no feasible one."""
         found = [self.solve(x, y)]
         if self.convex is not True:
             starts = self._starts(x, np.random.default_rng(seed))
-            found += [self.solve(x, start) for start in starts[: DESCENTS if self.convex is False else 2]]
+            found += [self.solve(x, start, LOOSE) for start in starts[: DESCENTS if self.convex is False else 2]]
         good = [point for point in found if point.violation <= MET]
         return min(good, key=lambda point: point.value) if good else None
 
@@ -141,13 +144,10 @@ class LowerLevel:
         coupling, rows, n = self.coupling, self.coupling.rows, self.coupling.n
         box = Region(self.region.low[n:], self.region.high[n:])
         points = box.draw(generator, SAMPLES)
-        merits = []
-        for y in points:
-            values = coupling.values(np.concatenate([x, y]))
-            broken = np.maximum(values[rows.lower], 0.0).sum() + np.abs(values[rows.lower_equations]).sum()
-            merit = float(values[rows.f] + WEIGHT * broken)
-            merits.append(merit if math.isfinite(merit) else math.inf)
-        order = np.argsort(merits)
+        values = coupling.many(np.hstack([np.tile(x, (SAMPLES, 1)), points]))
+        broken = np.maximum(values[:, rows.lower], 0.0).sum(axis=1) + np.abs(values[:, rows.lower_equations]).sum(axis=1)
+        merits = values[:, rows.f] + WEIGHT * broken
+        order = np.argsort(np.where(np.isfinite(merits), merits, math.inf))
         width = np.maximum(box.high - box.low, np.finfo(float).tiny)
         chosen: list[Array] = []
         distance = 0.5 / (1 + len(width))

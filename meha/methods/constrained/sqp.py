@@ -101,7 +101,7 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
             break
         H = _convex(problem.hessian(w, mu, lam), J)
-        model = solve_program(H, g, A, -h, J, -e)
+        model = solve_program(H, g, A, -h, J, -e, lam > 0)
         if not model.solved:
             model = _elastic(H, g, A, h, J, e, ELASTIC * penalty)
         d = model.z
