@@ -18,7 +18,7 @@ from meha._verdicts import Status, Verdict
 from meha.methods.constrained.branching import Branching
 from meha.methods.constrained.descent import Found, descend
 from meha.methods.constrained.lower import LowerLevel, Region
-from meha.methods.constrained.programs import Relaxed
+from meha.methods.constrained.programs import Cut, Relaxed
 from meha.methods.constrained.sqp import minimise
 
 __all__ = ["CoupledCourse"]
@@ -43,6 +43,9 @@ ENOUGH = 3
 
 SHARE = 0.25
 """See ENOUGH."""
+
+CLOSE = 1e-3
+"""Distance of two starts, relative to the width of the region, below which one of them is enough."""
 
 REFUTED = 4
 """Lower valleys that are followed from one start."""
@@ -182,14 +185,26 @@ class CoupledCourse:
             merit = float(values[rows.F] + WEIGHT * broken)
             if math.isfinite(merit):
                 scored.append((merit, z))
-        scored.sort(key=lambda pair: pair[0])
-        half = STARTS // 2
-        chosen = scored[:half] + [scored[k] for k in np.linspace(half, len(scored) - 1, half).astype(int)] if scored else []
-        taken: list[Array] = []
-        for _, z in chosen[:STARTS]:
-            if not any(np.array_equal(z, other) for other in taken):
-                taken.append(z)
-        return starts + [(f"point {k + 1}", z) for k, z in enumerate(taken)]
+        return starts + [(f"point {k + 1}", z) for k, z in enumerate(self._spread(scored))]
+
+    def _spread(self, scored: list[tuple[float, Array]]) -> list[Array]:
+        """Some of many points: the best one of each active set of the lower level, then those farthest from the others."""
+        rows = self.coupling.rows
+        width = np.maximum(self.region.high - self.region.low, np.finfo(float).tiny)
+        best: dict[bytes, tuple[float, Array]] = {}
+        for merit, z in scored:
+            key = (self.coupling.values(z)[rows.lower] >= -FEASIBLE).tobytes()
+            if key not in best or merit < best[key][0]:
+                best[key] = merit, z
+        chosen = [z for _, z in sorted(best.values(), key=lambda pair: pair[0])][: STARTS // 2]
+        rest = [z for _, z in sorted(scored, key=lambda pair: pair[0])]
+        while rest and len(chosen) < STARTS:
+            distances = [min((float(np.abs((z - c) / width).max()) for c in chosen), default=1.0) for z in rest]
+            far = int(np.argmax(distances))
+            if distances[far] <= CLOSE:
+                break
+            chosen.append(rest.pop(far))
+        return chosen
 
     def _respond(self, z: Array) -> Array:
         """A point with a solution of the lower level, near z."""
@@ -198,20 +213,24 @@ class CoupledCourse:
         near = met.w if met.violation <= FEASIBLE else self.lower.meet(z, lower_only=True).w
         if not np.isfinite(near).all():
             return z
-        answer = self.lower.solve(near[:n], near[n:])
-        return np.concatenate([near[:n], answer.w]) if np.isfinite(answer.w).all() else near
+        answer = self.lower.search(near[:n], near[n:], quick=True)
+        return near if answer is None else np.concatenate([near[:n], answer.w])
 
     def _work(self, name: str, z: Array) -> None:
         """Descend from a start, and follow the lower valleys that refute what it finds."""
         coupling, n = self.coupling, self.coupling.n
         self.done.append(name)
         z = self._respond(z)
-        cuts: list[Any] = []
+        answer = self.lower.solve(z[:n], z[n:])
+        if not np.isfinite(answer.w).all():
+            return
+        start = np.concatenate([z[:n], answer.w]), answer.lam, answer.mu
+        cuts: list[Cut] = []
+        last: Found | None = None
         for _ in range(REFUTED):
-            answer = self.lower.solve(z[:n], z[n:])
-            if not np.isfinite(answer.w).all():
-                return
-            found = descend(coupling, np.concatenate([z[:n], answer.w]), answer.lam, answer.mu, tuple(cuts))
+            found = descend(coupling, *start, tuple(cuts))
+            if found is None and last is not None:
+                found = descend(coupling, last.z, last.lam, last.nu, tuple(cuts))
             if found is None:
                 return
             other = self._verify(name, found)
@@ -219,7 +238,7 @@ class CoupledCourse:
                 return
             cuts.append(self.lower.cut(other))
             self._branch(name, found, other)
-            z = found.z
+            last = found
 
     def _branch(self, name: str, found: Found, other: Array) -> None:
         """A further start in the valley that refuted a point, the first time that this is met."""
@@ -299,10 +318,10 @@ class CoupledCourse:
 
     def _settled(self, best: Outcome | None) -> bool:
         """Whether enough starts agree that the others are not needed."""
-        if best is None or not best.good or len(self.done) < EARLY:
+        if best is None or not best.good:
             return False
         reached, ended = self._agreement(best)
-        return reached > ENOUGH and 2 * reached >= ended
+        return ended >= EARLY and reached > ENOUGH and 2 * reached >= ended
 
     def report(self) -> dict[str, str]:
         """Which constraints are active with which multipliers, the largest violation, and what the starts found."""

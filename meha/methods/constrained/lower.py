@@ -23,7 +23,7 @@ LOOSE = 20
 MET = 1e-7
 """Violation with which a point of the lower level counts as feasible."""
 
-SAMPLES, DESCENTS = 200, 6
+SAMPLES, DESCENTS, FEW = 200, 6, 2
 """Points at which a lower level that is not convex is looked at, and those of them that descents start from."""
 
 WITHOUT_BOUND = 10.0
@@ -130,12 +130,13 @@ class LowerLevel:
         self.solves += 1
         return minimise(Lower(self.coupling, x), y, rounds)
 
-    def search(self, x: Array, y: Array, seed: int = 0) -> Stationary | None:
+    def search(self, x: Array, y: Array, seed: int = 0, *, quick: bool = False) -> Stationary | None:
         """The best solution that descents from y and from other points find; None if they find no feasible one."""
         found = [self.solve(x, y)]
-        if self.convex is not True:
+        if self.convex is not True and not (quick and self.convex is None):
             starts = self._starts(x, np.random.default_rng(seed))
-            found += [self.solve(x, start, LOOSE) for start in starts[: DESCENTS if self.convex is False else 2]]
+            few = quick or self.convex is None
+            found += [self.solve(x, start, LOOSE) for start in starts[: FEW if few else DESCENTS]]
         good = [point for point in found if point.violation <= MET]
         return min(good, key=lambda point: point.value) if good else None
 
