@@ -5,9 +5,11 @@ The sets X and Y become rows of the constraints. Functions that are quadratic ar
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from meha._oracle import Oracle
 from meha._quadratic import Array
 from meha._second_order import Flat
 from meha._variables import Variable
+from meha.constraints import Constraint
 
 __all__ = ["Coupling", "Rows", "UnsupportedSetError"]
 
@@ -29,6 +32,9 @@ QUADRATIC = 1e6
 
 REACH = 3.0
 """Size of the coordinates of these points, beyond that of the start."""
+
+LARGEST = 1 << 27
+"""Numbers in the Hessians of all functions, beyond which a problem is refused."""
 
 MEMORY = 1000
 """Points at which values are remembered."""
@@ -83,6 +89,11 @@ class Coupling:
             self._sizes = [part(x, y).numel() for part in self._parts]
         values = self._call(start)
         self.count = len(values)
+        if self.count * size**2 > LARGEST:
+            raise ValueError(
+                f"constraints: with {size} unknowns and {self.count - 2} rows the problem is too large for a method that takes"
+                " Hessians of all functions; use BiCGAFFA()."
+            )
         self.quadratic = self.linear = np.zeros(self.count, dtype=bool)
         self._gradient0, self._hessian0 = np.zeros((self.count, size)), np.zeros((self.count, size, size))
         self._recognise(start, values)
@@ -98,7 +109,9 @@ class Coupling:
 
     # Functions
 
-    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Callable[[Variable, Variable], Tensor]], list[str], Rows]:
+    def _list(
+        self, oracle: Oracle, x: Variable, y: Variable
+    ) -> tuple[list[Callable[[Variable, Variable], Tensor]], list[str], Rows]:
         """The groups of functions, each a call; the names of the functions; and where they are."""
         problem = oracle.problem
         lower, upper = problem.constraints
@@ -112,7 +125,7 @@ class Coupling:
                     with torch.no_grad():
                         size = len(constraint.values(x, y)[which])
                     if size:
-                        groups[kind].append(lambda x, y, c=constraint, i=which: c.values(x, y)[i])
+                        groups[kind].append(partial(_side, constraint, which))
                         mark = " (equation)" if which else ""
                         names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
         for inequality, equation, variable, domain in (("G", "E", x, problem.x_set), ("h", "e", y, problem.y_set)):
@@ -120,7 +133,7 @@ class Coupling:
                 continue
             for kind, call, size in _set_rows(domain, variable):
                 key = inequality if kind == "inequality" else equation
-                groups[key].append(lambda x, y, v=variable.argument, c=call: c(_flat(x if v == "x" else y)))
+                groups[key].append(partial(_of_one, variable.argument, call))
                 names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
         calls: list[Callable[[Variable, Variable], Tensor]] = [
             lambda x, y: oracle.upper(x, y),
@@ -130,7 +143,7 @@ class Coupling:
         for kind in ("h", "e", "G", "E"):
             calls += groups[kind]
             ends.append(ends[-1] + len(names[kind]))
-        slices = [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
         return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], Rows(0, 1, *slices)
 
     def _torch(self, z: Array) -> tuple[Tensor, Variable, Variable]:
@@ -171,7 +184,7 @@ class Coupling:
         self._centre, self._value0 = start, values
         self._gradient0, self._hessian0 = gradient, hessian
         generator = np.random.default_rng(0)
-        agrees = np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1)
+        agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
         bent = np.zeros(self.count, dtype=bool)
         for _ in range(PROBES):
             step = (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start))
@@ -245,7 +258,10 @@ class Coupling:
             for k in np.flatnonzero(which):
                 if not values.requires_grad:
                     break
-                (first,) = torch.autograd.grad(values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True)
+                grads = torch.autograd.grad(
+                    values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True
+                )
+                first: Tensor | None = grads[0]
                 if first is None:
                     continue
                 gradient[k] = first.detach().double().cpu().numpy()
@@ -291,6 +307,13 @@ class Coupling:
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
         return float(worst) if math.isfinite(float(worst)) else math.inf
 
+    def state_dict(self) -> dict[str, str]:
+        """Nothing: it does not change in a run."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Nothing."""
+
     def exact(self, z: Array) -> tuple[float, float]:
         """F and f, by the functions themselves."""
         values = self._call(z)
@@ -299,6 +322,24 @@ class Coupling:
 
 def _flat(variable: Variable) -> Tensor:
     return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
+
+
+def _side(constraint: Constraint, which: int, x: Variable, y: Variable) -> Tensor:
+    """The inequalities or the equations of a constraint."""
+    return constraint.values(x, y)[which]
+
+
+def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable) -> Tensor:
+    """A function of x or of y alone."""
+    return call(_flat(x if argument == "x" else y))
+
+
+def _of_part(call: Callable[[Tensor], Tensor], index: Tensor, v: Tensor) -> Tensor:
+    return call(v[index])
+
+
+def _beyond(sign: float, kept: Tensor, ends: Tensor, v: Tensor) -> Tensor:
+    return sign * (v[kept] - ends)
 
 
 Part = tuple[str, Callable[[Tensor], Tensor], int]
@@ -313,7 +354,7 @@ def _set_rows(domain: sets.ConvexSet, variable: Variable) -> list[Part]:
         index = torch.cat([torch.arange(int(offsets[i]), int(offsets[i + 1])) for i in chosen]).to(variable.device)
         shapes = [variable.leaves[i] for i in chosen]
         for kind, call, size in _part_rows(part, shapes):
-            found.append((kind, lambda v, c=call, i=index: c(v[i]), size))
+            found.append((kind, partial(_of_part, call, index), size))
     return found
 
 
@@ -336,7 +377,7 @@ def _part_rows(part: sets.ConvexSet, leaves: list[Tensor]) -> list[Part]:
             ends = torch.cat([torch.as_tensor(bound).to(leaf).expand(leaf.shape).reshape(-1) for leaf in leaves])
             kept = torch.nonzero(torch.isfinite(ends)).reshape(-1)
             if len(kept):
-                found.append(("inequality", lambda v, s=sign, k=kept, e=ends[kept]: s * (v[k] - e), len(kept)))
+                found.append(("inequality", partial(_beyond, sign, kept, ends[kept]), len(kept)))
         return found
     if isinstance(part, sets.HalfSpace):
         normal, offset = part.normal.reshape(1, -1).to(like), part.offset

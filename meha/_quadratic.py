@@ -55,9 +55,7 @@ class Program(NamedTuple):
     solved: bool
 
 
-def solve_program(
-    H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, guess: Array | None = None
-) -> Program:
+def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, guess: Array | None = None) -> Program:
     """Solve a convex quadratic program by a primal-dual interior point method, and polish the answer.
 
     Args:

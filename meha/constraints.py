@@ -1,9 +1,9 @@
 """Constraints that couple x and y: linear and smooth inequalities and equations, and bounds on y that move with x.
 
 They are given to :class:`~meha.Problem` as ``lower_constraints``, which y has to satisfy in the lower level, and as
-``upper_constraints``, which the pair (x, y) has to satisfy. A constraint is a pair of vectors, ``inequalities`` that must not be
-positive and ``equations`` that must be zero. A variable with several leaves counts as one long vector, all leaves one after
-another, as in :mod:`meha.sets`.
+``upper_constraints``, which the pair (x, y) has to satisfy. A constraint is a pair of vectors, ``inequalities`` that must not
+be positive and ``equations`` that must be zero. A variable with several leaves counts as one long vector, all leaves one
+after another, as in :mod:`meha.sets`.
 """
 
 from __future__ import annotations

@@ -54,13 +54,15 @@ def grid(problem, spec):
         found.sort(key=lambda item: item[0])
         best, windows = found[:1], []
         chosen = []
-        for F, x, _, step in found:
+        for _, x, _, step in found:
             if len(chosen) >= KEPT:
                 break
             if all(np.max(np.abs(np.array(x) - other) / np.array(step)) > 3 for other in chosen):
                 chosen.append(np.array(x))
-                windows.append((np.maximum(low, np.array(x) - 2 * np.array(step)), np.minimum(high, np.array(x) + 2 * np.array(step))))
-    F, x, y, _ = best[0]
+                windows.append(
+                    (np.maximum(low, np.array(x) - 2 * np.array(step)), np.minimum(high, np.array(x) + 2 * np.array(step)))
+                )
+    _, x, y, _ = best[0]
     return np.array(x), np.array(y)
 
 

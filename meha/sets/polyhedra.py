@@ -63,8 +63,7 @@ class Polyhedron(FlatSet):
                 )
         if len(widths) != 1:
             raise ValueError(
-                "Polyhedron: give A and b, A_eq and b_eq, or all four with as many columns, got columns"
-                f" {sorted(widths)}."
+                f"Polyhedron: give A and b, A_eq and b_eq, or all four with as many columns, got columns {sorted(widths)}."
             )
         arrays = (*_arrays(self.A, self.b, *widths), *_arrays(self.A_eq, self.b_eq, *widths))
         if not all(np.isfinite(array).all() for array in arrays):

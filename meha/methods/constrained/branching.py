@@ -114,7 +114,7 @@ class Branching:
                 complete = False
                 break
             F, w = self._relax(node)
-            if w is None and F == math.inf:
+            if w is None and math.inf == F:
                 continue
             if w is None:
                 index = next((i for i in range(self.q) if node[i] == FREE), None)
@@ -122,7 +122,7 @@ class Branching:
                     unbounded, complete = True, False
                     continue
             else:
-                if F >= best[0] - IMPROVEMENT * (1 + abs(best[0])) and best[1] is not None:
+                if best[0] - IMPROVEMENT * (1 + abs(best[0])) <= F and best[1] is not None:
                     continue
                 index, error = self._violated(w)
                 piece = np.where(self._slack(w) < self._multipliers(w), ACTIVE, INACTIVE)
@@ -166,7 +166,7 @@ class Branching:
         w = answer.z
         if answer.solved and float(np.abs(w).max(initial=0.0)) * math.sqrt(DAMPING) < 1:
             return self.F0 + float(self.g @ w) + 0.5 * float(w @ self.H @ w), w
-        point, violation = feasible(A, b, C, d, np.zeros(len(self.g)))
+        _, violation = feasible(A, b, C, d, np.zeros(len(self.g)))
         return (math.inf, None) if violation > CONTRADICTION else (-math.inf, None)
 
     def _slack(self, w: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The course of a run on a coupled problem: branch and bound where it applies, then descents from many starts, then the best."""
+"""The course of a run on a coupled problem: branch and bound where it applies, or descents from many starts."""
 
 from __future__ import annotations
 
@@ -49,9 +49,6 @@ CLOSE = 1e-3
 
 REFUTED = 4
 """Lower valleys that are followed from one start."""
-
-LARGEST = 1 << 27
-"""Numbers in the Hessians of all functions, beyond which a problem is too large."""
 
 WEIGHT = 1e3
 """Weight of violations where starts are compared."""
@@ -116,12 +113,6 @@ class CoupledCourse:
             )
         self.oracle, self.max_gradients = oracle, max_gradients
         self.coupling = Coupling(oracle, x, y)
-        size = self.coupling.n + self.coupling.m
-        if self.coupling.count * size**2 > LARGEST:
-            raise ValueError(
-                f"constraints: with {size} unknowns and {self.coupling.count - 2} rows the problem is too large for the default,"
-                " which takes Hessians of all functions; use LVHBA() or BiCGAFFA()."
-            )
         self.z0 = self.coupling.read()
         self.region = Region.of(self.coupling, self.z0)
         self.lower = LowerLevel(self.coupling, self.region)
@@ -168,7 +159,7 @@ class CoupledCourse:
         self.plan = self._starts()
 
     def _starts(self) -> list[tuple[str, Array]]:
-        """The given start, the best point without the lower level, and points spread over the region, the best of them first."""
+        """The given start, the best point without the lower level, and points spread over the region."""
         coupling, rows = self.coupling, self.coupling.rows
         generator = np.random.default_rng(0)
         starts = [("the given start", self.z0)]
@@ -285,9 +276,13 @@ class CoupledCourse:
         best = self.best
         if best is None or not best.good:
             if self.unbounded:
-                return Verdict(Status.AT_INFINITY, "F falls without bound over the solutions of the lower level; bound x and y.")
+                return Verdict(
+                    Status.AT_INFINITY, "F falls without bound over the solutions of the lower level; bound x and y."
+                )
             worst = math.inf if best is None else best.violation
-            closest = f"the smallest violation that was found is {worst:.1e}" if math.isfinite(worst) else "no start led anywhere"
+            closest = (
+                f"the smallest violation that was found is {worst:.1e}" if math.isfinite(worst) else "no start led anywhere"
+            )
             return Verdict(
                 Status.FINISHED,
                 f"No point was found that solves the lower level and meets all constraints ({closest}); check their signs"
@@ -352,7 +347,9 @@ class CoupledCourse:
         """Everything, in plain tensors, numbers and text."""
         return {
             "z0": self.z0.tolist(),
-            "outcomes": [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(o).items()} for o in self.outcomes],
+            "outcomes": [
+                {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(o).items()} for o in self.outcomes
+            ],
             "done": list(self.done),
             "plan": [(name, z.tolist()) for name, z in self.plan],
             "numbers": {"nodes": self.nodes, "unbounded": self.unbounded, "over": self.over, "drawn": self._drawn},
@@ -361,8 +358,11 @@ class CoupledCourse:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
         self.z0 = np.array(state["z0"])
-        arrays = {"z", "lam", "nu"}
-        self.outcomes = [Outcome(**{k: np.array(v) if k in arrays else v for k, v in o.items()}) for o in state["outcomes"]]
+        self.outcomes = []
+        for saved in state["outcomes"]:
+            fields: dict[str, Any] = dict(saved)
+            fields |= {name: np.array(saved[name]) for name in ("z", "lam", "nu")}
+            self.outcomes.append(Outcome(**fields))
         self.done = list(state["done"])
         self.plan = [(name, np.array(z)) for name, z in state["plan"]]
         numbers = state["numbers"]

@@ -127,7 +127,15 @@ def _solve(pieces: Pieces) -> tuple[Array, Array]:
 
 
 def random_pieces(
-    n: int, m: int, rows: int, seed: int, *, quadratic_upper: bool, quadratic_lower: bool, upper: int = 0, singular: bool = False
+    n: int,
+    m: int,
+    rows: int,
+    seed: int,
+    *,
+    quadratic_upper: bool,
+    quadratic_lower: bool,
+    upper: int = 0,
+    singular: bool = False,
 ) -> Coupled:
     """A random problem whose lower level is bounded and feasible at most x: y in a moving polytope inside |y| <= 4."""
     random = np.random.default_rng(seed)
@@ -175,9 +183,7 @@ def bilinear_tolls(seed: int, *, arcs: int = 3) -> Coupled:
     B = np.vstack([np.eye(m), -np.eye(m), np.ones((1, m)), -np.ones((1, m))])
     b = np.concatenate([capacity, np.zeros(m), [1.0, -1.0]])
     pieces = Pieces(P, np.zeros(n + m), np.zeros((m, m)), R, cost, A, B, b, np.zeros(n), np.full(n, 4.0), *_none(n + m))
-    return Coupled(
-        build=pieces.state, x0=np.ones(n), y0=np.full(m, 1 / m), answer=pieces.answer, box=(pieces.low, pieces.high)
-    )
+    return Coupled(build=pieces.state, x0=np.ones(n), y0=np.full(m, 1 / m), answer=pieces.answer, box=(pieces.low, pieces.high))
 
 
 def _none(size: int) -> tuple[Array, Array]:
@@ -191,7 +197,9 @@ def _kind(quadratic_upper: bool, quadratic_lower: bool, **more: Any) -> Callable
 LINEAR: dict[str, dict[str, Callable[[], Coupled]]] = {
     "linear, linear": {
         f"linear over linear, {n} + {m}, {rows} rows": partial(_kind(False, False), n, m, rows, seed)
-        for seed, (n, m, rows) in enumerate([(1, 1, 2), (1, 2, 2), (2, 1, 3), (2, 2, 2), (3, 2, 2), (2, 3, 1), (1, 3, 2), (3, 1, 4)])
+        for seed, (n, m, rows) in enumerate(
+            [(1, 1, 2), (1, 2, 2), (2, 1, 3), (2, 2, 2), (3, 2, 2), (2, 3, 1), (1, 3, 2), (3, 1, 4)]
+        )
     },
     "linear, quadratic": {
         f"linear over quadratic, {n} + {m}, {rows} rows": partial(_kind(False, True), n, m, rows, 20 + seed)
@@ -205,7 +213,9 @@ LINEAR: dict[str, dict[str, Callable[[], Coupled]]] = {
         f"upper rows, {n} + {m}, {rows} + {upper} rows": partial(
             _kind(bool(seed % 2), seed % 3 != 0, upper=upper), n, m, rows, 60 + seed
         )
-        for seed, (n, m, rows, upper) in enumerate([(1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 2, 2), (3, 2, 2, 1), (1, 2, 2, 2), (2, 2, 2, 2)])
+        for seed, (n, m, rows, upper) in enumerate(
+            [(1, 1, 2, 1), (2, 2, 1, 1), (2, 1, 2, 2), (3, 2, 2, 1), (1, 2, 2, 2), (2, 2, 2, 2)]
+        )
     },
     "singular quadratic": {
         f"quadratic over singular, {n} + {m}": partial(_kind(True, True, singular=True), n, m, 2, 80 + seed)

@@ -80,8 +80,8 @@ class OneY:
                 left = torch.cat([torch.full((1,), torch.inf, dtype=torch.float64), f[:-1]])
                 right = torch.cat([f[1:], torch.full((1,), torch.inf, dtype=torch.float64)])
                 step = (high - low) / (POINTS - 1)
-                for k in torch.nonzero((f <= left) & (f <= right) & inside).reshape(-1)[: 5 * VALLEYS].tolist():
-                    found.append((float(f[k]), float(y[k]), step))
+                minima = torch.nonzero((f <= left) & (f <= right) & inside).reshape(-1)[: 5 * VALLEYS].tolist()
+                found += [(float(f[k]), float(y[k]), step) for k in minima]
             if not found:
                 return None
             found.sort()
@@ -96,9 +96,7 @@ class OneY:
         """The problem with its start."""
         n = len(self.start[0])
         box = (np.full(n, self.x[0]), np.full(n, self.x[1]))
-        return Coupled(
-            build=self.state, x0=np.array(self.start[0]), y0=np.array([self.start[1]]), answer=self.answer, box=box
-        )
+        return Coupled(build=self.state, x0=np.array(self.start[0]), y0=np.array([self.start[1]]), answer=self.answer, box=box)
 
 
 def _one(**parts: Any) -> Callable[[], Coupled]:
