@@ -87,7 +87,7 @@ class Coupling:
         size = len(start)
         with torch.no_grad():
             self._sizes = [part(x, y).numel() for part in self._parts]
-        values = self._call(start)
+        values = self.call(start)
         self.count = len(values)
         if self.count * size**2 > LARGEST:
             raise ValueError(
@@ -161,7 +161,8 @@ class Coupling:
         chosen = self._parts if parts is None else [self._parts[k] for k in parts]
         return torch.cat([part(x, y).reshape(-1).to(self.flat[0].dtype) for part in chosen])
 
-    def _call(self, z: Array, parts: list[int] | None = None) -> Array:
+    def call(self, z: Array, parts: list[int] | None = None) -> Array:
+        """All functions at z, or those of some groups, by the functions themselves."""
         with torch.no_grad():
             _, x, y = self._torch(z)
             return self._stack(x, y, parts).double().cpu().numpy()
@@ -188,7 +189,7 @@ class Coupling:
         bent = np.zeros(self.count, dtype=bool)
         for _ in range(PROBES):
             step = (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start))
-            here, model = self._call(start + step), self._model(step)
+            here, model = self.call(start + step), self._model(step)
             size = np.abs(values) + np.abs(gradient) @ np.abs(step) + np.abs(here) + self._bend(step)
             with np.errstate(invalid="ignore"):
                 agrees &= np.abs(here - model) <= QUADRATIC * self.eps * size
@@ -219,7 +220,7 @@ class Coupling:
             if len(self._known) > MEMORY:
                 self._known.clear()
             values = self._model(z - self._centre)
-            values[self._general[1]] = self._call(z, self._general[0])
+            values[self._general[1]] = self.call(z, self._general[0])
             self._known[key] = values
         return self._known[key]
 
@@ -301,7 +302,7 @@ class Coupling:
 
     def violation(self, z: Array, level: str = "both") -> float:
         """The largest violation of a constraint, of both levels or of the ``lower`` alone, by the functions themselves."""
-        values, rows = self._call(z), self.rows
+        values, rows = self.call(z), self.rows
         worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
         if level == "both":
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
@@ -316,7 +317,7 @@ class Coupling:
 
     def exact(self, z: Array) -> tuple[float, float]:
         """F and f, by the functions themselves."""
-        values = self._call(z)
+        values = self.call(z)
         return float(values[0]), float(values[1])
 
 

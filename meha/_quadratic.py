@@ -124,7 +124,7 @@ def _guessed(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, active:
 
 
 def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array, float]:
-    """A point near ``near`` with the least largest violation of A z <= b, C z = d, and that violation.
+    """A point near ``near`` with the least largest violation of A z <= b, C z = d, as far as it is found, and that violation.
 
     The rows count with their lengths scaled to 1.
     """
@@ -140,7 +140,9 @@ def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array
     H[:n, :n] = USABLE * np.eye(n)
     g = np.concatenate([-USABLE * near, [1.0]])
     answer = solve_program(H, g, left, right, np.zeros((0, n + 1)), np.zeros(0))
-    return answer.z[:n], float(answer.z[n]) if answer.solved else math.inf
+    z = answer.z[:n]
+    broken = max(float((A @ z - b).max(initial=0.0)), float(np.abs(C @ z - d).max(initial=0.0)))
+    return z, broken if math.isfinite(broken) else math.inf
 
 
 def no_rows(n: int) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, named_leaves
+from meha._variables import Leaves, Variable
 
 __all__ = ["Bounds", "Constraint", "Linear", "Smooth"]
 
@@ -184,14 +184,26 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     """A bound for each leaf of y."""
     if isinstance(bound, int | float):
         return [leaf.new_full(leaf.shape, float(bound)) for leaf in y.leaves]
-    leaves = [bound] * len(y.leaves) if isinstance(bound, Tensor) else list(named_leaves(bound, f"Bounds: {name}").values())
-    if len(leaves) != len(y.leaves):
-        raise ValueError(f"Bounds: {name} has {len(leaves)} tensors, but y has {len(y.leaves)}; give one for each.")
+    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else _named(bound, "")
+    if set(named) != set(y.names):
+        raise ValueError(f"Bounds: {name} has the tensors {sorted(named)}, but y has {sorted(y.names)}; give one for each.")
+    leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
     try:
         return [end.to(leaf).expand(leaf.shape) for end, leaf in zip(leaves, y.leaves, strict=True)]
     except RuntimeError:
         shapes = [tuple(leaf.shape) for leaf in leaves], [tuple(leaf.shape) for leaf in y.leaves]
         raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
+
+
+def _named(value: Any, prefix: str) -> dict[str, Any]:
+    """The tensors or numbers in nested dicts and lists, by dotted name."""
+    if not isinstance(value, dict | list | tuple):
+        return {prefix: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[str, Any] = {}
+    for key, item in items:
+        found |= _named(item, f"{prefix}.{key}" if prefix else str(key))
+    return found
 
 
 def _flat(variable: Variable) -> Tensor:

@@ -126,7 +126,9 @@ class LVHBA(Method):
         oracle.prox(x.value, moved, 1.0)
         copy_([lam], [lagrangian.project(lam - at.eta * ((lam - z) / self.gamma2 - h), self.radius)])
         copy_(theta.leaves, moved)
-        (upper, lower), (g_x, g_y) = oracle.gradients((x, y), [(1 / at.c, oracle.upper, x, y), (1.0, oracle.lower, x, y)])
+        (upper, lower), (g_x, g_y) = oracle.gradients(
+            (x, y), [(1 / at.c, oracle.upper, x, y), (1.0, oracle.lower, x, y)], strict=False
+        )
         _, (v_x,) = lagrangian.gradients((x,), x, theta, lam.detach())
         d_x = [a - b for a, b in zip(g_x, v_x, strict=True)]
         d_y = [a - (own - t) / self.gamma1 for a, own, t in zip(g_y, y.leaves, theta.leaves, strict=True)]

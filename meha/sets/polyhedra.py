@@ -69,7 +69,9 @@ class Polyhedron(FlatSet):
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError("Polyhedron: A, b, A_eq and b_eq must be finite; leave out rows without a bound.")
         object.__setattr__(self, "arrays", arrays)
-        violation = feasible(*arrays, np.zeros(arrays[0].shape[1]))[1]
+        origin = np.zeros(arrays[0].shape[1])
+        known = solve_program(np.eye(len(origin)), origin, *arrays).solved
+        violation = 0.0 if known else feasible(*arrays, origin)[1]
         if violation > EMPTY:
             raise ValueError(
                 f"Polyhedron: is empty: every point violates a row by {violation:.1e} or more; check the signs (A z <= b)."
