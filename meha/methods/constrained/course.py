@@ -16,6 +16,7 @@ from meha._running import Numbers
 from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods.constrained.branching import Branching
+from meha.methods.constrained.compass import compass
 from meha.methods.constrained.descent import Found, descend
 from meha.methods.constrained.lower import LowerLevel, Region
 from meha.methods.constrained.programs import Cut, Relaxed
@@ -39,13 +40,16 @@ STARTS = 12
 """Descents from chosen and random points."""
 
 ENOUGH = 3
-"""Starts that must agree, or a quarter of those that ended feasible if that is more, before the answer counts as global."""
+"""Starts that must agree, or a fifth of those that ended feasible if that is more, before the answer counts as global."""
 
-SHARE = 0.25
+SHARE = 0.2
 """See ENOUGH."""
 
 CLOSE = 1e-3
 """Distance of two starts, relative to the width of the region, below which one of them is enough."""
+
+FEW = 4
+"""Largest number of x for which steps along the coordinates are taken in the end."""
 
 REFUTED = 4
 """Lower valleys that are followed from one start."""
@@ -122,7 +126,7 @@ class CoupledCourse:
         self.nodes = 0
         self.unbounded = False
         self.over = False
-        self._drawn = False
+        self._drawn = self._refined = False
 
     # Steps
 
@@ -133,6 +137,8 @@ class CoupledCourse:
         elif self.plan:
             name, z = self.plan.pop(0)
             self._work(name, z)
+            if (not self.plan or self._settled(self.best)) and not self._refined:
+                self._refine()
         best = self.best
         if best is not None:
             self.coupling.write(best.z)
@@ -223,6 +229,8 @@ class CoupledCourse:
             if found is None and last is not None:
                 found = descend(coupling, last.z, last.lam, last.nu, tuple(cuts))
             if found is None:
+                if coupling.violation(start[0]) <= FEASIBLE:
+                    self._note(name, *start)
                 return
             other = self._verify(name, found)
             if other is None:
@@ -230,6 +238,18 @@ class CoupledCourse:
             cuts.append(self.lower.cut(other))
             self._branch(name, found, other)
             last = found
+
+    def _refine(self) -> None:
+        """Steps in x from the best point, for few x; where they lead on, a last start."""
+        self._refined = True
+        best = self.best
+        if best is None or not best.good or self.coupling.n > FEW:
+            return
+        z, F = compass(self.coupling, self.lower, best.z, best.F)
+        if F < best.F:
+            answer = self.lower.solve(z[: self.coupling.n], z[self.coupling.n :])
+            self._note("steps in x", z, answer.lam, answer.mu)
+            self.plan.append(("the end of steps in x", z))
 
     def _branch(self, name: str, found: Found, other: Array) -> None:
         """A further start in the valley that refuted a point, the first time that this is met."""
@@ -352,7 +372,8 @@ class CoupledCourse:
             ],
             "done": list(self.done),
             "plan": [(name, z.tolist()) for name, z in self.plan],
-            "numbers": {"nodes": self.nodes, "unbounded": self.unbounded, "over": self.over, "drawn": self._drawn},
+            "numbers": {"nodes": self.nodes, "unbounded": self.unbounded, "over": self.over}
+            | {"drawn": self._drawn, "refined": self._refined},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -367,4 +388,4 @@ class CoupledCourse:
         self.plan = [(name, np.array(z)) for name, z in state["plan"]]
         numbers = state["numbers"]
         self.nodes, self.unbounded = numbers["nodes"], numbers["unbounded"]
-        self.over, self._drawn = numbers["over"], numbers["drawn"]
+        self.over, self._drawn, self._refined = numbers["over"], numbers["drawn"], numbers["refined"]

@@ -27,8 +27,8 @@ CURVATURE = 1e-8
 STRONG = (1e1, 1e3, 1e5)
 """Weights of the equations that are tried to make a model convex without changing its solution."""
 
-PENALTY, GROWTH = 1.0, 1.5
-"""The first weight of violations, and how far it lies above the largest multiplier."""
+PENALTY, GROWTH, LEAST = 1.0, 1.5, 1e-2
+"""The first weights of violations, how far they lie above the multipliers, and the smallest ones."""
 
 DECREASE, SHORTEST = 1e-4, 1e-7
 """Share of the predicted decrease that a step must reach, and the shortest step that is tried."""
@@ -47,6 +47,13 @@ ROUNDING = 1e-14
 
 STALLED = 3
 """Steps without progress after which a run ends."""
+
+
+SINGULAR = 1e-12
+"""Singular values below this, relative to the largest, count as zero."""
+
+Pair = tuple[Array, Array]
+"""Something for the equations, and for the inequalities."""
 
 
 class Nonlinear(Protocol):
@@ -94,7 +101,8 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
     """
     phi, e, h = problem.values(w)
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
-    penalty, stalled = PENALTY, 0
+    weights = np.full(len(e), PENALTY), np.full(len(h), PENALTY)
+    stalled = 0
     rests = False
     for _ in range(rounds):
         g, J, A = problem.jacobians(w)
@@ -103,7 +111,7 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
         H = _convex(problem.hessian(w, mu, lam), J)
         model = solve_program(H, g, A, -h, J, -e, lam > 0)
         if not model.solved:
-            model = _elastic(H, g, A, h, J, e, ELASTIC * penalty)
+            model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=PENALTY), weights[1].max(initial=PENALTY)))
         d = model.z
         length = float(np.abs(d).max(initial=0.0))
         size = 1 + float(np.abs(w).max(initial=0.0))
@@ -115,17 +123,16 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
         if length <= step * size and _violation(e, h) <= FEASIBLE:
             rests = True
             break
-        largest = max(np.abs(mu).max(initial=0.0), np.abs(lam).max(initial=0.0))
-        if model.solved and largest * GROWTH > penalty:
-            penalty = GROWTH * float(largest)
-        before = phi + penalty * _sum(e, h)
-        slope = float(g @ d) - penalty * (_sum(e, h) - _sum(e + J @ d, h + A @ d))
-        moved = _search(problem, w, d, before, min(slope, 0.0), penalty, (J, A))
+        if model.solved:
+            weights = _weights(weights[0], mu), _weights(weights[1], lam)
+        before = phi + _sum(e, h, weights)
+        slope = float(g @ d) - _sum(e, h, weights) + _sum(e + J @ d, h + A @ d, weights)
+        moved = _search(problem, w, d, before, min(slope, 0.0), weights, (H, J, A))
         if moved is None:
             rests = bool(_violation(e, h) <= FEASIBLE and length <= math.sqrt(step) * size)
             break
         w, phi, e, h = moved
-        stalled = stalled + 1 if before - phi - penalty * _sum(e, h) <= ROUNDING * (1 + abs(before)) else 0
+        stalled = stalled + 1 if before - phi - _sum(e, h, weights) <= ROUNDING * (1 + abs(before)) else 0
         if stalled >= STALLED:
             rests = _violation(e, h) <= FEASIBLE
             break
@@ -133,7 +140,7 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
 
 
 def _search(
-    problem: Nonlinear, w: Array, d: Array, before: float, slope: float, penalty: float, rows: tuple[Array, Array]
+    problem: Nonlinear, w: Array, d: Array, before: float, slope: float, weights: Pair, model: tuple[Array, Array, Array]
 ) -> tuple[Array, float, Array, Array] | None:
     """The first point along d, or bent at full length, at which the penalised objective has fallen enough."""
     t = 1.0
@@ -141,26 +148,34 @@ def _search(
     while t > SHORTEST:
         new = w + t * d
         phi, e, h = problem.values(new)
-        after = phi + penalty * _sum(e, h)
+        after = phi + _sum(e, h, weights)
         if math.isfinite(after) and after <= before + DECREASE * t * slope + slack:
             return new, phi, e, h
         if t == 1.0 and math.isfinite(after):
-            bent = new + _correction(rows, e, h)
+            bent = new + _correction(*model, e, h)
             phi, e, h = problem.values(bent)
-            after = phi + penalty * _sum(e, h)
+            after = phi + _sum(e, h, weights)
             if math.isfinite(after) and after <= before + DECREASE * slope + slack:
                 return bent, phi, e, h
         t *= 0.5
     return None
 
 
-def _correction(rows: tuple[Array, Array], e: Array, h: Array) -> Array:
-    """The shortest step that meets the equations and the violated inequalities to first order."""
+def _correction(H: Array, J: Array, A: Array, e: Array, h: Array) -> Array:
+    """The step that meets the equations and the violated inequalities to first order and changes the model least."""
     violated = h > 0
-    matrix = np.vstack([rows[0], rows[1][violated]])
-    if not len(matrix):
-        return np.zeros(matrix.shape[1])
-    return -np.linalg.lstsq(matrix, np.concatenate([e, h[violated]]), rcond=None)[0]
+    rows, right = np.vstack([J, A[violated]]), np.concatenate([e, h[violated]])
+    if not len(rows):
+        return np.zeros(rows.shape[1])
+    n, q = len(H), len(right)
+    K = np.block([[H, rows.T], [rows, np.zeros((q, q))]])
+    return -np.linalg.lstsq(K, np.concatenate([np.zeros(n), right]), rcond=SINGULAR)[0][:n]
+
+
+def _weights(before: Array, multipliers: Array) -> Array:
+    """Weights of violations above the multipliers; larger ones fall by halves."""
+    wanted = GROWTH * np.abs(multipliers)
+    return np.maximum(np.maximum(wanted, 0.5 * (before + wanted)), LEAST)
 
 
 def _convex(H: Array, J: Array) -> Array:
@@ -196,8 +211,8 @@ def _elastic(H: Array, g: Array, A: Array, h: Array, J: Array, e: Array, weight:
     return Program(found.z[:n], found.lam[:q], found.mu, False)
 
 
-def _sum(e: Array, h: Array) -> float:
-    return float(np.abs(e).sum() + np.maximum(h, 0.0).sum())
+def _sum(e: Array, h: Array, weights: Pair) -> float:
+    return float(weights[0] @ np.abs(e) + weights[1] @ np.maximum(h, 0.0))
 
 
 def _violation(e: Array, h: Array) -> float:
