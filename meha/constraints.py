@@ -166,7 +166,7 @@ class Bounds(Constraint):
             leaves = _bound_leaves(bound(x.value) if callable(bound) else bound, y, name)
             for leaf, end in zip(y.leaves, leaves, strict=True):
                 part = (sign * (leaf - end)).reshape(-1)
-                parts.append(part if callable(bound) else part[torch.isfinite(end).reshape(-1)])
+                parts.append(part if callable(bound) else part[torch.nonzero(torch.isfinite(end).reshape(-1)).reshape(-1)])
         return torch.cat(parts), y.leaves[0].new_zeros(0)
 
 
@@ -183,13 +183,13 @@ def _one_argument(function: Callable[..., Any]) -> bool:
 def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     """A bound for each leaf of y."""
     if isinstance(bound, int | float):
-        return [leaf.new_full(leaf.shape, float(bound)) for leaf in y.leaves]
+        return [torch.full(leaf.shape, float(bound), dtype=leaf.dtype, device=leaf.device) for leaf in y.leaves]
     named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else _named(bound, "")
     if set(named) != set(y.names):
         raise ValueError(f"Bounds: {name} has the tensors {sorted(named)}, but y has {sorted(y.names)}; give one for each.")
     leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
     try:
-        return [end.to(leaf).expand(leaf.shape) for end, leaf in zip(leaves, y.leaves, strict=True)]
+        return [end.to(leaf.device, leaf.dtype).expand(leaf.shape) for end, leaf in zip(leaves, y.leaves, strict=True)]
     except RuntimeError:
         shapes = [tuple(leaf.shape) for leaf in leaves], [tuple(leaf.shape) for leaf in y.leaves]
         raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
@@ -213,10 +213,10 @@ def _flat(variable: Variable) -> Tensor:
 def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
     if b is None:
         return y.new_zeros(0)
-    total = -b.to(y)
+    total = -b.to(y.device, y.dtype)
     for matrix, vector in ((A, x), (B, y)):
         if matrix is not None:
-            total = total + matrix.to(vector) @ vector
+            total = total + matrix.to(vector.device, vector.dtype) @ vector
     return total
 
 
