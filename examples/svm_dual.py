@@ -3,8 +3,8 @@
     python examples/svm_dual.py
 
 The lower level is the dual problem, a quadratic program in the multipliers y of the examples with the box 0 <= y <= C. x holds
-the logarithms of C and of the width of a Gaussian kernel: C moves the bounds of y, the width moves its objective. The upper level
-is a smooth hinge loss on other data. A constant in the kernel takes the place of a bias.
+the logarithms of C and of the width of a Gaussian kernel: C moves the bounds of y, the width its objective. The upper level is
+a smooth hinge loss on other data. A constant in the kernel takes the place of a bias.
 """
 
 import torch

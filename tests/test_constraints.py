@@ -220,7 +220,7 @@ def nonconvex():
 
 
 def test_valleys_of_the_lower_level(tmp_path):
-    """At x = 1/4 both y = 1/2 and y = -1 are local minima; the first is lower, and F is best there (Mitsos and Barton's kind)."""
+    """At x = 1/4 both y = 1/2 and y = -1 are local minima; the first is lower, and F is best there."""
     solution = meha.solve(nonconvex(), t(0.0), t(0.0))
     assert solution.status is Status.CONVERGED
     assert float(solution.x) == pytest.approx(0.25, abs=1e-5)

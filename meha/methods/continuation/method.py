@@ -57,8 +57,9 @@ class Continuation(Method):
       possible; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four
       digits are possible, and a smaller ``tol`` is raised to that.
 
-    Problems with constraints that couple x and y take another way (:mod:`meha.methods.constrained`): branch and bound where they
-    are linear and quadratic, otherwise descents over the active sets of the lower level from many starts; a step is one start.
+    Problems with constraints that couple x and y take another way (:mod:`meha.methods.constrained`): branch and bound where
+    they are linear and quadratic, otherwise descents over the active sets of the lower level from many starts; a step is one
+    start.
 
     Memory: a dense Hessian on up to 2,000 free coordinates of y; in passes up to 300 pairs of the size of y twice (50 with g),
     as long as these are fewer than 4 million numbers (at least 5).
