@@ -174,12 +174,12 @@ def test_an_unbounded_problem_is_said():
 def test_a_local_answer_is_called_local():
     """Only one narrow basin of x leads to the best F, and few starts find it."""
     problem = Problem(
-        lambda x, y: (x * x).sum() / 100 - (-40 * (x - 7.3).square()).exp().sum() + 0.1 * y.square().sum(),
+        lambda x, y: (x * x).sum() / 100 - (-400 * (x - 7.3).square()).exp().sum() + 0.1 * y.square().sum(),
         lambda x, y: (y - 1).square().sum(),
         lower_constraints=Linear([[0.0]], [[1.0]], [0.5]),
         x_set=Box(-10.0, 10.0),
     )
-    solution = meha.solve(problem, t(7.25), t(0.0))
+    solution = meha.solve(problem, t(7.29), t(0.0))
     assert float(solution.x) == pytest.approx(7.3, abs=0.05)
     assert solution.status is Status.LOCAL
     assert "a better x may exist" in solution.message

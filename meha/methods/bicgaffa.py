@@ -64,10 +64,10 @@ class BiCGAFFA(Method):
     ...     lambda x, y: (y - 2).square().sum(),
     ...     lower_constraints=meha.constraints.Linear([[-1.0]], [[1.0]], [0.0]),  # y <= x
     ... )
-    >>> run = BiCGAFFA(alpha=0.01, eta=0.01).start(problem, torch.zeros(1), torch.zeros(1))
-    >>> for _ in range(10000):
+    >>> run = BiCGAFFA(alpha=0.1, eta=0.2, c=10.0).start(problem, torch.zeros(1), torch.zeros(1))
+    >>> for _ in range(500):
     ...     info = run.step()
-    >>> print(f"{float(run.x):.1f}")
+    >>> print(f"{float(run.y):.1f}")
     0.5
     """
 

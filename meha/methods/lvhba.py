@@ -72,11 +72,11 @@ class LVHBA(Method):
     ...     lambda x, y: (y - 2).square().sum(),
     ...     lower_constraints=meha.constraints.Linear([[-1.0]], [[1.0]], [0.0]),  # y <= x
     ... )
-    >>> run = LVHBA(alpha=0.05, beta=0.05, eta=0.05).start(problem, torch.zeros(1), torch.zeros(1))
-    >>> for _ in range(2000):
+    >>> run = LVHBA(alpha=0.1, beta=0.2, eta=0.2, c=10.0).start(problem, torch.zeros(1), torch.zeros(1))
+    >>> for _ in range(500):
     ...     info = run.step()
-    >>> print(f"{float(run.x):.2f}")
-    0.50
+    >>> print(f"{float(run.x):.1f}")
+    0.5
     """
 
     takes_coupling: ClassVar[bool] = True
