@@ -47,7 +47,7 @@ def problem():
 def main():
     stated = problem()
     x0, y0 = torch.zeros(2, dtype=torch.float64), torch.full((TRAIN,), 0.5, dtype=torch.float64)
-    solution = meha.solve(stated, x0, y0)
+    solution = meha.solve(stated, x0, y0, meha.Continuation(max_gradients=2000))
     print(solution)
     C, width = solution.x.exp().tolist()
     at_zero, at_C = int((solution.y < 1e-6).sum()), int((solution.y > C - 1e-6).sum())
