@@ -13,6 +13,7 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 """
 
 from meha import (
+    constraints,
     datasets,
     diagnostics,
     loaders,
@@ -45,6 +46,7 @@ from meha.methods import (
     GALET,
     IAPTT,
     IGJO,
+    LVHBA,
     MEHA,
     NS,
     RHG,
@@ -52,6 +54,7 @@ from meha.methods import (
     TPE,
     VPBGD,
     AdaptiveMEHA,
+    BiCGAFFA,
     Continuation,
     GridSearch,
     LogUniform,
@@ -81,6 +84,7 @@ __all__ = [
     "GALET",
     "IAPTT",
     "IGJO",
+    "LVHBA",
     "MEHA",
     "NS",
     "RHG",
@@ -88,6 +92,7 @@ __all__ = [
     "TPE",
     "VPBGD",
     "AdaptiveMEHA",
+    "BiCGAFFA",
     "Checkpoint",
     "Continuation",
     "GridSearch",
@@ -107,6 +112,7 @@ __all__ = [
     "VFiDCA",
     "Verdict",
     "check",
+    "constraints",
     "datasets",
     "diagnostics",
     "loaders",

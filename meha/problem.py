@@ -1,17 +1,19 @@
-"""Problem: F, f, g, X and Y, stated once."""
+"""Problem: F, f, g, X, Y and constraints that couple x and y, stated once."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from meha._variables import Leaves, Variable, copy_
+from meha.constraints import Constraint
 from meha.nonsmooth import NonSmooth, Zero
 from meha.responses import Response
 from meha.sets import ConvexSet, NonNegative, Reals
@@ -81,6 +83,9 @@ class Problem:
         x_set: X, a set of :mod:`meha.sets`.
         y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
             NonNegative, LinfBall) with a separable g, NonNegative with a group term; other combinations are refused.
+        lower_constraints: h(x, y) <= 0 and equations that y has to satisfy in the lower level, one or several of
+            :mod:`meha.constraints`. The default, :class:`~meha.LVHBA` and :class:`~meha.BiCGAFFA` take them.
+        upper_constraints: those that (x, y) has to satisfy at the solution; the lower level does not know them.
         response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
             selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
             y0, or ``Trained(steps, lr=...)``, where training leads from a fresh start. Without it, an x that leaves y free lets
@@ -111,6 +116,8 @@ class Problem:
     nonsmooth: NonSmooth | None = None
     x_set: ConvexSet | None = None
     y_set: ConvexSet | None = None
+    lower_constraints: Constraint | Sequence[Constraint] = ()
+    upper_constraints: Constraint | Sequence[Constraint] = ()
     response: Response | Literal["optimistic"] = "optimistic"
     constants: Constants | None = None
     joint: bool | None = None
@@ -129,6 +136,22 @@ class Problem:
             raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")
         for name in ("x_set", "y_set"):
             _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
+        for name in ("lower_constraints", "upper_constraints"):
+            value = getattr(self, name)
+            parts = (value,) if isinstance(value, Constraint) else tuple(value) if isinstance(value, Sequence) else (value,)
+            for part in parts:
+                _check_type(name, part, Constraint, "a constraint of meha.constraints, such as Linear(A, B, b)")
+            object.__setattr__(self, name, tuple(part for part in parts if part is not None))
+
+    @property
+    def constraints(self) -> tuple[tuple[Constraint, ...], tuple[Constraint, ...]]:
+        """Those of the lower and of the upper level."""
+        return cast(Any, (self.lower_constraints, self.upper_constraints))
+
+    @property
+    def coupled(self) -> bool:
+        """Whether there are constraints on both levels together."""
+        return any(self.constraints)
 
     @property
     def g(self) -> NonSmooth:
@@ -212,6 +235,8 @@ class Problem:
                     f"{variable.argument}0 is not in {upper} = {domain!r}; start from"
                     f" {variable.argument}_set.project({variable.argument}0)."
                 )
+        for constraint in itertools.chain(*self.constraints):
+            constraint.check(x, y)
         for term, chosen in self.g.terms(y):
             with torch.no_grad():
                 value = term.value_leaves(x.value, [y.leaves[i] for i in chosen])

@@ -11,6 +11,7 @@ METHODS = Path(meha.__file__).parent / "methods"
 NAMED = (
     *(
         "continuation/*.py",
+        "constrained/*.py",
         "adaptive/*.py",
         "newton/*.py",
         "stochastic.py",

@@ -20,7 +20,8 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: An
 
     The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
     return the same values, kinks, the convexity of f in y, its valleys if it is not convex, directions of y which the lower
-    level leaves open at its solution, and scales. It visits the start and
+    level leaves open at its solution, and scales; for problems with constraints that couple x and y, the constraints at the
+    start, a feasible point of the lower level there, its active constraints and their gradients. It visits the start and
     some points around it; what does not show there is not reported. It takes about 30 gradients of F and 100 of f, up to 400 of
     f to count valleys and as many to solve the lower level, fewer with modules and slow objectives.
     Modules, tensors and random number generators stay unchanged.

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from meha._inspection.coupling import check_constraints
 from meha._inspection.freedom import check_carried, check_open
 from meha._inspection.measuring import Surroundings, root_mean_square, unevenness
 from meha._inspection.saying import Report
@@ -50,7 +51,10 @@ class Inspection:
     def report(self) -> Report:
         """Run all checks for which the previous ones left a basis."""
         result = self.result
-        if self.check_start() and self.check_values() and self.check_repeats() and self.check_dependence():
+        if self.problem.coupled:
+            if self.check_start() and self.check_values() and self.check_repeats():
+                check_constraints(self)
+        elif self.check_start() and self.check_values() and self.check_repeats() and self.check_dependence():
             self.check_gradients()
             if self.around.thorough:
                 self.check_kinks()

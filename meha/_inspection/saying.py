@@ -36,6 +36,8 @@ class Report:
         flat: number of directions of y in which f + g is flat at a solution of the lower level; None if they were not counted.
         open: whether F changes in these directions, so that it depends on which solution is meant.
         carried: whether steps on one batch spoil the lower level on another, so that y belongs to its batch; None without two.
+        violation: the largest violation of a coupling constraint at the start; NaN without such constraints.
+        active: names of the lower constraints that are active at the lower solution for x0.
         sizes: root mean squares of x and y, and norms of the gradients F_x, F_y, f_x, f_y at the start.
         method: name of the method that ``solve`` uses by default.
         counts: gradients that the check took.
@@ -57,6 +59,8 @@ class Report:
     flat: int | None = None
     open: bool = False
     carried: bool | None = None
+    violation: float = math.nan
+    active: list[str] = field(default_factory=list)
     sizes: dict[str, float] = field(default_factory=dict)
     method: str = ""
     counts: Counts = field(default_factory=Counts)

@@ -10,6 +10,7 @@ from meha.methods._optimizers import Optimizer
 from meha.methods.adaptive import AdaptiveMEHA
 from meha.methods.bamm import BAMM
 from meha.methods.bda import BDA
+from meha.methods.bicgaffa import BiCGAFFA
 from meha.methods.bome import BOME
 from meha.methods.brc import BRC
 from meha.methods.bvfim import BVFIM
@@ -20,6 +21,7 @@ from meha.methods.galet import GALET
 from meha.methods.iaptt import IAPTT
 from meha.methods.igjo import IGJO
 from meha.methods.implicit import CG, NS
+from meha.methods.lvhba import LVHBA
 from meha.methods.meha import MEHA
 from meha.methods.rhg import RHG
 from meha.methods.search import TPE, GridSearch, RandomSearch
@@ -40,6 +42,7 @@ __all__ = [
     "GALET",
     "IAPTT",
     "IGJO",
+    "LVHBA",
     "MEHA",
     "NS",
     "RHG",
@@ -48,6 +51,7 @@ __all__ = [
     "VPBGD",
     "AdaptiveMEHA",
     "At",
+    "BiCGAFFA",
     "Continuation",
     "GridSearch",
     "LogUniform",

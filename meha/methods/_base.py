@@ -97,6 +97,7 @@ class Method(ABC):
     A method with a field ``tol`` ends by a measure of its own, to which ``solve(..., tol=...)`` is handed.
 
     Attributes:
+        takes_coupling: whether the method takes constraints that couple x and y.
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
         follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
         vanishes: whether it lets the proximal term of ``Nearest()`` vanish; otherwise the term keeps a small weight.
@@ -106,6 +107,7 @@ class Method(ABC):
         repeats: why an objective must give the same value when it is called again at one point; empty when it need not.
     """
 
+    takes_coupling: ClassVar[bool] = False
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
     follows: ClassVar[tuple[type[Response], ...]] = ()
@@ -163,6 +165,11 @@ class Method(ABC):
 
     def check(self, problem: Problem) -> None:
         """Raise if the method cannot take this problem."""
+        if problem.coupled and not self.takes_coupling:
+            raise ValueError(
+                f"lower_constraints, upper_constraints: {self.name} cannot take constraints that couple x and y; use the"
+                " default, LVHBA() or BiCGAFFA()."
+            )
         for argument, reason in (("nonsmooth", self.refuses_nonsmooth), ("y_set", self.refuses_y_set)):
             value = getattr(problem, argument)
             if reason and value is not None:

@@ -12,6 +12,8 @@ import torch
 
 from meha.problems.base import KnownProblem
 from meha.problems.blueprints import Blueprint, known_problem, references
+from meha.problems.constrained import FAMILIES as CONSTRAINED
+from meha.problems.constrained import coupled_problem
 from meha.problems.factors import dictionary, factorisation, products, representation
 from meha.problems.games import cournot, cournot_limited, toll_revenue, toll_time
 from meha.problems.group_lasso import group_lasso
@@ -192,7 +194,7 @@ HELD_OUT = {"support vectors, dual", "tolls", "dictionary", "representation", "d
 
 Half = Literal["tuning", "held-out"]
 
-Group = Literal["gentle", "rugged", "simple", "hollow"]
+Group = Literal["gentle", "rugged", "simple", "hollow", "constrained"]
 
 
 @dataclass(frozen=True)
@@ -229,14 +231,15 @@ class Entry:
 
 
 def collection(half: Half | None = None, group: Group | None = "gentle") -> list[Entry]:
-    """Return the entries of one half, or of both (None), and of one group, or of all (None).
+    """Return the entries of one half, or of both (None), and of one group, or of all without coupling constraints (None).
 
     The members of a family alternate between the halves; some families are held out as a whole. The groups:
 
     - ``"gentle"``: nearly all lower levels are convex, or have one valley;
     - ``"rugged"``: lower levels with several valleys, kinks without convexity, plateaus, or many solutions;
     - ``"simple"``: no x, only a choice among the solutions of one problem: ``upper`` and ``lower`` are functions of y;
-    - ``"hollow"``: lower levels with more unknowns than they determine, and the solution nearest to y0 as the response.
+    - ``"hollow"``: lower levels with more unknowns than they determine, and the solution nearest to y0 as the response;
+    - ``"constrained"``: constraints couple x and y; most methods refuse them.
 
     >>> entry = collection("tuning")[0]
     >>> problem = entry.make()
@@ -245,8 +248,16 @@ def collection(half: Half | None = None, group: Group | None = "gentle") -> list
     """
     if half not in (None, "tuning", "held-out"):
         raise ValueError(f"half: must be 'tuning', 'held-out' or None (both), got {half!r}.")
-    if group not in (None, "gentle", "rugged", "simple", "hollow"):
-        raise ValueError(f"group: must be 'gentle', 'rugged', 'simple', 'hollow' or None (all), got {group!r}.")
+    if group not in (None, "gentle", "rugged", "simple", "hollow", "constrained"):
+        raise ValueError(
+            f"group: must be 'gentle', 'rugged', 'simple', 'hollow', 'constrained' or None (all others), got {group!r}."
+        )
+    if group == "constrained":
+        makers = {
+            family: {name: partial(coupled_problem, name, make) for name, make in members.items()}
+            for family, members in CONSTRAINED.items()
+        }
+        return [entry for entry in _entries(makers, set(), "constrained") if half in (None, entry.half)]
     gentle = {family: _built(makers, "references.json") for family, makers in BLUEPRINTS.items()}
     rugged = {family: _built(makers, "rugged.json") for family, makers in RUGGED.items()}
     entries = [

@@ -9,16 +9,19 @@ from meha.sets._base import ConvexSet, Product
 from meha.sets.affine import AffineSet, HalfSpace
 from meha.sets.balls import L1Ball, L2Ball, LinfBall, Simplex
 from meha.sets.intervals import Box, NonNegative, Reals
+from meha.sets.polyhedra import Intersection, Polyhedron
 
 __all__ = [
     "AffineSet",
     "Box",
     "ConvexSet",
     "HalfSpace",
+    "Intersection",
     "L1Ball",
     "L2Ball",
     "LinfBall",
     "NonNegative",
+    "Polyhedron",
     "Product",
     "Reals",
     "Simplex",

@@ -12,6 +12,7 @@ from meha._variables import Variable
 from meha._verdicts import Verdict
 from meha.methods._base import Method, State
 from meha.methods._levels import Levels
+from meha.methods.constrained import CoupledCourse
 from meha.methods.continuation.course import Course
 from meha.problem import Problem
 from meha.responses import Nearest, Response
@@ -57,6 +58,10 @@ class Continuation(Method):
       possible; see :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four
       digits are possible, and a smaller ``tol`` is raised to that.
 
+    Problems with constraints that couple x and y take another way (:mod:`meha.methods.constrained`): branch and bound where
+    they are linear and quadratic, otherwise descents over the active sets of the lower level from many starts; a step is one
+    start.
+
     Memory: a dense Hessian on up to 2,000 free coordinates of y; in passes up to 300 pairs of the size of y twice (50 with g),
     as long as these are fewer than 4 million numbers (at least 5).
 
@@ -85,6 +90,7 @@ class Continuation(Method):
 
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
+    takes_coupling: ClassVar[bool] = True
     repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
@@ -105,6 +111,8 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
+        if oracle.problem.coupled:
+            return ContinuationState(x=x, y=y, course=CoupledCourse(oracle, x, y, self.max_gradients), settled=False)
         return ContinuationState(
             x=x,
             y=y,
@@ -133,4 +141,4 @@ class Continuation(Method):
 class ContinuationState(State):
     """x, y, and the course of the run."""
 
-    course: Course
+    course: Course | CoupledCourse

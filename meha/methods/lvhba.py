@@ -1,0 +1,166 @@
+"""LV-HBA: a proximal Lagrangian value function, and steps projected on the constraints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from meha._checks import check_positive
+from meha._coupling import Coupling
+from meha._oracle import Oracle
+from meha._quadratic import solve_program
+from meha._running import At, Numbers
+from meha._variables import Variable, copy_, norm
+from meha.methods._base import Method, State
+from meha.methods._lagrangian import Lagrangian, require_constraints
+from meha.methods.constrained.programs import Relaxed
+from meha.methods.constrained.sqp import minimise
+from meha.problem import Problem
+from meha.schedules import Power, Schedule, check_schedule
+
+__all__ = ["LVHBA"]
+
+GROWING = Power(1.0, p=0.3)
+
+
+@dataclass
+class LVHBAState(State):
+    """x, y, the saddle point (theta, lam) of the proximal Lagrangian, and its centre z."""
+
+    theta: Variable
+    lam: Variable
+    z: Variable
+    lagrangian: Lagrangian
+    coupling: Coupling
+
+
+@dataclass(frozen=True, kw_only=True)
+class LVHBA(Method):
+    """Lagrangian value function based Hessian-free algorithm for coupled problems (Yao et al. 2024).
+
+    With L = f + <lambda, h> and the proximal Lagrangian value function
+
+        v(x, y, z) = min_{theta in Y} max_{lambda in Z} L(x, theta; lambda)
+                     + ||theta - y||^2 / (2 gamma1) - ||lambda - z||^2 / (2 gamma2),
+
+    it decreases F / c_k + f - v over C = {(x, y) in X x Y : h(x, y) <= 0} and z in Z, in a single loop:
+
+        theta <- proj_Y( theta - eta (L_y(x, theta; lambda) + (theta - y) / gamma1) )
+        lambda <- proj_Z( lambda - eta ((lambda - z) / gamma2 - h(x, theta)) )         (with theta before its step)
+        (x, y) <- proj_C( (x, y) - alpha (d_x, d_y) ),    d_x = F_x / c + f_x(x, y) - L_x(x, theta; lambda),
+                                                          d_y = F_y / c + f_y(x, y) - (y - theta) / gamma1
+        z <- proj_Z( z - beta (z - lambda) / gamma2 )
+
+    Z holds the multipliers of size ``radius`` at most, not negative for inequalities. C also holds the upper constraints, of
+    which the paper has none. The projection on C is a quadratic program where the constraints are linear, and a sequence of
+    them otherwise; the paper assumes h convex. A step costs 3 gradients of f and 1 of F.
+
+    Args:
+        alpha, beta, eta: step sizes of (x, y), of z, and of (theta, lambda), numbers or functions of k.
+        gamma1, gamma2: the weights of the proximal terms.
+        c: the penalty, a number or a function of k; 0.3 is the paper's exponent in its first experiment.
+        radius: the bound of the multipliers.
+
+    The numbers of a step: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, theta), ``violation`` the largest one of the lower
+    constraints at theta, ``d_x`` the norm of the direction in (x, y), ``c``.
+
+    >>> import meha, torch
+    >>> problem = meha.Problem(
+    ...     lambda x, y: (x - 1).square().sum() + y.square().sum(),
+    ...     lambda x, y: (y - 2).square().sum(),
+    ...     lower_constraints=meha.constraints.Linear([[-1.0]], [[1.0]], [0.0]),  # y <= x
+    ... )
+    >>> run = LVHBA(alpha=0.1, beta=0.2, eta=0.2, c=10.0).start(problem, torch.zeros(1), torch.zeros(1))
+    >>> for _ in range(500):
+    ...     info = run.step()
+    >>> print(f"{float(run.x):.1f}")
+    0.5
+    """
+
+    takes_coupling: ClassVar[bool] = True
+    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    penalties: ClassVar[tuple[str, ...]] = ("c",)
+
+    alpha: Schedule = 0.01
+    beta: Schedule = 0.01
+    eta: Schedule = 0.01
+    gamma1: float = 10.0
+    gamma2: float = 10.0
+    c: Schedule = GROWING
+    radius: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "eta", "c"):
+            check_schedule(name, getattr(self, name))
+        for name in ("gamma1", "gamma2", "radius"):
+            check_positive(name, getattr(self, name))
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        require_constraints(self, problem)
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> LVHBAState:
+        lagrangian = Lagrangian(oracle, x, y)
+        zero = lagrangian.multipliers(y.leaves[0])
+        state = LVHBAState(
+            x,
+            y,
+            theta=y.copy(),
+            lam=Variable(zero, "lambda"),
+            z=Variable(zero, "z"),
+            lagrangian=lagrangian,
+            coupling=Coupling(oracle, x, y),
+        )
+        self._project(state)
+        copy_(state.theta.leaves, y.leaves)
+        return state
+
+    def step(self, oracle: Oracle, state: LVHBAState, at: At) -> Numbers:
+        x, y, theta, lagrangian = state.x, state.y, state.theta, state.lagrangian
+        lam, z = state.lam.leaves[0], state.z.leaves[0]
+        h = lagrangian.values(x, theta).detach()
+        best, (d_theta,) = lagrangian.gradients((theta,), x, theta, lam.detach())
+        moved = [t - at.eta * (d + (t - own) / self.gamma1) for t, d, own in zip(theta.leaves, d_theta, y.leaves, strict=True)]
+        oracle.prox(x.value, moved, 1.0)
+        copy_([lam], [lagrangian.project(lam - at.eta * ((lam - z) / self.gamma2 - h), self.radius)])
+        copy_(theta.leaves, moved)
+        (upper, lower), (g_x, g_y) = oracle.gradients(
+            (x, y), [(1 / at.c, oracle.upper, x, y), (1.0, oracle.lower, x, y)], strict=False
+        )
+        _, (v_x,) = lagrangian.gradients((x,), x, theta, lam.detach())
+        d_x = [a - b for a, b in zip(g_x, v_x, strict=True)]
+        d_y = [a - (own - t) / self.gamma1 for a, own, t in zip(g_y, y.leaves, theta.leaves, strict=True)]
+        for variable, direction in ((x, d_x), (y, d_y)):
+            copy_(variable.leaves, [leaf - at.alpha * d for leaf, d in zip(variable.leaves, direction, strict=True)])
+        self._project(state)
+        copy_([z], [lagrangian.project(z - at.beta * (z - lam) / self.gamma2, self.radius)])
+        inequalities, equations = h[: lagrangian.sizes[0]], h[lagrangian.sizes[0] :]
+        violation = max((float(part.max()) for part in (inequalities.clamp(min=0), equations.abs()) if len(part)), default=0.0)
+        return {
+            "upper": upper,
+            "lower": lower,
+            "gap": lower - best,
+            "violation": violation,
+            "d_x": norm(d_x, d_y),
+            "c": at.c,
+        }
+
+    @staticmethod
+    def _project(state: LVHBAState) -> None:
+        """Put the nearest point of C into (x, y)."""
+        coupling = state.coupling
+        target = coupling.read()
+        program = Relaxed(coupling, target)
+        if coupling.linear[2:].all():
+            _, e, h = program.values(target)
+            _, J, A = program.jacobians(target)
+            nearest = target + solve_program(np.eye(len(target)), np.zeros(len(target)), A, -h, J, -e, h > 0).z
+        else:
+            nearest = minimise(program, target).w
+        if np.isfinite(nearest).all():
+            coupling.write(nearest)
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: object) -> str:
+        return "Take smaller alpha, beta and eta, or use the default, which chooses its numbers."
