@@ -1,0 +1,2 @@
+LABELS = {}
+def judge_labels(task): return []
