@@ -19,10 +19,10 @@ __all__ = ["Candidate", "Search", "evident"]
 
 POINTS = 20
 """Weights on the path of a family with one weight."""
-DEPTH = {True: log(1e-3), False: log(1e-4)}
-"""Logarithm of the smallest weight on a path, relative to the largest; by whether coefficients become zero."""
-RIDGE_TOP = 1e2
-"""Largest weight of a ridge, relative to the mean square of a feature."""
+DEPTH = log(1e-3)
+"""Logarithm of the smallest weight on the path of a sparse family, relative to the largest."""
+RIDGE = 10.0, 0.1
+"""Largest weight of a ridge on standardised features, and its smallest weight times the number of examples."""
 HUGE = log(1e12)
 """Log-weight that keeps all coefficients at zero."""
 RISES = 2
@@ -88,7 +88,7 @@ class Candidate:
 
 
 def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
-    """Whether losses of examples are lower than others, by more than their noise.
+    """Whether losses of examples are lower than others, by more than the noise of their differences.
 
     >>> quiet, noisy = torch.tensor([1.0, 2.0, 1.5, 1.8]), torch.tensor([3.0, 0.1, 0.2, 2.9])
     >>> evident(quiet - 0.1, quiet, torch.ones(4)), evident(noisy, quiet, torch.ones(4))
@@ -120,8 +120,8 @@ class Search:
 
     def single(self, family: Family) -> Candidate:
         """The best single weight, from a path from the largest sensible weight down."""
-        top = log(self._top(family))
-        grid = torch.linspace(top, top + DEPTH[family.sparse], POINTS).tolist()
+        top, bottom = self._range(family)
+        grid = torch.linspace(top, bottom, POINTS).tolist()
         best = self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
         return replace(best, first=best.level)
 
@@ -222,15 +222,18 @@ class Search:
         fits = models.fit(self.layout.penalty(x, Family("lasso", l1=1.0)), self.weights.new_zeros(len(x), models.size))
         return models.pull(models.slopes(models.scores(fits.b), models.train)) * (self.layout.classes >= 0)
 
-    def _top(self, family: Family) -> float:
-        """The weight from which all coefficients are (nearly) zero."""
+    def _range(self, family: Family) -> tuple[float, float]:
+        """Log-weights of a path: where all coefficients are (nearly) zero, and where the penalty hardly matters."""
         if not family.sparse:
-            return RIDGE_TOP
+            return log(RIDGE[0]), log(RIDGE[1] / len(self.weights))
         slope = self._without_features
         if family.l1:
-            return float(slope.abs().max()) / family.l1
-        penalty = self.layout.penalty(slope.new_zeros(len(slope), self.layout.count), family)
-        return float((penalty.norms(slope) / penalty.group).max())
+            largest = slope.abs().max() / family.l1
+        else:
+            penalty = self.layout.penalty(slope.new_zeros(len(slope), self.layout.count), family)
+            largest = (penalty.norms(slope) / penalty.group).max()
+        top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))
+        return top, top + DEPTH
 
     def _following(self, fits: Tensor, exponent: float) -> Tensor:
         """Deviations of log-weights that follow the size of fits, (B, C)."""
@@ -297,20 +300,28 @@ def _basis(search: Search, best: Candidate, singles: list[Candidate]) -> Candida
 def choose(search: Search, families: Sequence[Family], many: bool) -> tuple[Candidate, list[Candidate]]:
     """The candidate that the folds favour, and all that were tried.
 
-    The best single weight comes first; many weights replace it only where the examples left out give evidence for them.
+    Families with a single weight come first, in the given order, then many weights. A later candidate replaces an earlier one
+    only where the examples left out give evidence for it.
     """
     tried = [search.single(family) for family in families]
-    best = min(tried, key=lambda candidate: candidate.error)
-    if not many:
-        return best, tried
+    single = _favoured(tried, search.weights)
+    if not many or search.layout.count == 1:
+        return single, tried
+    more = []
     for exponent in EXPONENTS:
-        tried.append(search.adaptive(best, exponent))
-        if not evident(tried[-1].losses, best.losses, search.weights):
+        more.append(search.adaptive(single, exponent))
+        if not evident(more[-1].losses, single.losses, search.weights):
             break
     if search.layout.count <= len(search.weights) / FEW:
-        tried.append(search.learned(_basis(search, best, tried[: len(families)])))
-    base = best
-    for candidate in tried:
-        if candidate.error < best.error and evident(candidate.losses, base.losses, search.weights):
+        more.append(search.learned(_basis(search, single, tried)))
+    known = [candidate for candidate in more if evident(candidate.losses, single.losses, search.weights)]
+    return min([single, *known], key=lambda candidate: candidate.error), tried + more
+
+
+def _favoured(candidates: Sequence[Candidate], weights: Tensor) -> Candidate:
+    """The last candidate that is evidently better than the one favoured before it."""
+    best = candidates[0]
+    for candidate in candidates:
+        if evident(candidate.losses, best.losses, weights):
             best = candidate
-    return best, tried
+    return best
