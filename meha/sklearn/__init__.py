@@ -5,6 +5,7 @@ try:
 except ImportError as error:
     raise ImportError('meha.sklearn needs scikit-learn: pip install "meha[sklearn]".') from error
 
+from meha.sklearn._examples import ExampleReweighter, LabelCleaner
 from meha.sklearn._linear import PenalizedClassifier, PenalizedRegressor
 
-__all__ = ["PenalizedClassifier", "PenalizedRegressor"]
+__all__ = ["ExampleReweighter", "LabelCleaner", "PenalizedClassifier", "PenalizedRegressor"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from meha._checks import check_count
 from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
 from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
+from meha.sklearn._folds import dealt
 from meha.sklearn._plots import plot_course, plot_penalties
 
 __all__ = ["PenalizedClassifier", "PenalizedRegressor"]
@@ -168,15 +169,6 @@ class _Penalized(BaseEstimator):
         return validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
 
 
-def _dealt(strata: Array, count: int, seed: int) -> Array:
-    """Folds of examples in random order, each with its share of every stratum."""
-    order = np.random.default_rng(seed).permutation(len(strata))
-    order = order[np.argsort(strata[order], kind="stable")]
-    folds = np.empty(len(strata), dtype=np.int64)
-    folds[order] = np.arange(len(strata)) % count
-    return folds
-
-
 class PenalizedRegressor(RegressorMixin, _Penalized):
     """Linear regression whose penalties are learned by cross-validation.
 
@@ -248,7 +240,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         centre = float(share @ y) if self.fit_intercept else 0.0
         size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
         b = torch.from_numpy((y - centre) / size)
-        folds = _dealt(np.zeros(len(y)), self._count(len(y)), self.random_state)
+        folds = dealt(np.zeros(len(y)), self._count(len(y)), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
             if not self.epsilon > 0:
@@ -298,7 +290,7 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = _dealt(targets, self._count(len(targets)), self.random_state)
+        folds = dealt(targets, self._count(len(targets)), self.random_state)
         best = self._search(loss, folds, weights, X.shape[1])
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
