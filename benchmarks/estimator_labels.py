@@ -20,7 +20,10 @@ EXAMPLES, TRUSTED = 2000, 200
 SHARES = (0.1, 0.3, 0.5)
 PICTURES = ("digits", "mnist", "fashion-mnist")
 LABELS = {
-    f"{name}, {share:.0%} wrong, {kind}": (name, share, kind) for name in PICTURES for share in SHARES for kind in ("uniform", "by class")
+    f"{name}, {share:.0%} wrong, {kind}": (name, share, kind)
+    for name in PICTURES
+    for share in SHARES
+    for kind in ("uniform", "by class")
 }
 
 
@@ -89,5 +92,7 @@ def judge_labels(task: tuple[str, int, Sequence[str]]) -> list[dict[str, Any]]:
         count = int(wrong.sum())
         worst = np.argsort(quality, kind="stable")[:count]
         auc, precision = roc_auc_score(~wrong[judged], quality), float(wrong[judged][worst].mean())
-        records.append({"set": title, "split": split, "method": method, "auc": float(auc), "precision": precision, "seconds": seconds})
+        records.append(
+            {"set": title, "split": split, "method": method, "auc": float(auc), "precision": precision, "seconds": seconds}
+        )
     return records

@@ -1,10 +1,11 @@
 """The estimators of meha.sklearn beside those of scikit-learn: test errors and times on 12 data sets, and wrong labels.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels] [--splits 5] [--only NAME] [--methods ...] [--jobs 1] [--page]
+    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels] [--splits 5] [--only NAME] [--methods NAME ...]
+        [--jobs 1] [--page]
 
 The errors are mean squares over the variance of the targets, or mean cross entropies, on test data. Times are processor seconds
-of a second fit; those of one split are taken one after another. Records go to benchmarks/results/estimators.json (--page: tables
-without a run), tables to docs/estimators.md and docs/label-noise.md.
+of a second fit; those of one split are taken one after another. Records go to benchmarks/results/estimators.json, tables to
+docs/estimators.md and docs/label-noise.md (--page: without a run). TPE needs optuna, and is left out without it.
 """
 
 from __future__ import annotations
@@ -201,7 +202,17 @@ def summary(records: list[dict[str, Any]]) -> tuple[list[list[str]], dict[str, f
         others = [f"{mean[m]:.3f}" if m in mean else "" for m in ("adaptive lasso", f"TPE, {TRIALS} trials")]
         first = [f"{singles[m]:.3f}" if m in singles else "" for m in SINGLE]
         joined = [first[0] or first[3], first[1] or first[4], first[2]]
-        rows.append([name, *joined, *others, f"**{mean[OURS]:.3f}**", f"{ratio - 1:+.1%}", f"{seconds[OURS]:.2f} s", f"{ratios[-1]:.1f}"])
+        rows.append(
+            [
+                name,
+                *joined,
+                *others,
+                f"**{mean[OURS]:.3f}**",
+                f"{ratio - 1:+.1%}",
+                f"{seconds[OURS]:.2f} s",
+                f"{ratios[-1]:.1f}",
+            ]
+        )
     figures = {
         "worst": worst,
         "better by 5 %": sum(ratio <= 0.95 for ratio in gains),
@@ -223,11 +234,26 @@ def pages() -> None:
     stored = json.loads(RESULTS.read_text())
     if "errors" in stored:
         rows, figures = summary(stored["errors"])
-        head = ["data", "ridge", "lasso", "elastic net", "adaptive (group) lasso", "TPE", "`meha.sklearn`", "against the best single weight", "time", "in `LassoCV`s"]
+        head = [
+            "data",
+            "ridge",
+            "lasso",
+            "elastic net",
+            "adaptive (group) lasso",
+            "TPE",
+            "`meha.sklearn`",
+            "against the best single weight",
+            "time",
+            "in `LassoCV`s",
+        ]
         lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
-        lines += ["", f"Worst case {figures['worst'] - 1:+.1%}; better by 5 % or more on {figures['better by 5 %']} of {len(rows)};"
-                  f" median time {figures['median time']:.1f} times `LassoCV`'s ({figures['median time, own kind']:.1f} times that of the method"
-                  " for the same kind of target)."]
+        lines += [
+            "",
+            f"Worst case {figures['worst'] - 1:+.1%}; better by 5 % or more on {figures['better by 5 %']} of {len(rows)};"
+            f" median time {figures['median time']:.1f} times `LassoCV`'s ({figures['median time, own kind']:.1f} times that of"
+            " the method"
+            " for the same kind of target).",
+        ]
         write(DOCS / "estimators.md", "errors", lines)
         print("\n".join(lines))
     if "labels" in stored:
@@ -243,7 +269,9 @@ def label_table(records: list[dict[str, Any]]) -> list[str]:
         cells = []
         for method in names:
             mine = [r for r in records if r["set"] == name and r["method"] == method]
-            cells.append(f"{np.mean([r['auc'] for r in mine]):.3f}, {np.mean([r['precision'] for r in mine]):.3f}" if mine else "")
+            cells.append(
+                f"{np.mean([r['auc'] for r in mine]):.3f}, {np.mean([r['precision'] for r in mine]):.3f}" if mine else ""
+            )
         lines.append("| " + " | ".join([name, *cells]) + " |")
     both = [[np.mean([r[key] for r in records if r["method"] == m]) for key in ("auc", "precision")] for m in names]
     return [*lines, "| mean | " + " | ".join(f"{a:.3f}, {p:.3f}" for a, p in both) + " |"]
@@ -265,7 +293,12 @@ def main() -> None:
             run("errors", tasks, measure, arguments.jobs)
         if "labels" in arguments.part:
             names = [name for name in LABELS if arguments.only in name]
-            run("labels", [(name, split, arguments.methods) for name in names for split in range(min(arguments.splits, 3))], judge_labels, arguments.jobs)
+            run(
+                "labels",
+                [(name, split, arguments.methods) for name in names for split in range(min(arguments.splits, 3))],
+                judge_labels,
+                arguments.jobs,
+            )
     pages()
 
 

@@ -118,7 +118,9 @@ def test_a_weight_of_the_variation_is_learned():
     problem = meha.Problem(
         upper=lambda x, y: (y - b).square().mean(), lower=lambda x, y: 0.5 * (y - a).square().sum(), nonsmooth=term
     )
-    grid = [float((term.prox(torch.tensor(t, dtype=torch.float64), a, 1.0) - b).square().mean()) for t in np.linspace(-4, 3, 141)]
+    grid = [
+        float((term.prox(torch.tensor(t, dtype=torch.float64), a, 1.0) - b).square().mean()) for t in np.linspace(-4, 3, 141)
+    ]
     solution = meha.solve(problem, torch.zeros((), dtype=torch.float64), a, max_steps=300)
     y = term.prox(solution.x, a, 1.0)
     assert float((y - b).square().mean()) < min(grid) * 1.02

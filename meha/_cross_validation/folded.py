@@ -119,7 +119,9 @@ class CrossValidation:
         """The model with hyper-parameters x, fitted on all examples, or on those of all folds but one."""
         rows = (self.folds != (-1 if without is None else without)).nonzero()[:, 0]
         point, model = Variable(x, "x"), Variable(y0, "y")
-        problem = Problem(upper=partial(_zero, self.upper, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth)
+        problem = Problem(
+            upper=partial(_zero, self.upper, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth
+        )
         return solve_lower(Oracle(problem, point, model), point, model, tol=ACCURACY, max_steps=PATIENCE).theta.detached()
 
     def error(self, x: Any, y0: Any) -> float:
@@ -139,7 +141,9 @@ class CrossValidation:
             error = self.error(solution.x, y0)
             return self._result(solution, y0, error, self.prior, {self.prior: error})
         if not isinstance(x0, Tensor) or x0.ndim != 1:
-            raise TypeError("x0: a prior chosen by the folds needs a vector of hyper-parameters; pass one, or a number as prior.")
+            raise TypeError(
+                "x0: a prior chosen by the folds needs a vector of hyper-parameters; pass one, or a number as prior."
+            )
         single = torch.inf
         judged = {s: self._nested(x0, y0, s, options) for s in (single, *STRENGTHS)}
         best = single

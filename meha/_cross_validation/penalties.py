@@ -1,4 +1,4 @@
-"""Penalties of many linear models at once: one of meha.nonsmooth's terms, or a ridge, with a weight for each class of coefficients."""
+"""Penalties of many linear models at once, with weights that coefficients may share."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Penalty:
         return result + self._spread(self._inverse_norms(b) * self.group, 0.0) * b if self.grouped else result
 
     def curvature(self, b: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Second derivatives along the coefficients ``index`` (B, m): a diagonal (B, m), and a matrix (B, m, m) of group norms."""
+        """Second derivatives along the coefficients ``index`` (B, m): a diagonal, and a matrix (B, m, m) for group norms."""
         diagonal = self.l2.gather(1, index)
         if not self.grouped:
             return diagonal, None

@@ -101,10 +101,8 @@ class Point:
     def replaced(self, other: Point, good: Tensor, owner: Tensor) -> Point:
         """This point, with another one for the learners that are ``good``."""
         rows = good[owner][:, None]
-        fits = Fits(
-            *(torch.where(rows, new, old) for new, old in zip(other.fits.variables, self.fits.variables, strict=True)),
-            torch.where(rows[:, 0], other.fits.converged, self.fits.converged),
-        )
+        b, free, signs = (torch.where(rows, a, b) for a, b in zip(other.fits.variables, self.fits.variables, strict=True))
+        fits = Fits(b, free, signs, torch.where(rows[:, 0], other.fits.converged, self.fits.converged))
         scores = torch.where(rows if self.scores.ndim == 2 else rows[:, :, None], other.scores, self.scores)
         return Point(torch.where(rows, other.x, self.x), fits, scores, torch.where(good, other.values, self.values))
 

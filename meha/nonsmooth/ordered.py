@@ -109,8 +109,8 @@ class OrderedL1(NonSmooth):
         for w, _ in pairs:
             if w.ndim and bool((w.detach().diff() > 0).any()):
                 raise ValueError(
-                    "OrderedL1: weights must not increase, from that of the largest coordinate to that of the smallest; sort them"
-                    " (weight=lambda x: x.exp().sort(descending=True).values)."
+                    "OrderedL1: weights must not increase, from that of the largest coordinate to that of the smallest;"
+                    " sort them (weight=lambda x: x.exp().sort(descending=True).values)."
                 )
         return pairs
 

@@ -29,7 +29,13 @@ def plot_course(paths: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray
     ax = _axes(ax)
     for (name, path), chosen in zip(paths.items(), results["chosen"], strict=True):
         steps = np.arange(len(path))
-        ax.plot(steps, path[:, 1], "-o" if chosen else "-", label=name + (" (chosen)" if chosen else ""), alpha=0.9 if chosen else 0.5)
+        ax.plot(
+            steps,
+            path[:, 1],
+            "-o" if chosen else "-",
+            label=name + (" (chosen)" if chosen else ""),
+            alpha=0.9 if chosen else 0.5,
+        )
     ax.set(xlabel="point on the path, from large weights or strengths to small ones", ylabel="mean loss of examples left out")
     ax.legend()
     return ax
