@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -120,7 +120,7 @@ class CrossValidation:
         rows = (self.folds != (-1 if without is None else without)).nonzero()[:, 0]
         point, model = Variable(x, "x"), Variable(y0, "y")
         problem = Problem(
-            upper=partial(_zero, self.upper, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth
+            upper=lambda x, y: self.upper(x, y, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth
         )
         return solve_lower(Oracle(problem, point, model), point, model, tol=ACCURACY, max_steps=PATIENCE).theta.detached()
 
@@ -160,7 +160,7 @@ class CrossValidation:
         return torch.tensor(losses, dtype=torch.float64)
 
     def _solved(self, x0: Any, y0: Any, strength: float, without: int | None, options: dict[str, Any]) -> Solution:
-        models = [y0] * (self.count - (without is not None))
+        models = [copy.deepcopy(y0) for _ in range(self.count - (without is not None))]
         problem = self.problem(0.0 if strength == torch.inf else strength, without)
         if strength != torch.inf:
             return solve(problem, x0, models, **options)
@@ -169,6 +169,7 @@ class CrossValidation:
             upper=lambda m, y: whole.upper(m.expand_as(x0), y),
             lower=lambda m, y: whole.lower(m.expand_as(x0), y),
             nonsmooth=None if term is None else _Shared(term, x0),
+            x_set=self.x_set,
         )
         solution = solve(shared, x0.mean(), models, **options)
         solution.x = solution.x.expand_as(x0).clone()
@@ -223,10 +224,6 @@ class _Expanded(NonSmooth):
         return self.term.cut(leaves, start)
 
 
-def _zero(upper: Loss, rows: Tensor, x: Any, y: Any) -> Tensor:
-    return upper(x, y, rows)
-
-
 def _evident(losses: Tensor, before: Tensor) -> bool:
     """Whether the mean over folds fell by more than its standard error."""
     gain = before - losses
@@ -257,7 +254,7 @@ def cross_validation(
         examples: the number of examples.
         folds: the number of folds, or the fold of each example, from 0.
         nonsmooth: g, for one model.
-        x_set: X.
+        x_set: X; with prior="folds" one that also takes a single number, such as a box with numbers as bounds.
         prior: pulls the entries of a vector x, such as log-weights, to their mean: F grows by prior / 2 sum (x_i - mean)^2.
             "folds" lets the folds choose its strength, each from hyper-parameters that have not seen it; where no strength is
             better than a single value of all x_i by more than its standard error, the answer is that value.
