@@ -195,7 +195,7 @@ def summary(records: list[dict[str, Any]]) -> tuple[list[list[str]], dict[str, f
         if not mine:
             continue
         mean = {m: np.mean([r["error"] for r in mine if r["method"] == m]) for m in {r["method"] for r in mine}}
-        seconds = {m: np.median([r["seconds"] for r in mine if r["method"] == m]) for m in mean}
+        seconds = {m: np.median([r["seconds"] or np.nan for r in mine if r["method"] == m]) for m in mean}
         singles = {m: mean[m] for m in SINGLE if m in mean and np.isfinite(mean[m])}
         best = min(singles, key=lambda m: singles[m])
         ratio = mean[OURS] / singles[best]
@@ -272,7 +272,7 @@ def pages() -> None:
 
 
 def label_table(records: list[dict[str, Any]]) -> list[str]:
-    names = sorted({r["method"] for r in records}, key=lambda m: m != "LabelCleaner")
+    names = sorted({r["method"] for r in records}, key=lambda m: (not m.startswith("LabelCleaner"), m))
     lines = ["| data | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for name in dict.fromkeys(r["set"] for r in records):
         cells = []
