@@ -30,6 +30,7 @@ from meha import (
     theory,
 )
 from meha._checkpoints import Checkpoint
+from meha._cross_validation import cross_validation
 from meha._inspection import check
 from meha._solving import solve
 from meha._verdicts import Status, TrainingWarning, Verdict
@@ -113,6 +114,7 @@ __all__ = [
     "Verdict",
     "check",
     "constraints",
+    "cross_validation",
     "datasets",
     "diagnostics",
     "loaders",

@@ -1,4 +1,4 @@
-"""Losses of linear models on data, as functions of their coefficients: least squares, logistic and softmax.
+"""Losses of linear models on data, as functions of their coefficients: least squares, Huber, logistic and softmax.
 
 Use them in objectives: ``Problem(upper=lambda x, y: validation(y), lower=lambda x, y: training(y) + ...)``. With l_i the
 loss of example i and a_i its row of A, a loss is the mean (or the sum) of l_i(<a_i, y>), or with ``weights``, which may depend
@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import cross_entropy, huber_loss, logsigmoid, one_hot
 
 from meha._checks import check_count
 
-__all__ = ["LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
+__all__ = ["Huber", "LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
 
 Reduction = Literal["mean", "sum"]
 
@@ -67,9 +67,21 @@ class LinearModelLoss(ABC):
     def _total(self, y: Tensor) -> Tensor:
         """The loss without weights."""
 
-    @abstractmethod
     def _each(self, y: Tensor) -> Tensor:
         """Losses l_i of all examples."""
+        return self.losses(self.A @ y)
+
+    @abstractmethod
+    def losses(self, scores: Tensor) -> Tensor:
+        """l_i at the scores A y of many models: (..., n) from (..., n), or from (..., n, outputs) for several outputs."""
+
+    @abstractmethod
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives of :meth:`losses` by the scores, in their shape."""
+
+    @abstractmethod
+    def curvatures(self, scores: Tensor) -> Tensor:
+        """Second derivatives of :meth:`losses` by the scores; for :class:`Softmax` the probabilities q, with diag(q) - q q'."""
 
     @cached_property
     def lipschitz(self) -> float:
@@ -136,6 +148,16 @@ class LeastSquares(LinearModelLoss):
         squares = _affine(self._minus_b, self.A, y).square()
         return 0.5 * (squares if squares.ndim == 1 else squares.sum(dim=1))
 
+    def losses(self, scores: Tensor) -> Tensor:
+        squares = 0.5 * (scores - self.b).square()
+        return squares if self.b.ndim == 1 else squares.sum(dim=-1)
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        return scores - self.b
+
+    def curvatures(self, scores: Tensor) -> Tensor:
+        return torch.ones_like(scores)
+
     def _about_minimiser(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute G, y*, and the gradient and value at y*, in double precision until the last conversion.
 
@@ -153,6 +175,47 @@ class LeastSquares(LinearModelLoss):
         parts = G, A.t() @ residual, 0.5 * residual.square().sum()
         G, gradient, value = ((self._scale * part).to(self.A.dtype) for part in parts)
         return G, y, gradient, value
+
+
+class Huber(LinearModelLoss):
+    """Huber's loss: l_i(z) = r^2 / 2 for r = |z - b_i| <= delta, and delta (r - delta / 2) beyond.
+
+    Args:
+        A: the data, (n, p).
+        b: the targets, (n,).
+        delta: from which residual on the loss is linear; positive.
+        reduction: "mean" or "sum".
+
+    >>> loss = Huber(torch.tensor([[1.0], [1.0]]), torch.tensor([0.0, 10.0]), delta=2.0)
+    >>> loss(torch.tensor([1.0]))  # (1 / 2 + 2 * (9 - 1)) / 2
+    tensor(8.2500)
+    """
+
+    _curvature = 1.0
+
+    def __init__(self, A: Tensor, b: Tensor, delta: float = 1.0, reduction: Reduction = "mean") -> None:
+        _check_data(A)
+        _check_targets("b", b, A, (1,))
+        if b.dtype != A.dtype:
+            raise ValueError(f"b: is {b.dtype}, but A is {A.dtype}; convert one of them.")
+        if not bool(b.isfinite().all()):
+            raise ValueError("b: contains NaN or infinite numbers; remove these examples.")
+        if not delta > 0:
+            raise ValueError(f"delta: must be positive, got {delta!r}.")
+        super().__init__(_by_columns(A), (), reduction)
+        self.b, self.delta = b, float(delta)
+
+    def _total(self, y: Tensor) -> Tensor:
+        return self._each(y).sum() * self._scale
+
+    def losses(self, scores: Tensor) -> Tensor:
+        return huber_loss(scores, self.b.expand(scores.shape), reduction="none", delta=self.delta)
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        return (scores - self.b).clamp(-self.delta, self.delta)
+
+    def curvatures(self, scores: Tensor) -> Tensor:
+        return ((scores - self.b).abs() <= self.delta).to(scores)
 
 
 class Logistic(LinearModelLoss):
@@ -182,8 +245,14 @@ class Logistic(LinearModelLoss):
     def _total(self, y: Tensor) -> Tensor:
         return logsigmoid(self.signs * (self.A @ y)).sum() * -self._scale
 
-    def _each(self, y: Tensor) -> Tensor:
-        return -logsigmoid(self.signs * (self.A @ y))
+    def losses(self, scores: Tensor) -> Tensor:
+        return -logsigmoid(self.signs * scores)
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        return -self.signs * torch.sigmoid(-self.signs * scores)
+
+    def curvatures(self, scores: Tensor) -> Tensor:
+        return torch.sigmoid(scores) * torch.sigmoid(-scores)
 
 
 class Softmax(LinearModelLoss):
@@ -223,6 +292,16 @@ class Softmax(LinearModelLoss):
 
     def _each(self, y: Tensor) -> Tensor:
         return self._cross_entropy(y, "none").reshape(-1)
+
+    def losses(self, scores: Tensor) -> Tensor:
+        labels = self.labels.expand(scores.shape[:-1])[..., None]
+        return scores.logsumexp(dim=-1) - scores.gather(-1, labels)[..., 0]
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        return scores.softmax(dim=-1) - one_hot(self.labels, scores.shape[-1])
+
+    def curvatures(self, scores: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
 
     def _cross_entropy(self, y: Tensor, reduction: str) -> Tensor:
         if (

@@ -97,7 +97,7 @@ def digits() -> Images:
     tensor([  0,   0,  80, 207, 143,  16,   0,   0], dtype=torch.uint8)
     """
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError('digits() needs scikit-learn; install it with: pip install "meha[data]"') from error
     data = load_digits()

@@ -13,6 +13,7 @@ different parts are added with ``+``.
 
 from meha.nonsmooth._base import NonSmooth, Sum, Zero
 from meha.nonsmooth.coupled import GroupL2, Nuclear, SparseGroup
+from meha.nonsmooth.ordered import FusedLasso, OrderedL1, TotalVariation
 from meha.nonsmooth.separable import L1, MCP, SCAD, ElasticNet, NonNegativeL1
 
 __all__ = [
@@ -20,11 +21,14 @@ __all__ = [
     "MCP",
     "SCAD",
     "ElasticNet",
+    "FusedLasso",
     "GroupL2",
     "NonNegativeL1",
     "NonSmooth",
     "Nuclear",
+    "OrderedL1",
     "SparseGroup",
     "Sum",
+    "TotalVariation",
     "Zero",
 ]

@@ -1,0 +1,327 @@
+"""Penalties chosen by folds: one weight, weights that follow a first fit, and weights learned under a prior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log
+
+import torch
+from torch import Tensor
+
+from meha._cross_validation.models import Models
+from meha._cross_validation.penalties import Family
+from meha._cross_validation.upper import ROUGH, Layout, Level, Point
+from meha.losses import LinearModelLoss
+
+__all__ = ["Candidate", "Search", "evident"]
+
+POINTS = 20
+"""Weights on the path of a family with one weight."""
+DEPTH = log(1e-3)
+"""Logarithm of the smallest weight on the path of a sparse family, relative to the largest."""
+RIDGE = 10.0, 0.1
+"""Largest weight of a ridge on standardised features, and its smallest weight times the number of examples."""
+HUGE = log(1e12)
+"""Log-weight that keeps all coefficients at zero."""
+RISES = 2
+"""Points in a row without a better error that end a path."""
+REFINEMENTS = 2
+"""Points that are added around the best one."""
+EXPONENTS = (1.0, 2.0)
+"""How fast a weight falls with the size of its coefficients in a first fit."""
+SMALL = 0.1
+"""Size of a coefficient, relative to the largest of its model, from which its weight falls."""
+LEVELS = 9
+"""Weights on the path of a family whose weights follow a first fit."""
+STRENGTHS = 4
+"""Strengths of the prior that are tried."""
+RATIO = 8.0
+"""Ratio of one strength to the next."""
+STEPS = 3
+"""Gauss-Newton steps for each strength."""
+LONGEST = 1.0
+"""Longest move of a log-weight in one step."""
+EVIDENCE = 1.0
+"""Standard errors by which many weights must be better than one."""
+FEW = 2
+"""Examples for each weight, from which weights are learned one by one."""
+CLOSE = 1e-3
+"""Change of the upper level, relative to its value, below which steps end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One way to penalise, with the fits of all folds and of all data.
+
+    Attributes:
+        name: in words.
+        family: the penalty.
+        x: log-weights, (K + 1, C): of the model without each fold, and of the model on all data.
+        fits: coefficients of these models, (K + 1, P).
+        losses: the loss of each example in the model without its fold, (n,).
+        error: their mean.
+        level: the common part of the log-weights.
+        first: the log-weight of the first fit, with a single weight.
+        exponent: how fast weights fall with the size of the first fit; 0 if they do not.
+        strength: of the prior; infinity if no weights were learned.
+        path: what was tried (log-weights, or strengths), and the errors.
+    """
+
+    name: str
+    family: Family
+    x: Tensor
+    fits: Tensor
+    losses: Tensor
+    error: float
+    level: float
+    first: float
+    exponent: float = 0.0
+    strength: float = float("inf")
+    path: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """A name that no other candidate of the same search has."""
+        return f"{self.name} ({self.exponent:g})" if self.exponent else self.name
+
+
+def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
+    """Whether losses of examples are lower than others, by more than the noise of their differences.
+
+    >>> quiet, noisy = torch.tensor([1.0, 2.0, 1.5, 1.8]), torch.tensor([3.0, 0.1, 0.2, 2.9])
+    >>> evident(quiet - 0.1, quiet, torch.ones(4)), evident(noisy, quiet, torch.ones(4))
+    (True, False)
+    """
+    weights = weights / weights.sum()
+    gain = before - losses
+    mean = (weights * gain).sum()
+    error = (weights.square() * (gain - mean).square()).sum().sqrt()
+    return bool(mean > EVIDENCE * error) and bool(mean > 0)
+
+
+class Search:
+    """Candidates for the penalty of a linear model on data, judged by folds.
+
+    Args:
+        loss: the loss of the model on all data.
+        layout: which weight and group each coefficient has.
+        folds: the fold of each example, (n,), from 0.
+        weights: of the examples, (n,).
+    """
+
+    def __init__(self, loss: LinearModelLoss, layout: Layout, folds: Tensor, weights: Tensor) -> None:
+        self.loss, self.layout, self.weights = loss, layout, weights
+        self.count = int(folds.max()) + 1
+        self.members = torch.stack([(folds == k).to(weights) for k in range(self.count)])
+        self.models = Models(loss, torch.cat([1 - self.members, torch.ones_like(weights)[None]]) * weights)
+        self.valid = self.members * weights
+
+    def single(self, family: Family) -> Candidate:
+        """The best single weight, from a path from the largest sensible weight down."""
+        top, bottom = self._range(family)
+        grid = torch.linspace(top, bottom, POINTS).tolist()
+        best = self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
+        return replace(best, first=best.level)
+
+    def adaptive(self, start: Candidate, exponent: float) -> Candidate:
+        """Weights that fall with the size of the coefficients in a first fit, made without the examples that judge."""
+        reach = exponent * log(1 + 1 / SMALL)
+        grid = torch.linspace(start.level + reach, start.level - 1, LEVELS).tolist()
+        best = self._along(start.family, self._following(start.fits, exponent), grid)
+        return replace(best, name=f"{start.name}, weights from a first fit", first=start.level, exponent=exponent)
+
+    def learned(self, start: Candidate) -> Candidate:
+        """Weights learned by Gauss-Newton steps under a prior; its strength is chosen by folds that no step has seen.
+
+        For each fold, a learner chooses weights by cross-validation on the other folds, and is judged on this one; one more
+        learner uses all folds. All of them take the same steps.
+        """
+        models, valid, owner = self._nested
+        level = Level(models, self.layout, start.family, valid, owner)
+        centre, fits = self._centre(start, models)
+        u = centre.new_zeros(level.learners, self.layout.count)
+        point = level.at(centre, fits)
+        scale = point.values
+        best, path, fitted, strength, worse = start, [(float("inf"), start.error)], start.fits, 0.0, 0
+        for attempt in range(STRENGTHS):
+            if attempt == 0:
+                strength = float((level.derivatives(point)[0] / scale[:, None]).abs().max())
+            if strength == 0:
+                break
+            u, point = self._steps(level, centre, u, point, scale, strength)
+            fitted = self.models.fit(self.layout.penalty(start.x + u, start.family), fitted, ROUGH).b
+            losses = self._left_out(self.models.scores(fitted))
+            path.append((strength, self._mean(losses)))
+            if path[-1][1] < best.error:
+                best = replace(start, x=start.x + u, fits=fitted, losses=losses, error=path[-1][1], strength=strength)
+                worse = 0
+            else:
+                worse += 1
+            if worse > 1 or not evident(best.losses, start.losses, self.weights):
+                break
+            strength = strength / RATIO
+        return replace(best, name=f"{start.name}, learned weights", path=path)
+
+    def polished(self, candidate: Candidate) -> Candidate:
+        """The candidate with accurate fits."""
+        fits = self.models.fit(self.layout.penalty(candidate.x, candidate.family), candidate.fits)
+        return replace(candidate, fits=fits.b)
+
+    def _steps(
+        self, level: Level, centre: Tensor, u: Tensor, point: Point, scale: Tensor, strength: float
+    ) -> tuple[Tensor, Point]:
+        """Gauss-Newton steps of all learners for one strength; a step that fails is damped."""
+        prior, owner = strength * self.layout.prior, level.owner
+        damping = torch.zeros_like(scale)
+        value = point.values / scale + 0.5 * ((u @ prior) * u).sum(1)
+        for _ in range(STEPS):
+            gradient, matrix = level.derivatives(point)
+            slope = gradient / scale[:, None] + u @ prior
+            curvature = matrix / scale[:, None, None] + prior + torch.diag_embed(damping[:, None].expand_as(u))
+            move = -torch.linalg.solve(curvature, slope[:, :, None])[:, :, 0]
+            trial = u + move.clamp(-LONGEST, LONGEST)
+            there = level.at(centre + trial[owner], point.fits.b)
+            new = there.values / scale + 0.5 * ((trial @ prior) * trial).sum(1)
+            good = new <= value
+            damping = torch.where(good, damping / RATIO, (RATIO * damping).clamp(min=strength))
+            change = torch.where(good, value - new, 0.0).max()
+            u, value = torch.where(good[:, None], trial, u), torch.where(good, new, value)
+            point = there if bool(good.all()) else point.replaced(there, good, owner)
+            if change < CLOSE:
+                break
+        return u, point
+
+    def _centre(self, start: Candidate, models: Models) -> tuple[Tensor, Tensor]:
+        """Log-weights of the nested models before learning, and fits near them."""
+        near = start.fits[torch.tensor([j for _, j in self._pairs])]
+        x = self.weights.new_full((len(near), self.layout.count), start.first)
+        if not start.exponent:
+            return x, near
+        fits = models.fit(self.layout.penalty(x, start.family), near, ROUGH).b
+        return start.level + self._following(fits, start.exponent), near
+
+    @cached_property
+    def _nested(self) -> tuple[Models, Tensor, Tensor]:
+        """The models of all learners: what they learn from, what judges them, and the number of their learner."""
+        members = self.members
+        train = torch.stack([1 - members[j] - (members[k] if k < self.count else 0) for k, j in self._pairs])
+        valid = torch.stack([self.valid[j] for _, j in self._pairs])
+        return Models(self.loss, train * self.weights), valid, torch.tensor([k for k, _ in self._pairs])
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Learner and fold left out of each nested model; the last learner has all folds."""
+        return [(k, j) for k in range(self.count + 1) for j in range(self.count) if j != k]
+
+    @cached_property
+    def _without_features(self) -> Tensor:
+        """Gradients of the losses by the penalised coefficients, where these are zero and the others fitted; others zero."""
+        models, x = self.models, self.weights.new_full((self.count + 1, self.layout.count), HUGE)
+        fits = models.fit(self.layout.penalty(x, Family("lasso", l1=1.0)), self.weights.new_zeros(len(x), models.size))
+        return models.pull(models.slopes(models.scores(fits.b), models.train)) * (self.layout.classes >= 0)
+
+    def _range(self, family: Family) -> tuple[float, float]:
+        """Log-weights of a path: where all coefficients are (nearly) zero, and where the penalty hardly matters."""
+        if not family.sparse:
+            return log(RIDGE[0]), log(RIDGE[1] / len(self.weights))
+        slope = self._without_features
+        if family.l1:
+            largest = slope.abs().max() / family.l1
+        else:
+            penalty = self.layout.penalty(slope.new_zeros(len(slope), self.layout.count), family)
+            largest = (penalty.norms(slope) / penalty.group).max()
+        top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))
+        return top, top + DEPTH
+
+    def _following(self, fits: Tensor, exponent: float) -> Tensor:
+        """Deviations of log-weights that follow the size of fits, (B, C)."""
+        sizes = self.layout.sizes_of(fits)
+        largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
+        return -exponent * (1 + sizes / (SMALL * largest)).log()
+
+    def _along(self, family: Family, x: Tensor, grid: Sequence[float]) -> Candidate:
+        """The best of the log-weights x + t for t on a grid, from large to small, and between its points."""
+        zero = torch.zeros(len(x), self.models.size, dtype=x.dtype)
+        tried: dict[float, tuple[float, Tensor, Tensor]] = {}
+
+        def visit(t: float, start: Tensor) -> Tensor:
+            fits = self.models.fit(self.layout.penalty(x + t, family), start, ROUGH).b
+            losses = self._left_out(self.models.scores(fits))
+            tried[t] = self._mean(losses), fits, losses
+            return fits
+
+        rises, fits = 0, zero
+        for t in grid:
+            lowest = min((error for error, _, _ in tried.values()), default=float("inf"))
+            fits = visit(t, fits)
+            rises = 0 if tried[t][0] < lowest else rises + 1
+            if rises >= RISES and lowest < max(error for error, _, _ in tried.values()):
+                break
+        for _ in range(REFINEMENTS):
+            between = _between({t: error for t, (error, _, _) in tried.items()})
+            if between is None:
+                break
+            visit(between, tried[min(tried, key=lambda t: abs(t - between))][1])
+        t = min(tried, key=lambda t: tried[t][0])
+        error, fits, losses = tried[t]
+        path = sorted(((t, entry[0]) for t, entry in tried.items()), reverse=True)
+        return Candidate(family.name, family, x + t, fits, losses, error, t, t, path=path)
+
+    def _left_out(self, scores: Tensor) -> Tensor:
+        """The loss of each example in the model without its fold."""
+        return (self.members * self.loss.losses(scores[: self.count])).sum(0)
+
+    def _mean(self, losses: Tensor) -> float:
+        return float((self.weights * losses).sum() / self.weights.sum())
+
+
+def _between(errors: dict[float, float]) -> float | None:
+    """Where the parabola through the best point and its two neighbours is lowest; None if the best point has only one."""
+    order = sorted(errors)
+    i = order.index(min(order, key=lambda t: errors[t]))
+    if i in (0, len(order) - 1):
+        return None
+    a, b, c = order[i - 1 : i + 2]
+    left, right = (errors[a] - errors[b]) * (c - b), (errors[c] - errors[b]) * (b - a)
+    if left + right <= 0:
+        return None
+    return b + 0.5 * (left * (c - b) - right * (b - a)) / (left + right)
+
+
+def _basis(search: Search, best: Candidate, singles: list[Candidate]) -> Candidate:
+    """The single weight from which weights are learned: a ridge where coefficients share weights, otherwise the best one."""
+    smooth = [single for single in singles if not single.family.sparse]
+    shared = search.layout.count < (search.layout.classes >= 0).sum()
+    return smooth[0] if smooth and shared else best
+
+
+def choose(search: Search, families: Sequence[Family], many: bool) -> tuple[Candidate, list[Candidate]]:
+    """The candidate that the folds favour, and all that were tried.
+
+    Families with a single weight come first, in the given order, then many weights. A later candidate replaces an earlier one
+    only where the examples left out give evidence for it.
+    """
+    tried = [search.single(family) for family in families]
+    single = _favoured(tried, search.weights)
+    if not many or search.layout.count == 1:
+        return single, tried
+    more = []
+    for exponent in EXPONENTS:
+        more.append(search.adaptive(single, exponent))
+        if not evident(more[-1].losses, single.losses, search.weights):
+            break
+    if search.layout.count <= len(search.weights) / FEW:
+        more.append(search.learned(_basis(search, single, tried)))
+    known = [candidate for candidate in more if evident(candidate.losses, single.losses, search.weights)]
+    return min([single, *known], key=lambda candidate: candidate.error), tried + more
+
+
+def _favoured(candidates: Sequence[Candidate], weights: Tensor) -> Candidate:
+    """The last candidate that is evidently better than the one favoured before it."""
+    best = candidates[0]
+    for candidate in candidates:
+        if evident(candidate.losses, best.losses, weights):
+            best = candidate
+    return best

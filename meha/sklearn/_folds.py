@@ -1,0 +1,29 @@
+"""Folds that do not depend on the order of examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import issparse
+
+__all__ = ["dealt", "together"]
+
+Array = NDArray[Any]
+
+
+def dealt(strata: Array, count: int, seed: int) -> Array:
+    """Folds of examples in random order, each with its share of every stratum."""
+    order = np.random.default_rng(seed).permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    folds = np.empty(len(strata), dtype=np.int64)
+    folds[order] = np.arange(len(strata)) % count
+    return folds
+
+
+def together(X: Any, y: Array, strata: Array, count: int, seed: int) -> Array:
+    """Folds in which equal examples stay together, whatever their order."""
+    dense = X.toarray() if issparse(X) else X
+    _, first, inverse = np.unique(np.column_stack([dense, y]), axis=0, return_index=True, return_inverse=True)
+    return dealt(strata[first], min(count, len(first)), seed)[inverse.reshape(-1)]

@@ -1,0 +1,316 @@
+"""Linear models whose penalties are learned by cross-validation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from meha._checks import check_count
+from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
+from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
+from meha.sklearn._folds import dealt
+from meha.sklearn._plots import plot_course, plot_penalties
+
+__all__ = ["PenalizedClassifier", "PenalizedRegressor"]
+
+Array = NDArray[Any]
+Weights = Literal["auto", "one", "group", "feature"]
+
+AUTOMATIC = ("ridge", "elastic-net", "lasso")
+"""Penalties among which the folds choose without groups."""
+GROUPED = ("group", "sparse-group")
+"""Penalties that need groups."""
+MAD = 1.4826
+"""Standard deviation of normal numbers over their median absolute deviation."""
+
+
+class _Penalized(BaseEstimator):
+    """What the two estimators share: preparation of data, the search, and its results."""
+
+    def __init__(
+        self,
+        penalty: str = "auto",
+        weights: Weights = "auto",
+        groups: ArrayLike | None = None,
+        l1_ratio: float = 0.5,
+        folds: int = 5,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        random_state: int = 0,
+    ) -> None:
+        self.penalty = penalty
+        self.weights = weights
+        self.groups = groups
+        self.l1_ratio = l1_ratio
+        self.folds = folds
+        self.fit_intercept = fit_intercept
+        self.standardize = standardize
+        self.random_state = random_state
+
+    def plot_weights(self, ax: Any = None) -> Any:
+        """Draw the learned weights of all features; needs matplotlib. Returns the axes."""
+        check_is_fitted(self)
+        return plot_penalties(self.penalties_, getattr(self, "feature_names_in_", None), ax)
+
+    def plot_course(self, ax: Any = None) -> Any:
+        """Draw the error of all candidates along their paths; needs matplotlib. Returns the axes."""
+        check_is_fitted(self)
+        return plot_course(self.path_, self.cv_results_, ax)
+
+    def _groups(self, features: int) -> Array | None:
+        if self.groups is None:
+            if self.penalty in GROUPED or self.weights == "group":
+                what = f"penalty={self.penalty!r}" if self.penalty in GROUPED else "weights='group'"
+                raise ValueError(f"groups: {what} needs a group for each feature; pass groups=[...] with {features} labels.")
+            return None
+        labels = np.asarray(self.groups)
+        if labels.shape != (features,):
+            raise ValueError(f"groups: must have a label for each of {features} features, got shape {labels.shape}.")
+        return np.unique(labels, return_inverse=True)[1]
+
+    def _families(self, grouped: bool) -> list[Family]:
+        if self.penalty == "auto":
+            return [self._family(name) for name in AUTOMATIC + (("group",) if grouped else ())]
+        if self.penalty not in FAMILIES:
+            raise ValueError(f"penalty: must be 'auto', {', '.join(map(repr, FAMILIES))}, got {self.penalty!r}.")
+        if self.penalty in GROUPED and self.weights == "feature":
+            raise ValueError(
+                f"weights: {self.penalty!r} has a weight for each group, not for each feature; pass weights='group' or 'one'."
+            )
+        return [self._family(self.penalty)]
+
+    def _family(self, name: str) -> Family:
+        if not 0 < self.l1_ratio <= 1:
+            raise ValueError(f"l1_ratio: must be in (0, 1], got {self.l1_ratio!r}; use penalty='ridge' for 0.")
+        return FAMILIES[name](self.l1_ratio)
+
+    def _kind(self, grouped: bool) -> Literal["one", "group", "feature"]:
+        if self.weights not in ("auto", "one", "group", "feature"):
+            raise ValueError(f"weights: must be 'auto', 'one', 'group' or 'feature', got {self.weights!r}.")
+        if self.weights == "auto":
+            return "group" if grouped else "feature"
+        return self.weights
+
+    def _prepared(self, X: Any, y: Array, sample_weight: ArrayLike | None) -> tuple[Array, Array, Array]:
+        """Distinct examples in a fixed order, and their weights: equal examples stay together, also in folds."""
+        if issparse(X):
+            X = X.toarray()
+        weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+        rows, inverse = np.unique(np.column_stack([X, y])[weights > 0], axis=0, return_inverse=True)
+        if len(rows) < 2:
+            raise ValueError(f"X: has {len(rows)} sample(s) of positive weight; cross-validation needs two or more.")
+        return rows[:, :-1], rows[:, -1], np.bincount(inverse.reshape(-1), weights[weights > 0])
+
+    def _scaled(self, X: Array, weights: Array) -> Array:
+        """Features with mean 0 and deviation 1, and a column of ones for the intercept."""
+        share = weights / weights.sum()
+        centre = share @ X if self.fit_intercept else np.zeros(X.shape[1])
+        X = X - centre
+        size = np.sqrt(share @ X**2)
+        known = size > np.finfo(float).eps * (np.abs(centre) + np.abs(X).max(axis=0))
+        self._centre, self._scale = centre, np.where(known & bool(self.standardize), np.where(known, size, 1.0), 1.0)
+        X = np.where(known, X, 0.0) / self._scale
+        return np.column_stack([X, np.ones(len(X))]) if self.fit_intercept else X
+
+    def _search(self, loss: LinearModelLoss, folds: Array, weights: Array, features: int) -> Candidate:
+        outputs = loss.shape[1] if len(loss.shape) > 1 else 1
+        groups = self._groups(features)
+        families, kind = self._families(groups is not None), self._kind(groups is not None)
+        layout = layout_of(features, outputs, kind, groups, self.fit_intercept)
+        search = Search(loss, layout, torch.from_numpy(folds), torch.from_numpy(weights))
+        best, tried = choose(search, families, many=kind != "one")
+        best = search.polished(best)
+        self._record(best, tried, layout, features, outputs)
+        return best
+
+    def _record(self, best: Candidate, tried: list[Candidate], layout: Layout, features: int, outputs: int) -> None:
+        classes = layout.classes[: features * outputs : outputs]
+        self.penalty_ = best.name
+        self.penalties_ = best.x[-1].exp()[classes].numpy()
+        self.cv_results_ = {
+            "candidate": np.array([candidate.name for candidate in tried]),
+            "error": np.array([candidate.error for candidate in tried]),
+            "exponent": np.array([candidate.exponent for candidate in tried]),
+            "strength": np.array([candidate.strength for candidate in tried]),
+            "chosen": np.array([candidate.key == best.key for candidate in tried]),
+        }
+        self.path_ = {candidate.key: np.array(candidate.path) for candidate in tried}
+        self.n_iter_ = sum(len(candidate.path) for candidate in tried)
+
+    def _count(self, examples: int) -> int:
+        check_count("folds", self.folds)
+        if self.folds < 2:
+            raise ValueError(f"folds: must be 2 or more, got {self.folds}.")
+        return min(self.folds, examples)
+
+    def _coefficients(self, b: Tensor, outputs: int) -> tuple[Array, Array]:
+        """Coefficients (outputs, features) and intercepts (outputs,) for the features as they were given."""
+        table = b.view(-1, outputs).numpy().T
+        coef = table[:, : len(self._scale)] / self._scale
+        intercept = table[:, -1] - coef @ self._centre if self.fit_intercept else np.zeros(outputs)
+        return coef, intercept
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _read(self, X: Any) -> Any:
+        check_is_fitted(self)
+        return validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+
+
+class PenalizedRegressor(RegressorMixin, _Penalized):
+    """Linear regression whose penalties are learned by cross-validation.
+
+        min_b  mean_i l(y_i - <a_i, b>) + sum_j w_j pen(b_j),    w by the losses of the folds left out
+
+    on standardised features and targets. The folds choose among penalties with a single weight first. Then they judge weights
+    that follow a first fit, and weights that are learned one by one (or group by group) under a prior that pulls them together,
+    whose strength they choose as well. Many weights are taken only if the examples left out give evidence for them; otherwise
+    the answer is the single weight.
+
+    Args:
+        penalty: "ridge", "lasso", "elastic-net", "group", "sparse-group", or "auto": the best of ridge, elastic net, lasso and,
+            with groups, the group lasso.
+        weights: "one" for all features, one for each "group" or "feature"; "auto": for each group if there are groups,
+            otherwise for each feature.
+        groups: a label for each feature.
+        l1_ratio: share of the absolute values in the elastic net, and in the sparse group lasso.
+        loss: "squared" or "huber".
+        epsilon: from how many standard deviations of the residuals on Huber's loss is linear.
+        folds: number of folds. Equal examples are in the same fold.
+        fit_intercept: whether to add an intercept, which has no penalty.
+        standardize: whether features are scaled to deviation 1 for the penalties.
+        random_state: decides the folds.
+
+    Attributes:
+        coef_: (features,).
+        intercept_: a number.
+        penalties_: (features,), the weights w of standardised features, for targets of deviation 1.
+        penalty_: the penalty that was chosen, in words.
+        cv_results_: for all candidates: name, error (mean loss of examples left out), exponent, strength, and whether chosen.
+        path_: for each candidate, the log-weights (or strengths) tried and their errors, (steps, 2).
+        n_iter_: number of points on all paths.
+
+    >>> generator = np.random.default_rng(0)
+    >>> X = generator.normal(size=(60, 100))
+    >>> y = X[:, :3].sum(axis=1) + 0.1 * generator.normal(size=60)
+    >>> model = PenalizedRegressor().fit(X, y)
+    >>> model.penalty_, np.flatnonzero(model.coef_)[:3]
+    ('lasso, weights from a first fit', array([0, 1, 2]))
+    >>> bool(model.penalties_[:3].max() < model.penalties_[3:].min())
+    True
+    """
+
+    def __init__(
+        self,
+        penalty: str = "auto",
+        weights: Weights = "auto",
+        groups: ArrayLike | None = None,
+        l1_ratio: float = 0.5,
+        loss: Literal["squared", "huber"] = "squared",
+        epsilon: float = 1.35,
+        folds: int = 5,
+        fit_intercept: bool = True,
+        standardize: bool = True,
+        random_state: int = 0,
+    ) -> None:
+        super().__init__(penalty, weights, groups, l1_ratio, folds, fit_intercept, standardize, random_state)
+        self.loss = loss
+        self.epsilon = epsilon
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Learn the penalties by folds, and fit the model on all data."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        if self.loss not in ("squared", "huber"):
+            raise ValueError(f"loss: must be 'squared' or 'huber', got {self.loss!r}.")
+        X, y, weights = self._prepared(X, np.asarray(y, dtype=np.float64), sample_weight)
+        A = torch.from_numpy(self._scaled(X, weights))
+        share = weights / weights.sum()
+        centre = float(share @ y) if self.fit_intercept else 0.0
+        size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
+        b = torch.from_numpy((y - centre) / size)
+        folds = dealt(np.zeros(len(y)), self._count(len(y)), self.random_state)
+        best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
+        if self.loss == "huber":
+            if not self.epsilon > 0:
+                raise ValueError(f"epsilon: must be positive, got {self.epsilon!r}.")
+            deviation = MAD * float((2 * best.losses).sqrt().median())
+            self.delta_ = self.epsilon * (deviation or 1.0) * size
+            best = self._search(Huber(A, b, delta=self.delta_ / size), folds, weights, X.shape[1])
+        coef, intercept = self._coefficients(best.fits[-1], 1)
+        self.coef_, self.intercept_ = size * coef[0], size * float(intercept[0]) + centre
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """Predict targets."""
+        return self._read(X) @ self.coef_ + self.intercept_
+
+
+class PenalizedClassifier(ClassifierMixin, _Penalized):
+    """Logistic regression, for two or more classes, whose penalties are learned by cross-validation.
+
+    The penalties, the choice among them and all other arguments are those of :class:`PenalizedRegressor`; the losses are the
+    logistic loss for two classes and the cross entropy for more. With more classes, a feature has a coefficient for each class,
+    all with the same weight; groups contain those of all classes.
+
+    Attributes:
+        classes_: the classes.
+        coef_: (1, features) for two classes, otherwise (classes, features).
+        intercept_: (1,) or (classes,).
+        penalties_, penalty_, cv_results_, path_, n_iter_: as in :class:`PenalizedRegressor`.
+
+    >>> generator = np.random.default_rng(0)
+    >>> X = generator.normal(size=(200, 5))
+    >>> model = PenalizedClassifier().fit(X, X[:, 0] + 0.2 * generator.normal(size=200) > 0)
+    >>> model.predict([[2.0, 0, 0, 0, 0], [-2.0, 0, 0, 0, 0]])
+    array([ True, False])
+    """
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Learn the penalties by folds, and fit the model on all data."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        X, codes, weights = self._prepared(X, labels, sample_weight)
+        kept, targets = np.unique(codes, return_inverse=True)
+        self.classes_ = self.classes_[kept.astype(np.int64)]
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
+        A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
+        count = len(self.classes_)
+        loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
+        folds = dealt(targets, self._count(len(targets)), self.random_state)
+        best = self._search(loss, folds, weights, X.shape[1])
+        self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Scores: (n,) for two classes, otherwise (n, classes)."""
+        scores = self._read(X) @ self.coef_.T + self.intercept_
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict_proba(self, X: Any) -> Array:
+        """Probabilities of the classes, (n, classes)."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            scores = np.column_stack([np.zeros(len(scores)), scores])
+        return torch.from_numpy(scores).softmax(dim=1).numpy()
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithms of the probabilities."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> Array:
+        """Predict classes."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
