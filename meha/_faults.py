@@ -26,7 +26,7 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 FIRST_LOOK = 16
 """The first step in which rounding is looked at."""
 
-ROUNDING = 0.125
+ROUNDING = 0.25
 """Differences of f below this many units of rounding of its value are mostly noise; docs/distributed.md measures it."""
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -177,7 +177,7 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | SharedCheckpoint | None)
         pace.update()
     while loop.verdict is None:
         group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
-        if not group or (run.group is not None and source.finite and run.group.any(not group, run.state.y.device)):
+        if _ran_out(loop, not group):
             break
         loop.advance(group, pace)
         if loop.verdict is None:
@@ -194,6 +194,12 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | SharedCheckpoint | None)
         loop.check_lower()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
+
+
+def _ran_out(loop: Loop, here: bool) -> bool:
+    """Whether the batches ended, in this process or in another one."""
+    group = loop.run.group
+    return here if group is None or not loop.source.finite else group.any(here, loop.run.state.y.device)
 
 
 def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:

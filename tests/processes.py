@@ -6,6 +6,7 @@ import traceback
 import warnings
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 import meha
 from meha.loaders import Accumulated
@@ -102,7 +103,7 @@ def forward(y, inputs):
 
 
 def upper(x, y, batch):
-    return F.cross_entropy(forward(y, batch.clean), batch.clean_labels)
+    return cross_entropy(forward(y, batch.clean), batch.clean_labels)
 
 
 def lower(x, y, batch):
@@ -112,7 +113,7 @@ def lower(x, y, batch):
         weights = x.to_local()[batch.index - first_of(batch)]
     else:
         weights = x[batch.index]
-    losses = F.cross_entropy(forward(y, batch.inputs), batch.labels, reduction="none")
+    losses = cross_entropy(forward(y, batch.inputs), batch.labels, reduction="none")
     return (torch.sigmoid(weights) * losses).mean()
 
 
@@ -264,12 +265,10 @@ def in_processes(number, work, *arguments):
 
 def _process(rank, number, port, work, arguments):
     torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", category=meha.theory.TheoryWarning)
+    warnings.simplefilter("ignore")  # torch warns about its own prototypes
+    warnings.filterwarnings("error", category=meha.TrainingWarning)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(number))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # a hang becomes an error
     try:
         work(*arguments)
     except BaseException:
