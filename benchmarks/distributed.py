@@ -1,4 +1,4 @@
-"""Several processes: messages and bytes of a step, its time beside plain training, and what half precision leaves of x's signal.
+"""Several processes: messages and bytes of a step, its time beside plain training, and what half precision leaves of a signal.
 
 OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/distributed.py --part messages
 OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 benchmarks/distributed.py --part time
@@ -7,6 +7,7 @@ OMP_NUM_THREADS=1 python benchmarks/distributed.py --part rounding
 
 import argparse
 import copy
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -66,7 +67,7 @@ def _tensors(value):
 def network():
     torch.manual_seed(0)
     sizes = (64, WIDTH, WIDTH, WIDTH, CLASSES)
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 

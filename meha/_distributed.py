@@ -133,7 +133,7 @@ class Group:
             raise ValueError("group: this process does not belong to it; call solve in the processes that do.")
         if isinstance(where, DeviceMesh):
             self._parts: list[ProcessGroup] = [where.get_group(d) for d in range(where.ndim)]
-            self._ranks = set(where.mesh.flatten().tolist())
+            self._ranks = _ranks(where)
         elif isinstance(where, dist.ProcessGroup):
             self._parts, self._ranks = [where], set(dist.get_process_group_ranks(where))
         else:
@@ -201,7 +201,7 @@ class Group:
             if not done:
                 continue
             mesh: DeviceMesh = leaf.device_mesh  # type: ignore[attr-defined]
-            ranks = set(mesh.mesh.flatten().tolist())
+            ranks = _ranks(mesh)
             if not self._ranks <= ranks or (mesh.ndim == 1 and ranks != self._ranks):
                 raise ValueError(
                     f"group: has the processes {sorted(self._ranks)}, but fully_shard averages the gradients of {argument} over"
@@ -306,6 +306,11 @@ def _meshes(leaves: Iterable[Any]) -> list[DeviceMesh]:
         if is_dtensor(leaf) and leaf.device_mesh not in meshes:
             meshes.append(leaf.device_mesh)
     return meshes
+
+
+def _ranks(mesh: DeviceMesh) -> set[int]:
+    """The ranks of a mesh."""
+    return set(dist.get_process_group_ranks(mesh.get_group()) if mesh.ndim == 1 else mesh.mesh.flatten().tolist())
 
 
 def _gather(value: T, group: ProcessGroup) -> list[T]:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ def kill(folder, delay):
 def main():
     folder, kills, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     folder.mkdir(parents=True, exist_ok=True)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # gloo may fail to connect after a restart; torchrun repeats
     rank = dist.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(0)
