@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node=2 examples/llm_domain_weights.py
 
-A small transformer learns bytes from four sources: prose (docstrings of the standard library), code (its source), the letters of the
-prose in random order, and random numbers. The lower level trains it on the sources, weighted by x on the simplex; the upper level
-is its loss on other prose. Then two new models are trained on as many tokens, drawn equally, and drawn by the weights found.
+A small transformer learns bytes from four sources: prose (docstrings of the standard library), code (its source), the letters
+of the prose in random order, and random numbers. The lower level trains it on the sources, weighted by x on the simplex; the
+upper level is its loss on other prose. Then two new models are trained on as many tokens, drawn equally, and drawn by the
+weights found.
 """
 
 import argparse

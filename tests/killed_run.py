@@ -1,4 +1,4 @@
-"""A run in two processes that are killed now and then: torchrun killed_run.py folder kills steps; see test_distributed.py.
+"""A run in two processes of which one is killed: torchrun killed_run.py folder kills steps; see test_distributed.py.
 
 Each attempt kills one of the processes at a random moment, until there were so many kills.
 """

@@ -161,7 +161,7 @@ class Kind:
     dims: tuple = None
 
 
-def tensors(seed=0, dtype=torch.float64):
+def matrices(seed=0, dtype=torch.float64):
     torch.manual_seed(seed)
     return {"w": torch.randn(FEATURES, HIDDEN).to(dtype), "v": 0.5 * torch.randn(HIDDEN, CLASSES).to(dtype)}
 
@@ -180,7 +180,7 @@ def whole(mesh, x, y):
 
 GRID = ((2, 2), ("dp", "tp"))
 KINDS = {
-    "tensors": Kind(whole, y=tensors),
+    "tensors": Kind(whole, y=matrices),
     "modules": Kind(whole),
     "modules, micro-batches": Kind(whole, parts=2),
     "modules, x a module": Kind(whole, x=weigher),

@@ -2,9 +2,12 @@
 
 import dataclasses
 import os
+import random
 import subprocess
 import sys
+import time
 import warnings
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +29,10 @@ from processes import (
     full,
     in_processes,
     lower,
+    matrices,
     network,
     shard,
     share,
-    tensors,
     upper,
 )
 from torch import nn
@@ -243,7 +246,7 @@ def refusals(folder):
     refused(TypeError, "pass a folder", PROBLEM, x, network(), group=world, checkpoint=meha.Checkpoint(folder / "run.pt"))
     refused(TypeError, "for several processes", PROBLEM, x, network(), checkpoint=SharedCheckpoint(folder / "run"))
     graphs = meha.RHG(alpha=1.0, beta=0.1, keep_graph=True)
-    refused(ValueError, "keep_graph: .* not averaged", PROBLEM, x, tensors(), graphs, group=world)
+    refused(ValueError, "keep_graph: .* not averaged", PROBLEM, x, matrices(), graphs, group=world)
     grid = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
     refused(ValueError, r"group=mesh\['dp'\]", PROBLEM, x, shard(network(), grid))
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
@@ -479,9 +482,50 @@ def test_a_killed_process_does_not_end_the_run(tmp_path):
     check_kills(tmp_path, 1, 60)
 
 
+def resumable(folder, attempt, rank):
+    """The run of a killed process, in a fork of this one."""
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-{attempt}", rank=rank, world_size=2, timeout=timeout)
+    (folder / f"begun-{attempt}-{rank}").touch()
+    solution = call(folder / "run", StochasticMEHA(), True, 60)
+    torch.save(result(solution), folder / f"end-{rank}.pt")
+    os._exit(0)
+
+
+def attempted(folder, attempt, delay=None):
+    """Run both processes, and kill one of them so long after both have begun; whether the run ended."""
+    folder.mkdir(exist_ok=True)
+    context = torch.multiprocessing.get_context("fork")  # without the time to import torch
+    processes = [context.Process(target=resumable, args=(folder, attempt, rank)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    if delay is not None:
+        while not all((folder / f"begun-{attempt}-{rank}").exists() for rank in range(2)):
+            time.sleep(0.01)
+        time.sleep(delay)
+        processes[attempt % 2].kill()
+        processes[1 - attempt % 2].join(timeout=1)
+        processes[1 - attempt % 2].kill()  # as torchrun does
+    for process in processes:
+        process.join()
+    return all(process.exitcode == 0 for process in processes)
+
+
 @pytest.mark.slow
 def test_twenty_kills_do_not_end_the_run(tmp_path):
-    check_kills(tmp_path, 20, 600)
+    begin = time.perf_counter()
+    assert attempted(tmp_path / "whole", 0)
+    most, draw, folder = (time.perf_counter() - begin) / 6, random.Random(0), tmp_path / "killed"
+    for attempt in range(20):
+        assert not attempted(folder, attempt, draw.uniform(0, most))
+    assert attempted(folder, 20)
+    for rank in range(2):
+        (tensors, history), (others, other_history) = (
+            torch.load(tmp_path / name / f"end-{rank}.pt") for name in ("whole", "killed")
+        )
+        assert history == other_history
+        assert all(torch.equal(a, b) for a, b in zip(tensors, others, strict=True))
 
 
 # Rounding
