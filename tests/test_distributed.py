@@ -154,6 +154,7 @@ def left_out():
         assert getattr(found.method, name) == pytest.approx(getattr(expected.method, name), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_numbers_are_chosen_from_shards():
     in_processes(2, left_out)
 
