@@ -32,6 +32,7 @@ from meha import (
 from meha._checkpoints import Checkpoint
 from meha._cross_validation import cross_validation
 from meha._inspection import check
+from meha._shared_checkpoints import SharedCheckpoint
 from meha._solving import solve
 from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.loaders import MicroBatches
@@ -104,6 +105,7 @@ __all__ = [
     "Problem",
     "RandomSearch",
     "Run",
+    "SharedCheckpoint",
     "Solution",
     "Status",
     "StepInfo",

@@ -66,9 +66,14 @@ class Checkpoint:
                 if left_over.fullmatch(file.name):
                     file.unlink(missing_ok=True)
             self._part.touch()
-            self._part.unlink()
+            self._part.unlink(missing_ok=True)
         except OSError as error:
             raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Put ``state`` into the file: tensors, numbers, text, and lists and dicts of them.

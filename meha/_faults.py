@@ -12,15 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from meha._oracle import Function
-from meha._running import Run
-from meha._torch import BREAKDOWNS
+from meha._running import Run, StepInfo
+from meha._torch import BREAKDOWNS, fsdp_dtype
 from meha._variables import Variable, modules_of
 from meha._verdicts import TrainingWarning
 from meha.loaders import random_states, set_random_states
 
-__all__ = ["bad_numbers", "forget_trained", "mark_trained", "undefined", "warn_about_modules"]
+__all__ = ["bad_numbers", "forget_trained", "mark_trained", "undefined", "warn_about_modules", "warn_about_rounding"]
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+FIRST_LOOK = 16
+"""The first step in which rounding is looked at."""
+
+ROUNDING = 0.25
+"""Differences of f below this many units of rounding of its value are mostly noise; docs/distributed.md measures it."""
+
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 _trained: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
@@ -94,8 +102,43 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
                     f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
                     f" a new one, or pass copy.deepcopy({argument}0) each time."
                 )
-    for message in messages:
+    for message in messages if run.main else []:
         warnings.warn(message, TrainingWarning, stacklevel=3)
+
+
+def half_precision(run: Run) -> torch.dtype | None:
+    """The half-precision dtype in which the objectives are computed, as far as it can be seen; None if there is none."""
+    x, y, oracle = run.state.x, run.state.y, run.oracle
+    kind = y.device.type
+    known = [oracle.lower.half, *(fsdp_dtype(module) for variable in (x, y) for module in variable.sharded)]
+    known += [torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else []
+    known += [leaf.dtype for leaf in y.leaves]
+    return next((dtype for dtype in known if dtype in HALF), None)
+
+
+def warn_about_rounding(run: Run, info: StepInfo) -> None:
+    """Warn once when f(x, y) - f(x, theta), from which x learns, is within the rounding of f in half precision.
+
+    It looks at the steps 16, 32, 64 and so on.
+    """
+    due = info.step >= FIRST_LOOK and not info.step & (info.step - 1)
+    if not due or run.rounded or not run.main or not {"gap", "lower"} <= set(info):
+        return
+    dtype = half_precision(run)
+    if dtype is None:
+        return
+    gap, lower = abs(info["gap"]), abs(info["lower"])
+    bound = ROUNDING * torch.finfo(dtype).eps * lower
+    if gap < bound:
+        run.rounded = True
+        warnings.warn(
+            f"x learns from f(x, y) - f(x, theta) = {gap:.1e} at step {info.step}, but the passes run in"
+            f" {str(dtype).removeprefix('torch.')}, where differences of f = {lower:.2g} below {bound:.1e} are mostly rounding;"
+            " compute in float32, weigh groups of examples instead of single ones, or take larger batches. See"
+            " docs/distributed.md.",
+            TrainingWarning,
+            stacklevel=3,
+        )
 
 
 def mark_trained(run: Run) -> None:

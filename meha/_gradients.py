@@ -11,7 +11,7 @@ from torch import Tensor
 from meha._torch import backward
 from meha._variables import Leaves, Variable
 
-__all__ = ["Gradient", "depends", "differentiate", "fill", "split"]
+__all__ = ["Frozen", "Gradient", "depends", "differentiate", "fill", "split"]
 
 T = TypeVar("T")
 
@@ -20,16 +20,16 @@ class Gradient:
     """Gradient of a weighted sum of values that arrive one at a time.
 
     Args:
-        leaves: the tensors to differentiate in.
+        wrt: the variables to differentiate in.
         joint: take one backward pass at the end; otherwise one for each value, which frees its graph.
     """
 
-    __slots__ = ("joint", "leaves", "parts", "total")
+    __slots__ = ("joint", "leaves", "parts", "total", "wrt")
 
-    def __init__(self, leaves: Leaves, joint: bool) -> None:
-        self.leaves, self.joint = leaves, joint
+    def __init__(self, wrt: tuple[Variable, ...], joint: bool) -> None:
+        self.wrt, self.leaves, self.joint = wrt, [leaf for variable in wrt for leaf in variable.leaves], joint
         self.total: Tensor | None = None
-        self.parts: Sequence[Tensor | None] = [None] * len(leaves)
+        self.parts: list[Tensor | None] = [None] * len(self.leaves)
 
     def add(self, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum."""
@@ -37,21 +37,76 @@ class Gradient:
         if self.joint:
             self.total = value if self.total is None else self.total + value
             return
-        users = [leaf.grad for leaf in self.leaves]
+        self._backward(value, range(len(self.leaves)), self.leaves, inputs=self.leaves)
+
+    def add_sharded(self, value: Tensor, weight: float, x: Variable, y: Variable, *, check: bool) -> list[bool]:
+        """Add ``weight * value``, a value at (x, y) with sharded modules, in a pass that reaches all that requires gradients.
+
+        Args:
+            check: look at which of the variables the value depends on, which takes the memory of a second gradient.
+        """
+        chosen: list[int] = []
+        seats: Leaves = []
+        first = 0
+        for variable in self.wrt:
+            if variable is x or variable is y:
+                chosen += range(first, first + len(variable.leaves))
+                seats += variable.seats
+            first += len(variable.leaves)
+        before = self.parts
+        if check:
+            self.parts = [None] * len(before)
+        if value.requires_grad:
+            self._backward(weight * value, chosen, seats, inputs=None)
+        if not check:
+            return []
+        uses = [any(part is not None for part in pieces) for pieces in split(self.parts, self.wrt)]
+        self.parts = [b if a is None else a if b is None else a + b for a, b in zip(before, self.parts, strict=True)]
+        return uses
+
+    def _backward(self, value: Tensor, chosen: Sequence[int], seats: Leaves, inputs: Leaves | None) -> None:
+        """Add to the chosen parts, which belong to these tensors; the users' gradients stay as they are."""
+        users = [seat.grad for seat in seats]
         try:
-            for leaf, part in zip(self.leaves, self.parts, strict=True):
-                leaf.grad = part
-            torch.autograd.backward(value, inputs=self.leaves)  # adds to each gradient in place
-            self.parts = [leaf.grad for leaf in self.leaves]
+            for i, seat in zip(chosen, seats, strict=True):
+                seat.grad = self.parts[i]
+            torch.autograd.backward(value, inputs=inputs)  # adds to each gradient in place
+            for i, seat in zip(chosen, seats, strict=True):
+                self.parts[i] = seat.grad
         finally:
-            for leaf, part in zip(self.leaves, users, strict=True):
-                leaf.grad = part
+            for seat, user in zip(seats, users, strict=True):
+                seat.grad = user
 
     def result(self) -> Leaves:
         """Return the gradient; unused leaves have zeros."""
         if self.total is not None:
-            self.parts = backward(self.total, self.leaves)
+            self.parts = list(backward(self.total, self.leaves))
         return fill(self.parts, self.leaves)
+
+
+class Frozen:
+    """Lets a pass at (x, y) stop at the variables that are asked for, where it cannot be told which they are.
+
+    A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that a backward pass cannot be
+    bounded by ``inputs``. Instead, variables that are not asked for do not require gradients during the pass.
+
+    Args:
+        wrt: the variables that are asked for.
+    """
+
+    def __init__(self, wrt: tuple[Variable, ...], x: Variable, y: Variable) -> None:
+        self.sharded = bool(x.sharded or y.sharded)
+        others = [variable for variable in (x, y) if self.sharded and variable not in wrt]
+        self._leaves = [seat for variable in others for seat in variable.seats]
+
+    def __enter__(self) -> bool:
+        for leaf in self._leaves:
+            leaf.requires_grad_(False)
+        return self.sharded
+
+    def __exit__(self, *error: object) -> None:
+        for leaf in self._leaves:
+            leaf.requires_grad_(True)
 
 
 def differentiate(value: Tensor, leaves: Leaves) -> Leaves:

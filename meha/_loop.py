@@ -11,8 +11,9 @@ from typing import Any, Self, TypeVar
 import torch
 
 from meha._checkpoints import Checkpoint
-from meha._faults import bad_numbers, undefined
+from meha._faults import bad_numbers, undefined, warn_about_rounding
 from meha._running import Run, StepInfo
+from meha._shared_checkpoints import SharedCheckpoint
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable, copy_, modules_of
 from meha._verdicts import Status, Verdict
@@ -59,6 +60,11 @@ class Source(Iterator[Any]):
         batch = next(self._batches)
         self.name = position(self._batches)
         return batch
+
+    @property
+    def finite(self) -> bool:
+        """Whether the batches may end, and in one process before another."""
+        return isinstance(self.loader, Iterator)
 
     @property
     def empty(self) -> bool:
@@ -178,7 +184,19 @@ class Loop:
             taken = {*info, *RESERVED}
             for observer in self.observers:
                 info = self._observe(observer, info, taken)
+            self._agree(info)
+        warn_about_rounding(self.run, info)
         self.recorder(self.run, info)
+
+    def _agree(self, info: StepInfo) -> None:
+        """Let a verdict of an observer in one process hold in all; the first process that has one decides."""
+        group = self.run.group
+        if group is None or all(getattr(observer, "agrees", False) for observer in self.observers):
+            return
+        if group.any(self.verdict is not None, self.run.state.y.device):
+            verdicts = group.gather(None if self.verdict is None else (self.verdict.status.value, self.verdict.message))
+            status, message = next(verdict for verdict in verdicts if verdict is not None)
+            self.verdict = Verdict(Status(status), message)
 
     def _observe(self, observer: Any, info: StepInfo, taken: set[str]) -> StepInfo:
         """Call an observer, and act on its answer."""
@@ -201,13 +219,18 @@ class Loop:
         run = self.run
         x, y = run.state.x.copy(), run.state.y.copy()
         copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
-        advice = self._cause(x, y, verdict.status) or run.method.advice(run.problem, x, y, run.batch)
+        advice = self._cause(x, y, verdict.status)
+        if not advice:  # a method may measure the problem first, in this process alone
+            advice = run.method.advice(run.problem, x, y, run.batch) if run.group is None else "Take smaller steps."
         self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
 
     def _cause(self, x: Variable, y: Variable, status: Status) -> str:
         """Whether a batch, or the start (x, y), is to blame; empty if neither is."""
         run, batch, name = self.run, self.run.batch, self.source.name
         bad = bad_numbers(batch) if status is not Status.DIVERGED else ""
+        if run.group is not None:
+            found = [(i, *pair) for i, pair in enumerate(run.group.gather((bad, name))) if pair[0]]
+            bad, name = (found[0][1], f"{found[0][2]} in process {found[0][0]}") if found else ("", name)
         if bad:
             return f"Look at {name or 'the batch'}: {bad}. {SKIP}"
         if self._good is not None and self.source.loader is not None and status is not Status.DIVERGED:
@@ -228,10 +251,10 @@ class Loop:
                 stepper.rewind()
                 self.run.state.k = self._begun if self._last is None else self._last.step
 
-    def interrupt(self, pace: Pace, file: Checkpoint | None) -> None:
+    def interrupt(self, pace: Pace, file: Checkpoint | SharedCheckpoint | None) -> None:
         """End the run at its last whole step."""
         self.undo(pace)
-        more = f"; repeat the call to go on from the checkpoint {file.path}" if file and file.path.exists() else ""
+        more = f"; repeat the call to go on from the checkpoint {file.path}" if file and file.exists else ""
         self.verdict = Verdict(Status.INTERRUPTED, f"Interrupted after step {self.run.k}{more}.")
 
     def annotate(self, error: Exception, pace: Pace) -> None:
@@ -278,12 +301,13 @@ class Loop:
             batch=run.batch,
             report=dict(run.method.report(run)),
             y0=self.guard.start[len(run.state.x.leaves) :],
+            group=run.group,
         )
 
     def _upper(self) -> float | None:
         """F(x, y); with modules, which a further pass would change, the last number of a step."""
         run, history = self.run, self.recorder.history
-        if not (self.modules or (run.problem.needs_batch and run.batch is None)):
+        if not (self.modules or run.group is not None or (run.problem.needs_batch and run.batch is None)):
             with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
                 return float(run.oracle.upper(run.state.x, run.state.y, run.batch))
         return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)

@@ -6,33 +6,26 @@ All derivatives of the user's objectives are computed and counted here.
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha._gradients import Gradient, depends, differentiate, fill, split
+from meha._distributed import Group
+from meha._functions import Function, call_objective
+from meha._gradients import Frozen, Gradient, depends, differentiate, fill, split
 from meha._selection import Selection
 from meha._torch import is_view
 from meha._variables import Leaves, Variable
 from meha.loaders import MicroBatches
-from meha.problem import Problem
+from meha.problem import Problem, sum_of_parts
 
 __all__ = ["Counts", "Function", "Hessian", "Oracle", "Term"]
 
 JOINT_LIMIT = 1 << 16
 """Up to this size of x and y, and without modules, a sum of terms is differentiated in one backward pass."""
-
-HALF = frozenset({torch.float16, torch.bfloat16})
-
-ON_OTHER_DEVICE = re.compile(
-    r"same device|expected device|two devices|"
-    r"\(torch\.[A-Z]\w+\) and weight type \(torch\.cuda|\(torch\.cuda\.\w+\) and weight type \(torch\.[A-Z]"
-)
-"""Matches torch's errors about tensors on different devices."""
 
 
 @dataclass
@@ -48,46 +41,6 @@ class Counts:
         self.upper += times * other.upper
         self.lower += times * other.lower
         self.hvp += times * other.hvp
-
-
-class Function:
-    """F, f or f + g as a function of variables, ``function(x, y, batch)``, with a checked scalar result.
-
-    Half-precision results, as under ``torch.autocast``, are converted to single precision.
-    """
-
-    def __init__(self, level: str, evaluate: Callable[[Variable, Variable, Any], Tensor], device: torch.device) -> None:
-        self.level = level
-        self._evaluate = evaluate
-        self._device = device
-        self._unseen = True  # the device of results is checked only once, because it takes time
-
-    def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
-        if isinstance(batch, MicroBatches):
-            return torch.stack([self(x, y, part) for part in batch]).mean()
-        torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
-        try:
-            value = self._evaluate(x, y, batch)
-        except RuntimeError as error:
-            if ON_OTHER_DEVICE.search(str(error)):
-                raise self._elsewhere(batch, f"uses tensors on other devices ({error})") from error
-            raise
-        if not isinstance(value, Tensor) or value.ndim:
-            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
-        if self._unseen:
-            if value.device != self._device:
-                raise self._elsewhere(batch, f"returns a tensor on {value.device}")
-            self._unseen = False
-        return value.float() if value.dtype in HALF else value
-
-    def _elsewhere(self, batch: Any, finding: str) -> ValueError:
-        """The error for tensors of the batch or the objective that are not on the device of x and y."""
-        here = self._device
-        others = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
-        if others:
-            return ValueError(f"batch: has tensors on {', '.join(others)}, but x and y are on {here}; move them there.")
-        return ValueError(f"{self.level}: {finding}, but x and y are on {here}; move its tensors there.")
 
 
 Term = tuple[float, Function, Variable, Variable]
@@ -106,6 +59,7 @@ class Oracle:
         project: the projection onto X, with the same signature.
         selection: the response of the problem; ``lower`` and what is made of it hold its proximal term.
         counts: gradients and Hessian-vector products computed so far.
+        group: the processes over which objectives and their derivatives are averaged; None for this one alone.
 
     >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
     >>> x, y = Variable(torch.tensor([1.0]), "x"), Variable(torch.tensor([3.0]), "y")
@@ -115,23 +69,23 @@ class Oracle:
     ([tensor([6.])], Counts(upper=1, lower=1, hvp=0))
     """
 
-    def __init__(self, problem: Problem, x: Variable, y: Variable) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, x: Variable, y: Variable, group: Group | None = None) -> None:
+        self.problem, self.group = problem, group
         self.counts = Counts()
         self._device = y.device
         self.prox = problem.bind_prox(y)
         self.project = problem.bind_projection(x)
-        self.upper = Function("upper", _caller(problem.upper), self._device)
+        self.upper = Function("upper", call_objective(problem.upper), self._device, group)
         self.selection = Selection(problem.selected)
-        self._smooth = _caller(problem.lower)
-        self.lower = Function("lower", self._tied if self.selection.nearest else self._smooth, self._device)
+        self._smooth = call_objective(problem.lower)
+        self.lower = Function("lower", self._tied if self.selection.nearest else self._smooth, self._device, group)
         self._g = problem.g.terms(y)
         self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
         self.partial = Function("lower", self._partial, self._device) if self._g else self.lower
         self.upper_uses_x = True  # until the first gradient shows otherwise; affects only the counts
         self._modules = x.has_modules or y.has_modules
         small = x.numel + y.numel <= JOINT_LIMIT and not self._modules
-        self._joint = small if problem.joint is None else problem.joint
+        self._joint = (small if problem.joint is None else problem.joint) and not (x.sharded or y.sharded)
         self._checks = True
         self._checked: set[tuple[object, ...]] = set()
 
@@ -148,7 +102,10 @@ class Oracle:
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
         """Return g(x, y), or 0 if there is no g."""
-        return sum(term.value_leaves(x.value, [y.leaves[i] for i in chosen]) for term, chosen in self._g)
+        return self._g_at(x, y.current)
+
+    def _g_at(self, x: Variable, leaves: Leaves) -> Tensor | float:
+        return sum(sum_of_parts(term, x.value, [leaves[i] for i in chosen]) for term, chosen in self._g)
 
     def g_gradient(self, x: Variable, y: Variable) -> Leaves:
         """Return the gradient of g in x; it does not count as a gradient of f."""
@@ -165,7 +122,7 @@ class Oracle:
         return self.lower(x, y, batch) + self.g(x, y)
 
     def _partial(self, x: Variable, y: Variable, batch: Any) -> Tensor:
-        return self.lower(x, y, batch) + self.g(x, Variable.of(y.detached(), y.argument))
+        return self.lower(x, y, batch) + self._g_at(x, [leaf.detach() for leaf in y.current])
 
     def gradient(
         self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
@@ -175,7 +132,13 @@ class Oracle:
         return values, gradient
 
     def gradients(
-        self, wrt: tuple[Variable, ...], terms: list[Term], batch: Any = None, *, strict: bool = True
+        self,
+        wrt: tuple[Variable, ...],
+        terms: list[Term],
+        batch: Any = None,
+        *,
+        strict: bool = True,
+        own: bool = False,
     ) -> tuple[list[Tensor], list[Leaves]]:
         """Return the values of the functions, and the gradients of their weighted sum in each variable of ``wrt``.
 
@@ -193,10 +156,11 @@ class Oracle:
             strict: refuse functions that do not depend on their variable, instead of treating them as constants; the first
                 gradient of each kind checks it. If F does not depend on x, it is still evaluated, since that may change, but
                 its gradients in x alone are not counted.
+            own: leave values and gradients as this process has them, to combine them before :meth:`average`.
         """
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
-        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=self._joint and n == 1)
+        gradient = Gradient(wrt, joint=self._joint and n == 1)
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
         unchecked = strict and self._checks and key not in self._checked
@@ -210,15 +174,20 @@ class Oracle:
                     self._set_random(streams[function])  # as at its first evaluation
                 elif self._modules and functions.count(function) > 1:
                     streams[function] = self._random()
-                for part in parts:
-                    value = function(x, y, part)
-                    values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
-                    if unchecked:
-                        used.append([depends(value, variable.leaves) for variable in wrt])
-                        reached = reached or (function is self.upper and depends(value, x.leaves))
-                    if value.requires_grad:
-                        gradient.add(value, weight / n)
-                    del value  # free its graph before the next one is built
+                with Frozen(wrt, x, y) as sharded, x.seated(), y.seated():
+                    for part in parts:
+                        value = function(x, y, part)
+                        values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
+                        if sharded:
+                            uses = gradient.add_sharded(value, weight / n, x, y, check=unchecked)
+                            used.append(uses)
+                            reached = reached or x not in wrt or (function is self.upper and any(uses[:1]))
+                        elif unchecked:
+                            used.append([depends(value, variable.leaves) for variable in wrt])
+                            reached = reached or (function is self.upper and depends(value, x.leaves))
+                        if value.requires_grad and not sharded:
+                            gradient.add(value, weight / n)
+                        del value  # free its graph before the next one is built
         self._count(functions, wrt)
         if n > 1:  # the parts of a term are adjacent
             values = [torch.stack(values[i : i + n]).mean() for i in range(0, len(values), n)]
@@ -226,7 +195,21 @@ class Oracle:
         if unchecked:
             self._check_dependence(wrt, terms, used, reached)
             self._checked.add(key)
-        return values, split(gradient.result(), wrt)
+        gradients = split(gradient.result(), wrt)
+        return values, gradients if own else self.average(gradients, wrt, values)
+
+    def average(self, gradients: list[Leaves], wrt: tuple[Variable, ...], values: list[Tensor]) -> list[Leaves]:
+        """Return the means of gradients over the processes, and replace the values in their list by theirs."""
+        if self.group is None:
+            return gradients
+        parts = [part for leaves in gradients for part in leaves]
+        leaves = [leaf for variable in wrt for leaf in variable.leaves]
+        self.group.average(parts, leaves, [done for variable in wrt for done in variable.managed], values)
+        return split(parts, wrt)
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over the processes."""
+        return tensor if self.group is None else self.group.mean([tensor])[0]
 
     def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
         for function in functions:
@@ -247,6 +230,10 @@ class Oracle:
 
     def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
         """Return the gradient of a weighted sum of functions with respect to ``wrt``, as part of the graph."""
+        if self.group is not None:
+            raise ValueError(
+                "keep_graph: steps that are kept as graphs are not averaged over processes; leave keep_graph out, or group."
+            )
         with torch.enable_grad():
             total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
             assert isinstance(total, Tensor)
@@ -262,7 +249,7 @@ class Oracle:
         product.
         """
         wrt = (x, iterates[0])
-        gradient = Gradient([leaf for variable in wrt for leaf in variable.leaves], joint=True)
+        gradient = Gradient(wrt, joint=True)
         with torch.enable_grad():
             value = function(x, iterates[-1], batch)
         if value.requires_grad:
@@ -318,7 +305,7 @@ class Hessian:
             total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
             assert isinstance(total, Tensor)
             self._first = differentiate(total, y.leaves)
-        self.gradient = [leaf.detach() for leaf in self._first]
+        (self.gradient,) = oracle.average([[leaf.detach() for leaf in self._first]], (y,), [])
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
         """Return d/dv <grad_y, vector> for each variable v of ``wrt``, by one double backward pass; it is counted."""
@@ -341,22 +328,4 @@ class Hessian:
                     "x: neither upper nor the y-gradient of lower depends on it, so it has no influence (or they were detached"
                     " from it); use x in one."
                 )
-        return split(fill(products, targets), wrt)
-
-
-def _caller(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
-    def call(x: Variable, y: Variable, batch: Any) -> Tensor:
-        return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
-
-    return call
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a batch: nested dicts, lists and objects with attributes."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dict__"):
-        yield from _tensors(vars(value))
+        return self._oracle.average(split(fill(products, targets), wrt), wrt, [])

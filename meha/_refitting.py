@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from meha._checks import check_count, check_positive
+from meha._distributed import Group
 from meha._oracle import Counts, Oracle
 from meha._variables import Leaves, Variable, copy_, modules_of, named_leaves
 from meha.loaders import Endless
@@ -84,12 +85,17 @@ def refit(
     seed: int | None,
     batches: Iterable[Any] | None,
     metrics: Metrics | None,
+    group: Group | None = None,
 ) -> Refit:
     """Compute y anew; see :meth:`meha.Solution.refit`."""
     returned = Variable(y_value, "y")
+    if returned.sharded:
+        raise ValueError(
+            "refit: y is a sharded module, which cannot be copied; train a new one on the lower level at solution.x instead."
+        )
     problem, x_value = problem.lifted(x_value, returned)
     x, y = Variable(x_value, "x"), returned.copy()
-    oracle, response = Oracle(problem, x, y), problem.selected
+    oracle, response = Oracle(problem, x, y, group), problem.selected
     if steps is None and lr is None and optimizer is None and isinstance(response, Trained):
         steps, lr = response.steps, response.lr
     if steps is not None:

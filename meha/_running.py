@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from meha._distributed import Group
 from meha._oracle import Counts, Oracle
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable, all_finite
@@ -117,6 +118,7 @@ class Run:
         problem: the problem, with objectives of (x, y); x is ignored if there is none.
         constants: those of the problem, stated or estimated; None when nothing is known.
         batch: the last batch; None before the first or without batches.
+        group: the processes that take part; None for this one alone.
         seconds: time spent in the start and in the steps.
 
     >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
@@ -127,7 +129,7 @@ class Run:
     (tensor([0.2000, 0.2000]), 1, Counts(upper=2, lower=4, hvp=0))
     """
 
-    def __init__(self, method: Method, problem: Problem, x: Any, y: Any) -> None:
+    def __init__(self, method: Method, problem: Problem, x: Any, y: Any, group: Any = None) -> None:
         begin = time.perf_counter()
         if not isinstance(problem, Problem):
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
@@ -137,11 +139,13 @@ class Run:
         problem, x = problem.lifted(x, second)
         method.check(problem)
         first = Variable(x, "x")
+        self.group = self._gather(method, first, second, group)
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
         self.constants: Constants | None = None
         self.batch: Any = None
-        self.oracle = Oracle(problem, first, second)
+        self.rounded = False  # whether a warning about half precision was given
+        self.oracle = Oracle(problem, first, second, self.group)
         self.oracle.selection.hold(second)
         if not problem.needs_batch:
             self._weigh(first, second, None)
@@ -155,6 +159,33 @@ class Run:
         if not self._needs_batch:
             self._resolve(None)
         self.seconds = time.perf_counter() - begin
+
+    @staticmethod
+    def _gather(method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
+        """The processes that take part, with the start of the first of them in all.
+
+        Raises:
+            TypeError, ValueError: it is no group, or the method, x or y do not fit it.
+        """
+        group = Group.of(where, x.leaves + y.leaves)
+        if group is None:
+            return None
+        shards = method.refuses_shards if y.divided or x.divided else ""
+        if method.refuses_group or shards:
+            what = "several processes" if method.refuses_group else "variables that are divided among processes"
+            raise ValueError(
+                f"group: {method.name} cannot take {what}, because {method.refuses_group or shards}; use StochasticMEHA, MEHA,"
+                " F2SA, VPBGD or BOME."
+            )
+        for variable in (x, y):
+            group.check(variable.leaves, variable.managed, variable.argument)
+            group.broadcast_(variable.tensors().values())
+        return group
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes and prints: the first of the group, or the only one."""
+        return self.group is None or self.group.main
 
     def _weigh(self, x: Variable, y: Variable, batch: Any) -> None:
         """Measure the curvature of f in y for the proximal term of a response, unless it has a weight or the method sets it."""

@@ -107,8 +107,8 @@ class Expansion:
             curved = isinstance(g, Tensor) and g.requires_grad
             self._second = differentiate(g, self._y.leaves) if isinstance(g, Tensor) and curved else []
         oracle.counts.lower += 1
-        self.f, self.g = float(f.detach()), float(g.detach() if isinstance(g, Tensor) else g)
-        self.f_y = flat_y.join([leaf.detach() for leaf in self._first])
+        self.f, self.g = float(oracle.mean(f.detach())), float(g.detach() if isinstance(g, Tensor) else g)
+        self.f_y = oracle.mean(flat_y.join([leaf.detach() for leaf in self._first]))
         self.g_y = flat_y.join([leaf.detach() for leaf in self._second]) if self._second else torch.zeros_like(self.f_y)
         clock.functions += time.perf_counter() - begin
 
@@ -127,7 +127,7 @@ class Expansion:
         """f_yy v, or (f + g)_yy v."""
         begin = time.perf_counter()
         self._oracle.counts.hvp += 1
-        result = self._pull(self._first, vector, self._y, self._flat_y)
+        result = self._oracle.mean(self._pull(self._first, vector, self._y, self._flat_y))
         if g and self._second:
             result = result + self._pull(self._second, vector, self._y, self._flat_y)
         self._clock.functions += time.perf_counter() - begin
@@ -141,6 +141,7 @@ class Expansion:
             result = torch.stack([self._pull(self._first, row, self._y, self._flat_y) for row in vectors])
         else:
             result = torch.cat([self._images(self._first, part) for part in vectors.split(CHUNK)])
+        result = self._oracle.mean(result)
         self._clock.functions += time.perf_counter() - begin
         return result
 
@@ -148,7 +149,7 @@ class Expansion:
         """The gradient in x of <(f + g)_y(x, y), v> for a fixed v."""
         begin = time.perf_counter()
         self._oracle.counts.hvp += 1
-        result = self._pull(self._first, vector, self._x, self._flat_x)
+        result = self._oracle.mean(self._pull(self._first, vector, self._x, self._flat_x))
         if self._second:
             result = result + self._pull(self._second, vector, self._x, self._flat_x)
         self._clock.functions += time.perf_counter() - begin
@@ -157,7 +158,7 @@ class Expansion:
     def rows(self, chosen: Tensor | None = None) -> Tensor:
         """Rows of f_yy: those of the chosen coordinates, or all."""
         begin = time.perf_counter()
-        rows = self._rows(self._first, chosen)
+        rows = self._oracle.mean(self._rows(self._first, chosen))
         self._oracle.counts.hvp += len(rows)
         self._clock.functions += time.perf_counter() - begin
         return rows

@@ -13,11 +13,14 @@ from meha._checkpoints import REMEDY, Checkpoint
 from meha._checks import check_count, check_tolerance
 from meha._faults import mark_trained, warn_about_modules
 from meha._loop import Loop, Source
+from meha._running import Run
+from meha._shared_checkpoints import SharedCheckpoint
 from meha._variables import Variable
 from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.compiled import Pace
-from meha.loaders import EMPTY, check_resumable, random_states, set_random_states
+from meha.loaders import EMPTY, check_divided, check_resumable, random_states, set_random_states
 from meha.methods import Method, default_method
+from meha.methods._optimizers import RunningOptimizer
 from meha.observers import Observer
 from meha.problem import Problem
 from meha.solution import Solution
@@ -39,8 +42,9 @@ def solve(
     tol: float | Literal["default"] | None = "default",
     batches: Iterable[Any] | None = None,
     callbacks: Observer | Sequence[Observer] = (),
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
+    checkpoint: str | os.PathLike[str] | Checkpoint | SharedCheckpoint | None = None,
     compile: bool | Literal["auto"] = False,
+    group: Any = None,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
 
@@ -78,6 +82,11 @@ def solve(
             dropout. Compiled code serves all runs of the same form in this process and, by torch's cache on disk,
             in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute, or when a
             compiled version is cached, and does not warn.
+        group: the processes of torch.distributed that take part: a process group such as ``torch.distributed.group.WORLD``, or
+            a DeviceMesh. All of them make the same call, each with batches of its own, and an objective is the mean of its
+            values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
+            ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
+            :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
 
     Returns:
         The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
@@ -115,12 +124,12 @@ def solve(
         observers = ([] if tol is None else [RelativeChange(CHANGE if tol == "default" else tol)]) + observers
     elif tol != "default":
         method = dataclasses.replace(cast(Any, method), tol=0.0 if tol is None else tol)
-    file = None
     if checkpoint is not None:
         check_resumable(batches, "batches")
-        file = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-
-    run = method.start(problem, x0, y0)
+    run = method.start(problem, x0, y0, group=group)
+    if run.group is None:
+        check_divided(batches)
+    file = _open(checkpoint, run)
     warn_about_modules(run, resumes=file is not None)
     with Loop(run, Source(batches, remember=file is not None), observers, max_steps) as loop:
         if file is not None:
@@ -137,6 +146,23 @@ def solve(
     return loop.solution()
 
 
+def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
+    """The checkpoint of a run: a file of one process, or a folder of several."""
+    if checkpoint is None:
+        return None
+    if run.group is None:
+        if isinstance(checkpoint, SharedCheckpoint):
+            raise TypeError(
+                "checkpoint: SharedCheckpoint is for several processes; pass a path, or meha.Checkpoint, or group=."
+            )
+        return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    if isinstance(checkpoint, Checkpoint):
+        raise TypeError("checkpoint: Checkpoint is the file of one process; pass a folder, or meha.SharedCheckpoint(folder).")
+    file = checkpoint if isinstance(checkpoint, SharedCheckpoint) else SharedCheckpoint(checkpoint)
+    file.open(run.group)
+    return file
+
+
 def uninterrupted(solution: Solution) -> Solution:
     """Return a solution, or pass on the interrupt that ended its run."""
     if solution.status is Status.INTERRUPTED:
@@ -144,14 +170,14 @@ def uninterrupted(solution: Solution) -> Solution:
     return solution
 
 
-def _advance(loop: Loop, pace: Pace, file: Checkpoint | None) -> None:
+def _advance(loop: Loop, pace: Pace, file: Checkpoint | SharedCheckpoint | None) -> None:
     """Take steps until there is a verdict, and write checkpoints on the way and at the end."""
     run, source, begun = loop.run, loop.source, loop.run.k
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a run that goes on does so in groups
         pace.update()
     while loop.verdict is None:
         group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
-        if not group:
+        if _ran_out(loop, not group):
             break
         loop.advance(group, pace)
         if loop.verdict is None:
@@ -167,21 +193,43 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | None) -> None:
     if run.k > begun:
         loop.check_lower()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
-            _write(file, loop)
+            _write(file, loop, last=True)
 
 
-def _write(file: Checkpoint, loop: Loop) -> None:
+def _ran_out(loop: Loop, here: bool) -> bool:
+    """Whether the batches ended, in this process or in another one."""
+    group = loop.run.group
+    return here if group is None or not loop.source.finite else group.any(here, loop.run.state.y.device)
+
+
+def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:
     """Write a checkpoint; a full disk does not end the run."""
     try:
         file.write(loop.state_dict())
+        if last and isinstance(file, SharedCheckpoint):
+            file.finish()
     except OSError as error:
         warnings.warn(f"{error} The run goes on.", TrainingWarning, stacklevel=4)
 
 
-def _resume(loop: Loop, file: Checkpoint) -> None:
+def _read(loop: Loop, file: Checkpoint | SharedCheckpoint) -> dict[str, Any] | None:
+    """What the checkpoint holds; None if there is none."""
+    state = loop.run.state
+    if isinstance(file, Checkpoint):
+        return file.read(state.x.device)
+    optimizers = {name: part for name, part in vars(state).items() if isinstance(part, RunningOptimizer)}
+    moments = {
+        f"run.state.{name}.optimizer.state.{i}.": leaf
+        for name, part in optimizers.items()
+        for i, leaf in enumerate(part.leaves())
+    }
+    return file.read(loop.state_dict(), moments)
+
+
+def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
     """Put the loop where the checkpoint is, if there is one; when it does not fit, nothing is changed."""
     run, source = loop.run, loop.source
-    saved = file.read(run.state.x.device)
+    saved = _read(loop, file)
     if saved is None:
         return
     before, states = run.state_dict(), random_states(source.loader)
@@ -195,8 +243,17 @@ def _resume(loop: Loop, file: Checkpoint) -> None:
                 f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {loop.max_steps}; allow"
                 " at least as many, or give another path."
             )
-        run.batch = source.find(saved["place"])
-        set_random_states(saved["random"], source.loader)
+        processes = 1 if run.group is None else run.group.count
+        if saved.get("processes", processes) == processes:
+            run.batch = source.find(saved["place"])
+            set_random_states(saved["random"], source.loader)
+        elif run.main:
+            warnings.warn(
+                f"checkpoint: {saved['processes']} processes wrote it, and {processes} read it: x, y and the method go on,"
+                " batches and random numbers start over.",
+                TrainingWarning,
+                stacklevel=3,
+            )
         for module, training in zip(loop.modules, saved["training"], strict=True):
             module.training = training
     except BaseException:

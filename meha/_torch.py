@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 __all__ = [
     "BREAKDOWNS",
+    "LazyModule",
     "LinAlgError",
     "TorchDispatchMode",
     "backward",
@@ -35,6 +36,7 @@ __all__ = [
     "foreach_sqrt",
     "foreach_sub",
     "foreach_sub_",
+    "fsdp_dtype",
     "has_gradient_hook",
     "is_view",
     "norm_operation",
@@ -42,6 +44,7 @@ __all__ = [
     "pull_back",
     "pytree",
     "under_trace",
+    "wraps_gradients",
 ]
 
 BREAKDOWNS = (LinAlgError, ArithmeticError)
@@ -79,6 +82,16 @@ def pull_back(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: S
     )
 
 
+class LazyModule:
+    """A module of torch that is imported when it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether a tensor shares the memory of another one that autograd knows of."""
     return tensor._base is not None
@@ -87,6 +100,22 @@ def is_view(tensor: Tensor) -> bool:
 def has_gradient_hook(leaf: Tensor) -> bool:
     """Whether a hook waits for the gradient of a leaf."""
     return bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
+def wraps_gradients(module: nn.Module) -> str:
+    """The wrapper of torch.distributed that averages the gradients of a module, other than ``fully_shard``; empty if none."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel"
+    kinds = [(kind.__module__, kind.__name__) for kind in type(module).__mro__]
+    if ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel") in kinds:
+        return "FullyShardedDataParallel"
+    return "replicate() of DistributedDataParallel" if ("torch.distributed._composable.replicate", "DDP") in kinds else ""
+
+
+def fsdp_dtype(module: Any) -> torch.dtype | None:
+    """The dtype in which a module with ``fully_shard`` computes, if its policy names one."""
+    policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+    return getattr(policy, "param_dtype", None)
 
 
 def plain_name(name: str) -> str:

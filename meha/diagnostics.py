@@ -1,7 +1,8 @@
 """Diagnostics for any point (x, y), independent of method: Moreau envelope, gap, residual, merit, hypergradient.
 
 These functions do not count as work of a run and do not change their arguments: modules are copied first. They take the
-user's objects (tensors, dicts, modules), and a batch if the objectives need one.
+user's objects (tensors, dicts, modules), and a batch if the objectives need one. After a run in several processes, call them
+in all of these, with ``group=run.group``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from meha._checks import check_positive
+from meha._distributed import Group
 from meha._linear import CurvatureError, conjugate_gradients
 from meha._lower import LowerSolution, solve_lower
 from meha._oracle import Oracle
@@ -49,7 +51,15 @@ class Envelope:
 
 
 def envelope(
-    problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
+    problem: Problem,
+    x: Any,
+    y: Any,
+    gamma: float,
+    *,
+    tol: float = 1e-10,
+    max_steps: int = 10_000,
+    batch: Any = None,
+    group: Group | None = None,
 ) -> Envelope:
     """Compute v_gamma(x, y), its minimiser theta* and its gradient (the paper's Lemma on the gradient of v_gamma).
 
@@ -64,7 +74,7 @@ def envelope(
     >>> round(v.value, 6), v.theta, v.gradient_y
     (1.0, tensor([1.]), tensor([1.]))
     """
-    point = _Point(problem, x, y, batch)
+    point = _Point(problem, x, y, batch, group)
     inner = point.solve(gamma, tol, max_steps)
     value, phi = point.values(inner.theta, gamma)
     d_x, d_y = point.envelope_gradient(inner.theta, gamma)
@@ -72,7 +82,15 @@ def envelope(
 
 
 def gap(
-    problem: Problem, x: Any, y: Any, gamma: float, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None
+    problem: Problem,
+    x: Any,
+    y: Any,
+    gamma: float,
+    *,
+    tol: float = 1e-10,
+    max_steps: int = 10_000,
+    batch: Any = None,
+    group: Group | None = None,
 ) -> float:
     """Gap (f + g)(x, y) - v_gamma(x, y): never negative, and zero exactly where y is stationary for the lower level at x.
 
@@ -80,7 +98,7 @@ def gap(
     >>> gap(problem, torch.zeros(1), torch.zeros(1), gamma=1.0)
     0.0
     """
-    point = _Point(problem, x, y, batch)
+    point = _Point(problem, x, y, batch, group)
     value, phi = point.values(point.solve(gamma, tol, max_steps).theta, gamma)
     return phi - value
 
@@ -95,6 +113,7 @@ def residual(
     tol: float = 1e-10,
     max_steps: int = 10_000,
     batch: Any = None,
+    group: Group | None = None,
 ) -> float:
     """Residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
 
@@ -112,7 +131,7 @@ def residual(
     0.0
     """
     check_positive("c", c)
-    point = _Point(problem, x, y, batch)
+    point = _Point(problem, x, y, batch, group)
     oracle, x_, y_ = point.oracle, point.x, point.y
     theta = point.solve(gamma, tol, max_steps).theta
     v_x, v_y = point.envelope_gradient(theta, gamma)
@@ -140,6 +159,7 @@ def merit(
     tol: float = 1e-10,
     max_steps: int = 10_000,
     batch: Any = None,
+    group: Group | None = None,
 ) -> float:
     """Merit V = (F - lower_bound) / c + (f + g - v_gamma) + ((L_f + L_g)^2 + 1/gamma^2) ||theta - theta*||^2.
 
@@ -151,7 +171,7 @@ def merit(
         lower_bound: a lower bound of F; any constant will do, because only differences of V matter while c is constant.
     """
     check_positive("c", c)
-    point = _Point(problem, x, y, batch)
+    point = _Point(problem, x, y, batch, group)
     auxiliary = Variable.of(theta, "theta")
     if [leaf.shape for leaf in auxiliary.leaves] != [leaf.shape for leaf in point.y.leaves]:
         raise ValueError("theta: the number or shapes of its tensors differ from those of y; pass run.state.theta.detached().")
@@ -164,7 +184,16 @@ def merit(
     return (upper - lower_bound) / c + phi - value + weight * apart * apart
 
 
-def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_steps: int = 10_000, batch: Any = None) -> Any:
+def hypergradient(
+    problem: Problem,
+    x: Any,
+    y: Any,
+    *,
+    tol: float = 1e-10,
+    max_steps: int = 10_000,
+    batch: Any = None,
+    group: Group | None = None,
+) -> Any:
     """Gradient of Phi(x) = F(x, y*(x)), for f smooth and strongly convex in y and without constraints on y.
 
     It is F_x - f_xy [f_yy^-1 F_y] at y*(x), which is computed from y; the linear system is solved by conjugate gradients. This
@@ -180,7 +209,7 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
     """
     if problem.nonsmooth is not None or problem.y_set is not None:
         raise ValueError("hypergradient: needs a smooth, unconstrained lower level; this one has a non-smooth term or a y_set.")
-    point = _Point(problem, x, y, batch)
+    point = _Point(problem, x, y, batch, group)
     oracle = point.oracle
     solution = solve_lower(oracle, point.x, point.y, tol=tol, max_steps=max_steps, batch=batch)
     _warn_unless_solved(solution, "lower level")
@@ -209,11 +238,11 @@ def hypergradient(problem: Problem, x: Any, y: Any, *, tol: float = 1e-10, max_s
 class _Point:
     """Copies of (x, y) with an oracle."""
 
-    def __init__(self, problem: Problem, x: Any, y: Any, batch: Any) -> None:
+    def __init__(self, problem: Problem, x: Any, y: Any, batch: Any, group: Group | None) -> None:
         self.y = Variable.of(y, "y").copy()
         problem, x = problem.lifted(x, self.y)
         self.x = Variable.of(x, "x").copy()
-        self.oracle = Oracle(problem, self.x, self.y)
+        self.oracle = Oracle(problem, self.x, self.y, group)
         self.batch = batch
 
     def solve(self, gamma: float, tol: float, max_steps: int = 10_000) -> LowerSolution:

@@ -64,7 +64,8 @@ class Endless(Iterator[Any]):
 
     The position can be saved. If the loader has ``state_dict`` and ``load_state_dict``, they are used. Otherwise the position
     is the random states at the last restart and the number of batches taken since: restoring it restarts the loader from these
-    states and skips that many batches. The order of the batches may therefore depend only on these random states.
+    states and skips that many batches. The order of the batches may therefore depend only on these random states, and on the
+    number of the pass: where a sampler or a data set has ``set_epoch``, as a DistributedSampler has, each pass calls it.
 
     Args:
         loader: an iterable of batches.
@@ -86,7 +87,7 @@ class Endless(Iterator[Any]):
         self.loader = loader
         self._batches: Iterator[Any] | None = None
         self._start_states: dict[str, Any] = {}
-        self._position = 0
+        self._position, self._epoch = 0, -1
         self._restored = False
         self.fruitful = False  # whether it has ever yielded a batch
 
@@ -109,6 +110,11 @@ class Endless(Iterator[Any]):
     def _restart(self) -> Iterator[Any]:
         fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # saving states takes time and is not needed
         self._start_states, self._position = {} if fixed else random_states(self.loader), 0
+        self._epoch += 1
+        for name in ("sampler", "batch_sampler", "dataset"):
+            part: Any = getattr(self.loader, name, None)
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
         self._batches = iter(self.loader)
         return self._batches
 
@@ -122,7 +128,7 @@ class Endless(Iterator[Any]):
         """Return the position, as plain tensors and numbers."""
         if isinstance(self.loader, Stateful):
             return {"loader": self.loader.state_dict()}
-        return {"start_states": self._start_states, "position": self._position}
+        return {"start_states": self._start_states, "position": self._position, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position. This uses the random number generators; set their states afterwards."""
@@ -131,8 +137,9 @@ class Endless(Iterator[Any]):
             self.loader.load_state_dict(state["loader"])
             self._restored = True
             return
-        position = state["position"]
+        position, self._epoch = state["position"], state.get("epoch", 0)
         if position:
+            self._epoch -= 1
             if state["start_states"]:
                 set_random_states(state["start_states"], self.loader)
             batches = self._restart()
@@ -278,6 +285,21 @@ def check_resumable(loader: Any, argument: str) -> None:
             f"{argument}: persistent_workers=True keeps random states in worker processes, where a checkpoint cannot save them;"
             " pass a DataLoader with persistent_workers=False."
         )
+
+
+def check_divided(loader: Any) -> None:
+    """Raise if a sampler divides the data among processes, of which each would run for itself."""
+    waiting = [loader]
+    for part in waiting:
+        number = getattr(part, "num_replicas", 1)
+        if isinstance(number, int) and number > 1:
+            raise ValueError(
+                f"group: a sampler divides the batches among {number} processes, but each of them would solve a problem of its"
+                " own; pass solve(..., group=torch.distributed.group.WORLD), or other batches."
+            )
+        inner = [getattr(part, name, None) for name in ("sampler", "batch_sampler", "loader")]
+        inner += part.loaders.values() if isinstance(part, Together) else []
+        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
 
 
 def random_states(loader: Any = None) -> dict[str, Any]:

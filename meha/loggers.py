@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, ClassVar, Self, TextIO
 
 from meha._checks import check_count
 from meha._files import write_atomically
@@ -23,7 +23,9 @@ __all__ = ["CSVLogger", "TensorBoardLogger"]
 
 
 class _Logger(ABC):
-    """Base class of loggers that write every n-th step and notice when a new run begins."""
+    """Base class of loggers that write every n-th step and notice when a new run begins; of several processes, the first."""
+
+    agrees: ClassVar[bool] = True
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
         check_count(f"{type(self).__name__}: every", every)
@@ -31,6 +33,8 @@ class _Logger(ABC):
         self._step: int | None = None
 
     def __call__(self, run: Run, info: StepInfo) -> None:
+        if not run.main:
+            return
         if self._step is None or info.step <= self._step:
             self.close()
             self._open(info.step)

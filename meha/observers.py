@@ -9,6 +9,9 @@ An observer is a function ``observer(run, info)``, which ``solve(..., callbacks=
 An observer may also have ``begin(run, max_steps)`` and ``end(run)``, called before the first step and after the last, and
 ``state_dict`` and ``load_state_dict``, which make it a part of checkpoints. Stopping rules (:mod:`meha.stopping`) and loggers
 (:mod:`meha.loggers`) are observers, and so are these.
+
+In a run of several processes, each calls its observers, and a verdict in one of them holds in all. ``agrees = True`` says that
+an observer gives the same verdict everywhere, because it looks at the numbers of the run, so that nothing need be sent.
 """
 
 from __future__ import annotations
@@ -209,7 +212,8 @@ class Validate:
 
     F falls as long as y can fit its data, also when x and y get worse on others. With this observer among the callbacks of
     :func:`meha.solve`, the solution has x and y where the score was best, modules included, and the history has a column
-    ``score``. A warning (:class:`ValidationWarning`) says when F falls while the score gets worse.
+    ``score``. A warning (:class:`ValidationWarning`) says when F falls while the score gets worse. In a run of several
+    processes, the score is the mean of theirs.
 
     Args:
         score: a function of (x, y) that returns a number, such as the loss on a third set of data.
@@ -230,6 +234,7 @@ class Validate:
     rule met True 2
     """
 
+    agrees = True
     NOTICED = 3
     """Evaluations in a row without a better score, with F below its value at the best, at which the warning comes."""
 
@@ -262,6 +267,8 @@ class Validate:
             return None
         with torch.no_grad():
             score = float(self.score(run.x, run.y))
+            if run.group is not None:
+                score = float(run.oracle.mean(torch.tensor(score, device=run.state.y.device)))
         sign = -1 if self.larger_is_better else 1
         if math.isnan(self.best) or sign * score < sign * self.best:  # never where it is NaN
             if not math.isnan(score):
@@ -325,6 +332,8 @@ class SkipBadBatches:
     (4, ['batch 2 of this pass', 'batch 2 of this pass'])
     """
 
+    agrees = True
+
     def __init__(self, limit: int = 10) -> None:
         check_count("SkipBadBatches: limit", limit)
         self.limit, self.skipped = limit, list[str]()
@@ -362,8 +371,9 @@ class SkipBadBatches:
 
 
 class Progress:
-    """Shows a progress bar in the terminal. Needs rich: ``pip install "meha[progress]"``."""
+    """Shows a progress bar in the terminal. Needs rich: ``pip install "meha[progress]"``. Of several processes, one does."""
 
+    agrees = True
     SHOWN = ("upper", "gap", "residual")
 
     def __init__(self) -> None:
@@ -378,7 +388,8 @@ class Progress:
     def begin(self, run: Run, max_steps: int) -> None:
         """Show the bar."""
         self._bar.update(self._task, total=max_steps, completed=run.k)
-        self._bar.start()
+        if run.main:
+            self._bar.start()
 
     def __call__(self, run: Run, info: StepInfo) -> None:
         numbers = " ".join(f"{name} {info[name]:.3g}" for name in self.SHOWN if name in info)

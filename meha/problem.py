@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor
 
+from meha._distributed import local, owners, total
 from meha._variables import Leaves, Variable, copy_
 from meha.constraints import Constraint
 from meha.nonsmooth import NonSmooth, Zero
@@ -21,7 +23,7 @@ from meha.sets import ConvexSet, NonNegative, Reals
 if TYPE_CHECKING:
     from meha.theory import Constants
 
-__all__ = ["Problem", "Prox", "takes"]
+__all__ = ["Problem", "Prox", "sum_of_parts", "takes"]
 
 Objective = Callable[..., Tensor]
 
@@ -41,7 +43,7 @@ class Prox:
 
     def __call__(self, x: Any, leaves: Leaves, step: float) -> None:
         for action, chosen in self._actions:
-            old = [leaves[i] for i in chosen]
+            old = local([leaves[i] for i in chosen])
             copy_(old, action(x, old, step))
 
     def pull_back(self, x: Any, leaves: Leaves, step: float, cotangent: Leaves) -> Leaves:
@@ -193,18 +195,25 @@ class Problem:
                 f"response: is {self.response!r}, but there is no x (x0=None), and the lower level alone would decide; leave it"
                 " out, so that F chooses y."
             )
-        none = y.leaves[0].detach().new_zeros(1)
+        none = torch.zeros(1, dtype=y.leaves[0].dtype, device=y.device)
         if self.simple:
             return self, none
         return dataclasses.replace(self, upper=_OfY(self.upper), lower=_OfY(self.lower)), none
 
     def bind_projection(self, x: Variable) -> Prox:
         """The projection on X for the leaves of ``x``."""
-        return Prox([(_projection(part), chosen) for part, chosen in _constraints(self.x_set, x)])
+        constraints = _constraints(self.x_set, x)
+        for part, chosen in constraints:
+            _check_parts("x_set", part, x, chosen, apart=part.coordinatewise)
+        return Prox([(_projection(part), chosen) for part, chosen in constraints])
 
     def bind_prox(self, y: Variable) -> Prox:
         """The proximal map of g(x, .) + indicator of Y for the leaves of ``y``."""
         terms = self.g.terms(y)
+        for term, chosen in terms:
+            _check_parts("nonsmooth", term, y, chosen, apart=term.separable)
+        for part, chosen in _constraints(self.y_set, y):
+            _check_parts("y_set", part, y, chosen, apart=part.coordinatewise)
         before: list[tuple[Map, list[int]]] = []
         after: list[tuple[Map, list[int]]] = []
         for part, held in _constraints(self.y_set, y):
@@ -227,6 +236,13 @@ class Problem:
             raise ValueError(f"x is on {x.device} and y on {y.device}; move both to one device, such as y.to(x.device).")
         if {id(leaf) for leaf in x.leaves} & {id(leaf) for leaf in y.leaves}:
             raise ValueError("x and y share parameters; each tensor must belong to one level.")
+        self.bind_projection(x)
+        self.bind_prox(y)
+        if y.divided and self.selected is not None:
+            raise ValueError(
+                f"response: is {self.response!r}, but y is divided among processes, where no method follows it; leave it out,"
+                " or do not shard y."
+            )
         for variable, domain in ((x, self.x_set), (y, self.y_set)):
             variable.check_finite()
             if domain is not None and not domain.holds(variable):
@@ -239,12 +255,25 @@ class Problem:
             constraint.check(x, y)
         for term, chosen in self.g.terms(y):
             with torch.no_grad():
-                value = term.value_leaves(x.value, [y.leaves[i] for i in chosen])
+                value = sum_of_parts(term, x.value, [y.leaves[i] for i in chosen])
             if not bool(torch.isfinite(value)):
                 raise ValueError(
                     f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
                     " (y0 >= 0 for NonNegativeL1) and with finite weights."
                 )
+
+
+def sum_of_parts(term: NonSmooth, x: Any, leaves: Leaves) -> Tensor:
+    """The value of a term; of leaves that are divided, the sum over those who hold parts.
+
+    Its gradient in x is that of the parts here times the number of parts, so that the mean over the processes is that of g.
+    """
+    value = term.value_leaves(x, local(leaves))
+    groups = owners(leaves[0])
+    if not groups:
+        return value
+    scaled = value * math.prod(group.size() for group in groups)
+    return scaled + (total([value.detach()], leaves[:1]) - scaled).detach()
 
 
 def takes(objective: Objective, count: int) -> bool:
@@ -274,6 +303,25 @@ def _constraints(domain: ConvexSet | None, variable: Variable) -> list[tuple[Con
     if domain is None:
         return []
     return [(part, chosen) for part, chosen in domain.parts(variable) if not isinstance(part, Reals)]
+
+
+def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int], *, apart: bool) -> None:
+    """Refuse what mixes numbers of which this process holds only a part, or has an entry for each of them."""
+    divided = [i for i in chosen if owners(variable.leaves[i])]
+    if not divided:
+        return
+    name, whose = type(part).__name__, variable.argument
+    if not apart or len({tuple(owners(variable.leaves[i])) for i in chosen}) > 1:
+        raise ValueError(
+            f"{argument}: {name} mixes numbers of {whose}, which is divided among processes; use one that acts on each number"
+            f" by itself (such as Box, NonNegative or L1), or do not shard {whose}."
+        )
+    entries = [key for key, value in vars(part).items() if isinstance(value, Tensor) and value.numel() > 1]
+    if entries:
+        raise ValueError(
+            f"{argument}: {name} has an entry of {entries[0]} for each number of {whose}, which is divided among processes;"
+            f" give one number for all, or do not shard {whose}."
+        )
 
 
 def _no_closed_form(part: ConvexSet, term: NonSmooth) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meha import diagnostics
+from meha._distributed import Group
 from meha._oracle import Counts
 from meha._refitting import Refit, refit
 from meha._variables import Leaves
@@ -68,6 +69,7 @@ class Solution:
         constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
         report: what the run learned about the problem, in lines by heading.
         y0: the leaves of y at the start, where :meth:`refit` begins.
+        group: the processes that took part; None for this one alone.
     """
 
     problem: Problem
@@ -85,6 +87,7 @@ class Solution:
     batch: Any = None
     report: Mapping[str, str] = field(default_factory=dict)
     y0: Leaves = field(default_factory=list)
+    group: Group | None = None
 
     @property
     def converged(self) -> bool:
@@ -92,7 +95,7 @@ class Solution:
         return self.status is Status.CONVERGED
 
     def diagnose(self, gamma: float | None = None, c: float | None = None) -> Diagnosis:
-        """Measure gap and residual at the solution, which takes many gradients.
+        """Measure gap and residual at the solution, which takes many gradients. With a group, all its processes must call it.
 
         Args:
             gamma: the envelope parameter; that of the method by default, or 1 where it has none.
@@ -106,8 +109,10 @@ class Solution:
         own = getattr(self.method, "gamma", None) or self._last("gamma")
         c = self._last("c") if c is None and own else c
         gamma = gamma or own or 1.0
-        gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch)
-        residual = None if c is None else diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
+        gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch, group=self.group)
+        residual = None
+        if c is not None:
+            residual = diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch, group=self.group)
         return Diagnosis(gap, residual, gamma, c)
 
     def refit(
@@ -138,7 +143,7 @@ class Solution:
             metrics: further measures, functions of (x, y), such as the accuracy on a test set.
 
         Raises:
-            ValueError: steps, batches or a start are missing or do not fit.
+            ValueError: steps, batches or a start are missing or do not fit, or y is a sharded module.
 
         >>> import meha, torch
         >>> problem = meha.Problem(
@@ -163,6 +168,7 @@ class Solution:
             seed=seed,
             batches=batches,
             metrics=metrics,
+            group=self.group,
         )
 
     def _last(self, name: str) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from meha import diagnostics
 from meha._checks import check_count, check_tolerance
@@ -33,6 +33,8 @@ class RelativeChange:
         tol: stop at or below it.
         times: number of steps in a row; a point may rest for one step while other variables of the method move.
     """
+
+    agrees: ClassVar[bool] = True
 
     tol: float = 1e-6
     times: int = 2
@@ -73,6 +75,8 @@ class _Exact:
         gamma: of the envelope; that of the method by default.
     """
 
+    agrees: ClassVar[bool] = True
+
     tol: float
     every: int = 20
     gamma: float | None = None
@@ -102,7 +106,7 @@ class Gap(_Exact):
     """Stop when the gap (f + g)(x, y) - v_gamma(x, y) is at most ``tol``: y solves the lower level to that accuracy."""
 
     def measure(self, run: Run, info: StepInfo, gamma: float) -> float:
-        return diagnostics.gap(run.problem, run.x, run.y, gamma, batch=run.batch)
+        return diagnostics.gap(run.problem, run.x, run.y, gamma, batch=run.batch, group=run.group)
 
 
 @dataclass(frozen=True)
@@ -115,4 +119,4 @@ class Residual(_Exact):
         c = self.c if self.c is not None else info.get("c")
         if c is None:
             raise ValueError(f"Residual: {run.method.name} has no penalty c; give one, as in Residual({self.tol:g}, c=10.0).")
-        return diagnostics.residual(run.problem, run.x, run.y, gamma, c, batch=run.batch)
+        return diagnostics.residual(run.problem, run.x, run.y, gamma, c, batch=run.batch, group=run.group)

@@ -53,7 +53,14 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: An
     with torch.inference_mode(False), torch.no_grad():
         y = Variable(y0, "y")
         problem, x0 = problem.lifted(x0, y)
-        inspection = Inspection(problem, Variable(x0, "x"), y, batch, other_batch)
+        x = Variable(x0, "x")
+        for variable in (x, y):
+            if variable.divided:
+                raise ValueError(
+                    f"{variable.argument}0: is divided among processes, and a check looks at whole variables in one; check the"
+                    " problem on a small module that is not sharded."
+                )
+        inspection = Inspection(problem, x, y, batch, other_batch)
         try:
             return inspection.report()
         finally:

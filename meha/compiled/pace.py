@@ -87,6 +87,8 @@ def _build(run: Run) -> Compiled:
     Raises:
         TracingError: the steps of the run cannot be compiled.
     """
+    if run.group is not None:
+        raise TracingError("several processes take part, and send messages in each step")
     if run.problem.selected is not None:
         raise TracingError("the problem has a selected response, which may begin elsewhere in each step")
     modules = any(variable.has_modules for variable in variables_of(run.state).values())

@@ -14,7 +14,7 @@ from torch import Tensor
 from meha._oracle import Counts, Oracle
 from meha._running import At, Run, StepInfo
 from meha._torch import pytree
-from meha._variables import Leaves, Variable, copy_, norm, subtract
+from meha._variables import Leaves, Variable, copy_, distance, norm, subtract
 from meha.methods import Method, State
 from meha.schedules import evaluate
 
@@ -72,11 +72,16 @@ class Eager(Stepper):
         _copy_each(self._kept_buffers, self._buffers)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
-        size, moved = norm(self._leaves), norm(subtract(self._leaves, self._kept))
+        size, moved = norm(self._leaves), self._moved()
         info = info.measured(float(size), float(moved))
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
         self.whole = True
         return info
+
+    def _moved(self) -> Tensor:
+        if self.run.group is None:
+            return norm(subtract(self._leaves, self._kept))
+        return distance(self._leaves, self._kept)
 
     def rewind(self) -> None:
         copy_(self._leaves, self._kept)

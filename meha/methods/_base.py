@@ -99,6 +99,7 @@ class Method(ABC):
     Attributes:
         takes_coupling: whether the method takes constraints that couple x and y.
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
+        refuses_group, refuses_shards: why it cannot run in several processes, or on variables that are divided among them.
         follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
         vanishes: whether it lets the proximal term of ``Nearest()`` vanish; otherwise the term keeps a small weight.
         differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
@@ -110,6 +111,8 @@ class Method(ABC):
     takes_coupling: ClassVar[bool] = False
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
+    refuses_group: ClassVar[str] = ""
+    refuses_shards: ClassVar[str] = ""
     follows: ClassVar[tuple[type[Response], ...]] = ()
     vanishes: ClassVar[bool] = False
     differentiates_start: ClassVar[bool] = False
@@ -122,13 +125,16 @@ class Method(ABC):
         """The name in tables and figures."""
         return type(self).__name__
 
-    def start(self, problem: Problem, x: Any, y: Any) -> Run:
+    def start(self, problem: Problem, x: Any, y: Any, *, group: Any = None) -> Run:
         """Start a run from (x, y). Tensors are copied; modules are trained in place.
+
+        Args:
+            group: the processes that take part, see :func:`meha.solve`.
 
         Raises:
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
-        return Run(_following(self, problem), problem, x, y)
+        return Run(_following(self, problem), problem, x, y, group)
 
     def describe(self, *, exact: bool = False) -> str:
         """The hyper-parameters that are set, as text; functions and factories by their names.

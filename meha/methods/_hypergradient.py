@@ -43,6 +43,7 @@ class HypergradientMethod(Method):
     """
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
+    refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
     repeats: ClassVar[str] = "it computes derivatives again at points where it has been"
     chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 

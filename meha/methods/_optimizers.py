@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from meha._checks import check_positive
+from meha._distributed import is_dtensor
 from meha._variables import Leaves, Variable
 from meha.problem import Problem
 from meha.sets import ConvexSet
@@ -163,6 +164,10 @@ class RunningOptimizer:
         for group, lr in zip(self.optimizer.param_groups, state[1], strict=True):
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
 
+    def leaves(self) -> Leaves:
+        """The leaves that it moves, in the order of its state."""
+        return [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
+
     def tensors(self) -> Leaves:
         """What it remembers."""
         return [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
@@ -206,6 +211,9 @@ def build_optimizer(
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held != {id(leaf) for leaf in variable.leaves}:
         raise ValueError(f"{name}: the factory must hand all tensors that it gets to the optimizer, and no others.")
+    if 0 < sum(map(is_dtensor, variable.leaves)) < len(variable.leaves):  # which torch does not take together
+        for group in optimizer.param_groups:
+            group["foreach"] = False
     lower = variable.argument != "x"
     nonsmooth = lower and problem.nonsmooth is not None
     _check_metric(optimizer, problem.y_set if lower else problem.x_set, nonsmooth, name)

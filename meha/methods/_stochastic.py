@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._distributed import local
 from meha._oracle import Oracle
-from meha._torch import foreach_add_, foreach_addcmul_, foreach_mul, foreach_mul_, foreach_sqrt, foreach_sub_
-from meha._variables import Leaves, Variable, distance, norm
+from meha._torch import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm, foreach_sqrt
+from meha._variables import Leaves, Variable, add_, distance, join_norms, scaled
 from meha.methods._base import State
 from meha.methods._optimizers import RunningOptimizer
 from meha.sets import ConvexSet
@@ -137,7 +138,7 @@ def penalty(k: int) -> float:
 
 def columns(leaf: Tensor) -> int:
     """The number of columns of a matrix; 1 for vectors and numbers."""
-    return leaf[0].numel() if leaf.ndim > 1 else 1
+    return math.prod(leaf.shape[1:])
 
 
 def begin(state: StochasticMEHAState) -> Variable:
@@ -166,14 +167,16 @@ def find_directions(
         values, of_x = find_directions(oracle, state, wrt[:1], c, batch)
         return values, of_x + find_directions(oracle, state, wrt[1:], c, batch)[1]
     f = oracle.phi if x in wrt else oracle.lower
-    (upper,), first = oracle.gradients(tuple(v for v in wrt if v is not theta), [(1.0, oracle.upper, x, y)], batch)
-    (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch)
+    of_upper = tuple(v for v in wrt if v is not theta)
+    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, y)], batch, own=True)
+    (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch, own=True)
     directions = []
     for variable, gradient in zip(wrt, second, strict=True):
-        directions.append(list(foreach_mul(gradient, -c if variable is theta else c)))
+        directions.append(scaled(gradient, -c if variable is theta else c))
     for direction, gradient in zip(directions, first, strict=False):
-        foreach_add_(direction, gradient)
-    return [upper, lower, best], directions
+        add_(direction, gradient, 1.0)
+    values = [upper, lower, best]
+    return values, oracle.average(directions, wrt, values)
 
 
 def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:
@@ -189,20 +192,25 @@ def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, b
         before = list(zip(directions, here, strict=True))
         for level, curvature, direction in zip(levels, curvatures, directions, strict=True):
             step = FRESH_STEP / curvature
-            foreach_sub_(level.leaves, foreach_mul(direction, step))
+            add_(level.leaves, direction, -step)
             if not oracle.prox.identity:
                 oracle.prox(state.x.value, level.leaves, float(step * c))
 
 
 def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Leaves:
-    """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``."""
-    foreach_mul_(square, 1 - 1 / n)
+    """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``.
+
+    For leaves that are divided among processes, the parts of this one.
+    """
+    parts = local(square)
+    foreach_mul_(parts, 1 - 1 / n)
     for direction in directions:
-        foreach_addcmul_(square, direction, direction, 1 / (n * len(directions)))
-    roots = list(foreach_sqrt(square))
+        here = local(direction)
+        foreach_addcmul_(parts, here, here, 1 / (n * len(directions)))
+    roots = list(foreach_sqrt(parts))
     foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
     if whole:
-        mean = norm(roots) / math.sqrt(sum(root.numel() for root in roots))
+        mean = join_norms(list(foreach_norm(roots)), square) / math.sqrt(sum(leaf.numel() for leaf in square))
         return [mean.to(root.dtype).expand_as(root) for root in roots]
     return roots
 

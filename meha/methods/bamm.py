@@ -73,6 +73,7 @@ class BAMM(Method):
     """
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
+    refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
     penalties: ClassVar[tuple[str, ...]] = ("mu",)
 

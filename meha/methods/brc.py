@@ -43,6 +43,7 @@ class BRC(HypergradientMethod):
 
     refuses_nonsmooth: ClassVar[str] = "its formula is made of gradients of f"
     refuses_y_set: ClassVar[str] = "its formula holds in the interior of Y only"
+    refuses_shards: ClassVar[str] = ""
 
     inner_steps: int = 1
 

@@ -77,6 +77,7 @@ class IGJO(Method):
     (2, True)
     """
 
+    refuses_group: ClassVar[str] = "it solves subproblems on all data at once"
     refuses_y_set: ClassVar[str] = "it takes y for free on its support"
 
     alpha: float = 1.0

@@ -191,12 +191,15 @@ class MEHA(Method):
         wrt, phi = ((x, y), oracle.partial) if both else ((x,), oracle.phi)
         terms = [(1 / c, oracle.upper, x, y), (1.0, phi, x, y)]
         if self.gradients == 2:
-            (lower_theta,), (h, g_theta) = oracle.gradients((x, theta), [(1.0, oracle.partial, x, theta)], batch)
+            own, (h, g_theta) = oracle.gradients((x, theta), [(1.0, oracle.partial, x, theta)], batch, own=True)
+            (g_theta,) = oracle.average([g_theta], (theta,), own)
+            (lower_theta,) = own
             apart = distance(theta.leaves, y.leaves)
             m_theta = self._move_theta(oracle, state, at, g_theta)
             del g_theta
-            (upper, lower), (g_x, *g_y) = oracle.gradients(wrt, terms, batch)
-            g_x = subtract(g_x, h)
+            own, (g_x, *g_y) = oracle.gradients(wrt, terms, batch, own=True)
+            g_x, *g_y = oracle.average([subtract(g_x, h), *g_y], wrt, own)  # both parts of g_x in one message
+            upper, lower = own
         else:
             m_theta = self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
             apart = distance(theta.leaves, y.leaves)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -106,6 +106,8 @@ class Search(Method):
     The numbers of a step: ``upper`` the best F so far (left out before the first success), ``trial`` F of this candidate,
     ``residual`` of its lower solve, ``failed`` the number of candidates that failed so far.
     """
+
+    refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
 
     space: Space
     to_x: Callable[[dict[str, float]], Any] | None = None

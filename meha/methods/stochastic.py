@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_positive
+from meha._distributed import local
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
-from meha._torch import foreach_addcdiv_, foreach_lerp_, foreach_mul, foreach_sub_
-from meha._variables import Leaves, Variable, copy_, norm
+from meha._torch import foreach_addcdiv_, foreach_lerp_
+from meha._variables import Leaves, Variable, add_, copy_, mean_size, norm, scaled
 from meha.methods._base import Method
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, build_optimizer
@@ -218,7 +219,7 @@ class StochasticMEHA(Method):
             excess.add_((after - before).detach().to(excess) - (1 if state.k == 1 else 0))
         elif float(excess) > 0:
             state.fresh = True
-            for leaf in state.mean_x.leaves + state.square_x.leaves:
+            for leaf in local(state.mean_x.leaves + state.square_x.leaves):
                 leaf.zero_()
 
     def _move_x(self, oracle: Oracle, state: StochasticMEHAState, direction: Leaves, course: Course) -> None:
@@ -232,13 +233,14 @@ class StochasticMEHA(Method):
             metric = update_metric(state.square_x.leaves, [direction], n, whole)
             self._follow(x.leaves, state.mean_x.leaves, direction, metric, n, rate)
         else:
-            for leaf, mean, scale, part in zip(x.leaves, state.mean_x.leaves, state.square_x.leaves, direction, strict=True):
-                now = part.abs().mean()
+            pieces = zip(x.leaves, *map(local, (x.leaves, state.mean_x.leaves, state.square_x.leaves)), direction, strict=True)
+            for whole_leaf, leaf, mean, scale, towards in pieces:
+                now, (part,) = mean_size(towards), local([towards])
                 scale.lerp_(now.expand_as(scale), 1 / n)
                 torch.maximum(scale, now / SUDDEN, out=scale)
                 mean.lerp_(part, 1 - self.momentum)
                 step = (mean / (scale + torch.finfo(scale.dtype).tiny)).clamp_(-LIMIT, LIMIT)
-                leaf.sub_(step, alpha=rate / math.sqrt(columns(leaf)) / (1 - self.momentum**n))
+                leaf.sub_(step, alpha=rate / math.sqrt(columns(whole_leaf)) / (1 - self.momentum**n))
         oracle.project(x.value, x.leaves, rate)
 
     def _move_lower(
@@ -246,12 +248,12 @@ class StochasticMEHA(Method):
     ) -> None:
         """The n-th step of y and theta, in the metric that they share."""
         y, theta, problem, age = state.y, state.theta, oracle.problem, course.age(state.k)
-        foreach_lerp_(y.leaves, theta.leaves, course.pull / (age if state.direct else 1))
+        foreach_lerp_(local(y.leaves), local(theta.leaves), course.pull / (age if state.direct else 1))
         if state.y_optimizer is not None and state.theta_optimizer is not None:
             for variable, part, optimizer in zip(
                 (y, theta), directions, (state.y_optimizer, state.theta_optimizer), strict=True
             ):
-                move(variable, list(foreach_mul(part, 1 / c)), 0.0, oracle.prox, state.x.value, optimizer)
+                move(variable, scaled(part, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
             return
         rate, whole = course.lr / age, problem.nonsmooth is not None or mixes(problem.y_set)
         assert state.mean_y is not None
@@ -259,19 +261,21 @@ class StochasticMEHA(Method):
         assert state.square_y is not None
         metric = update_metric(state.square_y.leaves, directions, n, whole)
         if not whole:
-            for root in metric:
-                root.mul_(max(1.0, columns(root) / WIDTH))
+            for root, leaf in zip(metric, y.leaves, strict=True):
+                root.mul_(max(1.0, columns(leaf) / WIDTH))
         self._follow(theta.leaves, state.mean_theta.leaves, directions[1], metric, n, rate)
         self._follow(y.leaves, state.mean_y.leaves, directions[0], metric, n, rate)
         if not oracle.prox.identity:
-            step = float(rate * c / metric[0].flatten()[0]) if whole else rate
+            roots = [root.flatten()[0] for root in metric if root.numel()] or [c]  # a process may hold no number
+            step = float(rate * c / roots[0]) if whole else rate
             for variable in (theta, y):
                 oracle.prox(state.x.value, variable.leaves, step)
 
     def _follow(self, leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:
         """The n-th step along the running mean of directions, in the metric."""
-        foreach_lerp_(mean, direction, 1 - self.momentum)
-        foreach_addcdiv_(leaves, mean, metric, -rate / (1 - self.momentum**n))
+        means = local(mean)
+        foreach_lerp_(means, local(direction), 1 - self.momentum)
+        foreach_addcdiv_(local(leaves), means, metric, -rate / (1 - self.momentum**n))
 
     def _measure(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
         """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with slopes L of the gradients in n numbers along a first step.
@@ -291,7 +295,7 @@ class StochasticMEHA(Method):
         sizes = [norm(gradient) for gradient in here]
         for gradient, size in zip(here, sizes, strict=True):
             scale = rate * root / size.clamp_min(torch.finfo(size.dtype).tiny)
-            foreach_sub_(theta.leaves, foreach_mul(gradient, scale))
+            add_(theta.leaves, gradient, -scale)
         oracle.prox(x.value, theta.leaves, rate)
         slopes = [slope(new, old, theta.leaves, y.leaves) for new, old in zip(gradients(theta), here, strict=True)]
         upper, lower = (size + slope * root for size, slope in zip(sizes, slopes, strict=True))

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, copy_, norm, select, subtract
+from meha._distributed import local
+from meha._variables import Leaves, Variable, all_finite, copy_, distance, norm, select
 
 __all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "to_tensors"]
 
@@ -51,12 +52,12 @@ class ConvexSet(ABC):
     def holds(self, variable: Variable, tol: float = 1e-6) -> bool:
         """Whether a variable is in the set, like :meth:`contains`."""
         with torch.no_grad():
-            if not all(bool(torch.isfinite(leaf).all()) for leaf in variable.leaves):
+            if not all_finite(variable.leaves):
                 return False
             for part, chosen in self.parts(variable):
                 leaves = [variable.leaves[i] for i in chosen]
-                distance = float(norm(subtract(leaves, part.project_leaves(leaves))))
-                if not (math.isfinite(distance) and distance <= tol * (1 + float(norm(leaves)))):
+                away = float(distance(leaves, part.project_leaves(local(leaves))))
+                if not (math.isfinite(away) and away <= tol * (1 + float(norm(leaves)))):
                     return False
         return True
 

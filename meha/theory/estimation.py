@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from meha._checks import check_count
+from meha._distributed import distribute, is_dtensor, local, total
 from meha._oracle import Function, Oracle, Term
 from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
 from meha.problem import Problem
@@ -92,8 +94,13 @@ class Probe:
 
     def noise(self, like: Leaves) -> Leaves:
         """Draw a random direction of length 1."""
-        draw = [torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64).to(leaf) for leaf in like]
+        draw = [self._draw(leaf) for leaf in like]
         return [leaf / norm(draw) for leaf in draw]
+
+    def _draw(self, leaf: Tensor) -> Tensor:
+        """Draw normal numbers in the form of a leaf."""
+        draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+        return distribute(draw.to(leaf.device, leaf.dtype), leaf)
 
     def move(self, centre: tuple[Leaves, Leaves]) -> None:
         """Move to a random point of X and Y around ``centre``."""
@@ -101,11 +108,10 @@ class Probe:
             for variable, start in zip((self.x, self.y), centre, strict=True):
                 size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
                 for leaf, origin in zip(variable.leaves, start, strict=True):
-                    draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
-                    leaf.copy_(origin + size * draw.to(leaf))
+                    leaf.copy_(origin + size * self._draw(leaf))
             self.oracle.project(self.x.value, self.x.leaves, 1.0)
             for part, chosen in [] if self.oracle.problem.y_set is None else self.oracle.problem.y_set.parts(self.y):
-                leaves = [self.y.leaves[i] for i in chosen]
+                leaves = local([self.y.leaves[i] for i in chosen])
                 copy_(leaves, part.project_leaves(leaves))
 
     def gradient(self, function: Function, wrt: Variable) -> Leaves:
@@ -145,7 +151,8 @@ class Probe:
         coupling: list[float] = []
         for _ in range(self.rounds):
             image = apply(vector)
-            alpha = float(sum((a * b).sum() for a, b in zip(vector, image, strict=True)))
+            parts = [(a * b).sum() for a, b in zip(local(vector), local(image), strict=True)]
+            alpha = float(total(parts, vector) if any(map(is_dtensor, vector)) else sum(parts))
             rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]
             size = float(norm(rest))
             if not math.isfinite(alpha + size):

@@ -71,6 +71,7 @@ class AdaptiveMEHA(Method):
     converged True True
     """
 
+    refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     repeats: ClassVar[str] = "it compares values"
 

@@ -88,6 +88,7 @@ class Continuation(Method):
     2.64763
     """
 
+    refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
     takes_coupling: ClassVar[bool] = True

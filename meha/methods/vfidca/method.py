@@ -111,6 +111,7 @@ class VFiDCA(Method):
     finished, 0.03
     """
 
+    refuses_group: ClassVar[str] = "it solves subproblems on all data at once"
     refuses_y_set: ClassVar[str] = "its lower level has no constraints but the radii"
 
     radii: float = 10.0
