@@ -51,7 +51,7 @@ class Verification(NamedTuple):
             problems without x, the same of y.
         gap: f + g at the point minus its global minimum at the same x, relative to the range of f + g at x*; infinite if y is
             outside of Y.
-        upper: |F - F*|, relative to the range of F.
+        upper: ``|F - F*|``, relative to the range of F.
     """
 
     x: float
