@@ -1,8 +1,8 @@
 """Configuration of the documentation site: ``make docs`` builds it, offline, into out/docs."""
 
 import os
-from importlib.metadata import version as installed_version
 import sys
+from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from sphinx_gallery.sorting import ExplicitOrder

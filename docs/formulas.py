@@ -6,8 +6,8 @@ notation of the docstrings: ``<-`` for an assignment, ``grad_y``, ``prox_{eta g(
 
 import re
 
-GREEK = "alpha epsilon beta gamma delta eta theta lambda mu rho sigma psi phi Phi".split()
-OPERATORS = "min max log exp argmin proj prox mean indicator".split()
+GREEK = ["alpha", "epsilon", "beta", "gamma", "delta", "eta", "theta", "lambda", "mu", "rho", "sigma", "psi", "phi", "Phi"]
+OPERATORS = ["min", "max", "log", "exp", "argmin", "proj", "prox", "mean", "indicator"]
 SYMBOLS = {
     "<-": r"\leftarrow ",
     "->": r"\to ",

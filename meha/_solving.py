@@ -163,7 +163,10 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | None) -> None:
     if loop.verdict is None:
         short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
         remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
-        loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+        if run.method.open_ended and not short:
+            loop.verdict = Verdict(Status.FINISHED, f"All {run.k} steps were taken.")
+        else:
+            loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     if run.k > begun:
         loop.check_lower()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint

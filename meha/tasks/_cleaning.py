@@ -384,7 +384,7 @@ def _train(
         batches=zip(_batches(count, generator, inputs.device), of_trusted, strict=False),
         callbacks=[Recorder(every=steps), lambda run, info: report(PRETRAINING + info.step)],
     )
-    if uninterrupted(solution).status is not Status.MAX_STEPS:
+    if uninterrupted(solution).status not in (Status.MAX_STEPS, Status.FINISHED):
         raise ArithmeticError(f"Training failed: {solution.message}")
 
 
