@@ -47,9 +47,7 @@ compare: .venv/ready
 pages: .venv/ready
 	$(BIN)/meha reproduce --draw --records results --out out/pages
 	$(BIN)/python benchmarks/speed.py --part none
-	$(BIN)/python examples/five_problems.py --out out/pages
-	$(BIN)/python examples/two_valleys.py --out out/pages
-	$(BIN)/python examples/which_y.py --out out/pages
+	$(BIN)/python tools/five_problems.py --out out/pages
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

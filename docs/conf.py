@@ -40,6 +40,8 @@ myst_heading_anchors = 4
 autosummary_generate = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_type_aliases = {name: name for name in ("Schedule", "OptimizerFactory", "Observer", "Weight", "Leaves")}
+maximum_signature_line_length = 88
 autodoc_default_options = {"members": True, "show-inheritance": True}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -64,9 +66,11 @@ sphinx_gallery_conf = {
             "dataset_distillation.py",
             "loss_weights.py",
             "few_shot.py",
+            "clean_digits.py",
             "two_valleys.py",
             "which_y.py",
             "broken_problem.py",
+            "long_run.py",
             "compiled.py",
             "own_prox.py",
             "own_method.py",
