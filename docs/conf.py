@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "formulas",
+    "data_profile",
     "sphinx-mathjax-offline",
     "sphinx_copybutton",
     "sphinx_design",

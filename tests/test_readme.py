@@ -22,6 +22,7 @@ PAGES = {
     "docs/architecture-search.md": 2,
     "docs/trust.md": 2,
     "docs/responses.md": 2,
+    "docs/training.md": 1,
     "docs/tutorial/1-what.md": 1,
     "docs/tutorial/2-first-problem.md": 2,
     "docs/tutorial/3-report.md": 2,

@@ -615,7 +615,7 @@ def test_time_left_is_judged_by_what_is_like_it(tmp_path):
     assert time_left(cells, store, 2) == pytest.approx(7.0)
 
 
-COMMAND = [sys.executable, "-m", "meha.cli", "reproduce"]
+COMMAND = [sys.executable, "-m", "meha", "reproduce"]
 
 
 def meha_reproduce(*arguments, **options):
@@ -635,7 +635,7 @@ def ending(self, cell, record):
         os.killpg(os.getpgid(0), signal.{signal})
 Store.put = ending
 if __name__ == "__main__":
-    from meha.cli import app
+    from meha_cli import app
     app()
 """
 
@@ -717,7 +717,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 @pytest.mark.parametrize("package", ["optuna", "cvxpy"])
 def test_a_missing_package_is_named_before_anything_runs(package, tmp_path):
-    code = f"import sys; sys.modules[{package!r}] = None; from meha.cli import app; app()"
+    code = f"import sys; sys.modules[{package!r}] = None; from meha_cli import app; app()"
     arguments = ["reproduce", "group-lasso", "--quick", "--out", str(tmp_path)]
     found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert found.returncode == 2

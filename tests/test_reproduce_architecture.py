@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from typer.testing import CliRunner
 
 import meha
-from meha.cli import app
 from meha.reproduce import architecture, command
 from meha.reproduce.architecture import FULL, LONGER, QUICK, REDUCED, ROWS, WORK, Row, methods_of, stages_of
 from meha.reproduce.cells import Case, Cell
@@ -32,6 +31,7 @@ from meha.tasks.architecture_search import (
     search,
     train_final,
 )
+from meha_cli import app
 
 EXPERIMENT = EXPERIMENTS["architecture-search"]
 SHIPPED = Tuning.shipped()
