@@ -36,7 +36,7 @@ def solved():
 def draw(path):
     """Write the figure."""
     found, count = solved()
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
     axis = figure.subplots()
     colors = {"automatic": "#0072B2", ADAPTIVE: "#009E73", "random": "#E69F00", "paper": "#999999"}
     end = 3 * max(gradient for gradients in found.values() for gradient in gradients)
@@ -50,7 +50,7 @@ def draw(path):
     axis.set(xscale="log", xlim=(10, end), ylim=(-2, 102), xlabel="gradients of f and F (fewer is better)")
     axis.set(ylabel="problems solved to 1e-3, %")
     axis.grid(alpha=0.3)
-    axis.legend(frameon=False, fontsize="small", loc="center left")
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=130)
 
 

@@ -5,7 +5,6 @@ Group lasso with a weight for every group
 A non-smooth lower level: each group of coefficients has a norm as its penalty, with a learned weight. Groups that carry no
 signal vanish as a whole. Most bilevel methods refuse such a lower level.
 """
-# tags: check
 
 import matplotlib.pyplot as plt
 import torch

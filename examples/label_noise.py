@@ -5,7 +5,6 @@ Learn which labels to trust
 40 % of the training labels are wrong. A weight for every training example is learned together with the network, so that the
 network does well on 100 examples whose labels are right. Nothing is tuned: step sizes and penalty are chosen by ``solve``.
 """
-# tags: check
 
 import matplotlib.pyplot as plt
 import torch

@@ -4,7 +4,6 @@ A method of your own
 
 A method is a frozen dataclass with ``init`` and ``step``. ``solve`` runs it, resumes it from checkpoints and compiles it.
 """
-# tags: check
 
 from dataclasses import dataclass, field
 

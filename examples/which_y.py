@@ -6,7 +6,6 @@ The lower level asks for y_1 + y_2 = x, a line of solutions for each x. By defau
 line comes closest to F's target. ``response=Nearest()`` means the solution nearest to the start, as gradient descent from there
 would find. Both have the same x here, and different F.
 """
-# tags: check
 
 from dataclasses import replace
 
