@@ -20,7 +20,7 @@ lint: .venv/ready
 # The documentation site, with every example run and the reproduction report: open out/docs/index.html.
 docs: .venv/ready
 	rm -rf out/docs docs/gallery docs/api/generated
-	$(BIN)/meha reproduce --draw --records results --out out/site-extra/reproduction
+	$(BIN)/meha reproduce --draw --records results --out out/site-extra/reproduction --home ../index.html
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html -d out/doctrees docs out/docs
 
 # The same pages with the quick examples only; warnings are errors.

@@ -58,6 +58,7 @@ def reproduce(
     draw: Annotated[bool, typer.Option("--draw", help="Measure nothing; write the report from the records.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the claims, as JSON.")] = False,
+    home: Annotated[str, typer.Option(help="Address of a page to which the report links.", hidden=True)] = "",
 ) -> None:
     """Run the paper's experiments and write a report.
 
@@ -73,7 +74,9 @@ def reproduce(
         elif listing:
             Console().print(_listing(rows))
         else:
-            asked = Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw, full)
+            asked = Asked(
+                names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw, full, home
+            )
             found = run(asked, quiet=as_json)
             if as_json:
                 typer.echo(json.dumps(found, indent=2))

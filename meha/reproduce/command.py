@@ -46,6 +46,7 @@ class Asked:
     tune: bool
     draw: bool
     full: bool = False
+    home: str = ""
 
     @property
     def workers(self) -> int:
@@ -78,7 +79,7 @@ def run(asked: Asked, quiet: bool = False) -> dict[str, Any]:
     else:
         done = _work(console, _possible(console, asked, cells, options, store), store, asked.workers)
     command = shlex.join(["meha", *sys.argv[1:]])
-    page, claims = report.draw(store, options, choice, asked.out, command, names)
+    page, claims = report.draw(store, options, choice, asked.out, command, names, asked.home)
     print_summary(console, claims, done, page)
     return {"page": str(page), "measured": done, "claims": [dataclasses.asdict(claim) for claim in claims]}
 
