@@ -436,5 +436,5 @@ def test_the_command_takes_full(tmp_path):
     assert full.exit_code == 0, full.output
     written = (tmp_path / "full/tables/architecture-search-full.csv").read_text()
     assert [line.partition(",")[0] for line in written.splitlines()[1:]] == ["RHG", "Random search"]
-    assert "600 epochs of final training" in (tmp_path / "full/index.html").read_text()
+    assert "600 epochs of final training" in (tmp_path / "full/architecture-search.html").read_text()
     assert (tmp_path / "full/figures/architecture-search-full-random-search.svg").exists()
