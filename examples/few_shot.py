@@ -16,7 +16,7 @@ x0, y0 = task.start()
 before = task.evaluate(x0)["accuracy"]
 
 # %%
-# Heads belong to their batch, so they begin anew with each (``warm_start=False``). An observer measures the accuracy on tasks
+# Heads belong to their batch, so they start over with each (``warm_start=False``). An observer measures the accuracy on tasks
 # with digits that were not seen.
 
 accuracies = []

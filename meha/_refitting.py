@@ -1,4 +1,4 @@
-"""Refit: y computed anew at the x of a solution, and what F and other measures are there."""
+"""Refit: y computed afresh at the x of a solution, and what F and other measures are there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meha.responses import Nearest, Response, Trained, redraw
 __all__ = ["Refit", "refit"]
 
 ACCURACY = 1e-7
-"""Relative accuracy of a lower solution that is computed anew."""
+"""Relative accuracy of a lower solution that is computed afresh."""
 
 PROBES = 4
 """Power steps by which the curvature of f is measured first."""
@@ -41,7 +41,7 @@ Metrics = Mapping[str, Callable[[Any, Any], Any]]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Refit:
-    """y computed anew at the x of a solution; ``print`` it.
+    """y computed afresh at the x of a solution; ``print`` it.
 
     Attributes:
         y: the fresh lower variable, in the structure of the start.
@@ -85,7 +85,7 @@ def refit(
     batches: Iterable[Any] | None,
     metrics: Metrics | None,
 ) -> Refit:
-    """Compute y anew; see :meth:`meha.Solution.refit`."""
+    """Compute y afresh; see :meth:`meha.Solution.refit`."""
     returned = Variable(y_value, "y")
     problem, x_value = problem.lifted(x_value, returned)
     x, y = Variable(x_value, "x"), returned.copy()

@@ -127,7 +127,7 @@ class Solution:
         batches: Iterable[Any] | None = None,
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     ) -> Refit:
-        """Compute y anew at the x of the solution, from the lower level alone, and report F and other measures there.
+        """Compute y afresh at the x of the solution, from the lower level alone, and report F and other measures there.
 
         Where the lower level has many solutions, F at the solution may be the merit of y, which saw the data of F, and not of
         x. What x is worth shows with a y that did not. The solution itself stays as it is.

@@ -282,7 +282,7 @@ def test_a_ball_keeps_the_direction():
     assert torch.allclose(mean_of_second_half(run, "y", 1000), target / 5, atol=2e-2)
 
 
-# Lower variables that begin anew
+# Lower variables that start over
 
 
 def test_fresh_variables_halve_their_error_with_each_step():

@@ -157,7 +157,7 @@ def _machines(records: Sequence[Record]) -> list[str]:
     """The machines of the records, and how many runs shared each."""
     found = set()
     for record in records:
-        jobs = "one run at a time" if record["jobs"] == 1 else f"{record['jobs']} runs side by side"
+        jobs = "one run at a time" if record["jobs"] == 1 else f"{record['jobs']} runs in parallel"
         machine = "a machine that was not recorded" if record["machine"] is None else record["machine"]
         found.add(machine if record["torch"] is None else f"{machine}, torch {record['torch']}, {jobs}")
     return sorted(found)

@@ -108,7 +108,7 @@ class Tuning:
     explored: int = 2  # the best of them, from which passes start
     confirming: int = 2  # passes that try to find the best of several solutions once more
     passes: int = 8  # upper bound on the number of passes
-    # The lower level solved anew
+    # The lower level solved again
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
     hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
     # The choice between the passes
