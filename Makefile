@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what the library does, `make test` checks it. Both set up .venv on their own.
+# `make demo` shows what the library does, `make test` checks it, `make docs` builds the documentation. All set up .venv on their own.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,6 +22,7 @@ docs: .venv/ready
 	rm -rf out/docs docs/gallery docs/api/generated
 	$(BIN)/meha reproduce --draw --records results --out out/site-extra/reproduction --home ../index.html
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html -d out/doctrees docs out/docs
+	$(BIN)/python tools/check_links.py out/docs
 
 # The same pages with the quick examples only; warnings are errors.
 docs-check: .venv/ready

@@ -21,7 +21,7 @@ __all__ = ["Continuation", "ContinuationState"]
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation(Method):
-    """The default method for problems without batches: accurate, independent of units, with nothing to choose.
+    """Newton and quasi-Newton continuation, the default of ``solve`` for tensors: accurate, with nothing to choose.
 
     It has two engines. The first takes second derivatives (:mod:`meha.methods.newton`): Newton steps on the lower level, with
     dense Hessians or conjugate gradients, on the face of g and Y; hypergradients by the implicit function theorem; quasi-Newton
