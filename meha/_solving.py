@@ -68,16 +68,9 @@ def solve(
             a larger ``max_steps`` it goes on, as does a run that a rule had ended when that rule is changed, and one that a
             callback had stopped. A run that fails, an exception or Ctrl-C saves nothing: the file remains the last good one,
             and the one before it is kept as well. A full disk is a :class:`~meha.TrainingWarning`, and the run goes on.
-        compile: take many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
-            compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
-            steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
-            The first step runs eagerly, and so do the last few. Observers and checkpoints see the run at the ends of groups of
-            steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be functions of x, y and
-            the batch: what else they depend on in Python stays as it was in the first step. What cannot be compiled runs
-            eagerly, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of tensors,
-            dropout. Compiled code serves all runs of the same form in this process and, by torch's cache on disk,
-            in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute, or when a
-            compiled version is cached, and does not warn.
+        compile: take many steps as one compiled call (:mod:`meha.compiled`), with results equal up to rounding. True warns
+            where this cannot be done, and goes on step by step; "auto" compiles where it pays, and does not warn.
+            Objectives must be functions of x, y and the batch: what else they depend on stays as it was in the first step.
 
     Returns:
         The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
