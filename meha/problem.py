@@ -130,6 +130,12 @@ class Problem:
         for name in ("x_set", "y_set"):
             _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
 
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}
+        changed = {name: value for name, value in values.items() if value is not None and value != "optimistic"}
+        parts = [f"{name}={getattr(value, '__name__', value)}" for name, value in changed.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @property
     def g(self) -> NonSmooth:
         """The non-smooth term; :class:`~meha.nonsmooth.Zero` if there is none."""

@@ -1,4 +1,4 @@
-"""Check that every link inside a folder of HTML pages leads to a file, and to a place in it: python tools/check_links.py out/docs"""
+"""Check that links between HTML pages lead to a file, and to a place in it: python tools/check_links.py out/docs"""
 
 import sys
 from html.parser import HTMLParser
