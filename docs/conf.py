@@ -1,6 +1,7 @@
 """Configuration of the documentation site: ``make docs`` builds it, offline, into out/docs."""
 
 import os
+import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -100,3 +101,13 @@ html_extra_path = [str(ROOT / "out" / "site-extra")] if (ROOT / "out" / "site-ex
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
 pygments_dark_style = "native"
+
+
+def setup(app):
+    """Show aliases of types in signatures by their names."""
+
+    def named(app, what, name, obj, options, signature, returns):
+        texts = (text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returns))
+        return tuple(texts)
+
+    app.connect("autodoc-process-signature", named)
