@@ -92,7 +92,7 @@ class Section:
     title: str
     blocks: Sequence[Block]
     source: str = ""
-    answers: tuple[int, int, int, int] = (0, 0, 0, 0)
+    answers: tuple[int, ...] = (0, 0, 0, 0)
     finding: str = ""
 
     @property
