@@ -1,14 +1,14 @@
-# Two commands: `make demo` shows what the library does, `make test` checks it. Both set up .venv on their own.
+# `make demo` shows what the library does, `make test` checks it, `make docs` builds the documentation. All set up .venv on their own.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench compare pages slow clean
+.PHONY: demo test lint docs docs-check release-check bench compare pages slow clean
 
 demo: .venv/ready
 	$(BIN)/meha reproduce --quick
 
-test: .venv/ready lint
+test: .venv/ready lint docs-check
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 lint: .venv/ready
@@ -16,6 +16,21 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The documentation site, with every example run and the reproduction report: open out/docs/index.html.
+docs: .venv/ready
+	rm -rf out/docs docs/gallery docs/api/generated
+	$(BIN)/meha reproduce --draw --records results --out out/site-extra/reproduction --home ../index.html
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html -d out/doctrees docs out/docs
+	$(BIN)/python tools/check_links.py out/docs
+
+# The same pages with the quick examples only; warnings are errors.
+docs-check: .venv/ready
+	OMP_NUM_THREADS=1 MEHA_GALLERY=check $(BIN)/sphinx-build -W --keep-going -q -b html -d out/doctrees-check docs out/docs-check
+
+# A wheel and an sdist, checked, and the wheel installed alone into a new environment, where the README's first example runs.
+release-check: .venv/ready
+	$(BIN)/python tools/release_check.py
 
 slow: .venv/ready
 	$(BIN)/pytest -m slow
@@ -33,13 +48,11 @@ compare: .venv/ready
 pages: .venv/ready
 	$(BIN)/meha reproduce --draw --records results --out out/pages
 	$(BIN)/python benchmarks/speed.py --part none
-	$(BIN)/python examples/five_problems.py --out out/pages
-	$(BIN)/python examples/two_valleys.py --out out/pages
-	$(BIN)/python examples/which_y.py --out out/pages
+	$(BIN)/python tools/five_problems.py --out out/pages
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,release]"
 	touch $@
 
 clean:

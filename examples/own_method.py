@@ -1,4 +1,9 @@
-"""A method of one's own, in a file of one's own: python examples/own_method.py"""
+"""
+A method of your own
+====================
+
+A method is a frozen dataclass with ``init`` and ``step``. ``solve`` runs it, resumes it from checkpoints and compiles it.
+"""
 
 from dataclasses import dataclass, field
 
@@ -36,4 +41,6 @@ class Chase(Method):
 
 if __name__ == "__main__":
     problem = meha.problems.strong_convex(n=2)
-    print(meha.solve(problem, problem.x0, problem.y0, Chase(), max_steps=20_000, tol=1e-6, compile=True))
+    solution = meha.solve(problem, problem.x0, problem.y0, Chase(), max_steps=5_000, tol=1e-6)
+    print(solution)
+    solution.plot()

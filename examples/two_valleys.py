@@ -1,16 +1,14 @@
-"""Solve a problem whose lower level has two valleys, print the report, and draw f(x, .) with the valleys that were met.
-
-    python examples/two_valleys.py [--out out]
+"""
+A lower level with two valleys
+==============================
 
 F draws x below 0 and y to 1. The well of f at 1 is the lower one only for x >= 0, so that the answer lies at the border, x = 0,
-where both wells are as low. A method that follows one valley ends at x = -1, in the well that is not the lowest there.
+where both wells are equally deep. A method that follows one valley ends at x = -1, in the well that is not the lowest there.
+``solve`` searches the lower level for lower valleys before it says "converged".
 """
 
-import argparse
-from pathlib import Path
-
+import matplotlib.pyplot as plt
 import torch
-from matplotlib.figure import Figure
 
 import meha
 
@@ -31,39 +29,32 @@ def bottoms(x, grid):
 
 
 def draw(results):
-    """f(x, .) at the ends of starts of a run: all valleys as circles, that of y as a dot."""
+    """f(x, .) at the ends of passes of a run: all valleys as circles, that of y as a dot."""
     grid = torch.linspace(-1.6, 1.6, 401, dtype=torch.float64)
-    figure = Figure(figsize=(3.6 * len(results), 3.0), layout="constrained")
-    for axis, end in zip(figure.subplots(1, len(results), sharey=True), results, strict=True):
+    figure, axes = plt.subplots(1, len(results), figsize=(3.6 * len(results), 3.0), layout="constrained", sharey=True)
+    for axis, end in zip(axes, results, strict=True):
         axis.plot(grid, [float(lower(end.x, point)) for point in grid])
         axis.plot(*zip(*bottoms(end.x, grid), strict=True), "o", mfc="none", color="tab:gray", ms=10)
         axis.plot(float(end.y), float(lower(end.x, end.y)), "o", color="tab:red")
         axis.set_title(f"{end.start}: x = {float(end.x) + 0.0:.2f}, F = {end.F:.3g}", fontsize="small")
         axis.set_xlabel("y")
     figure.axes[0].set_ylabel("f(x, y)")
-    return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    options = parser.parse_args()
+# %%
+# The details list all passes of the run, what each found, and which one is the answer.
 
-    problem = meha.Problem(upper, lower)
-    x0, y0 = (torch.tensor([number], dtype=torch.float64) for number in (-2.0, 1.0))
-    print(meha.solve(problem, x0, y0).details)
+problem = meha.Problem(upper, lower)
+x0, y0 = (torch.tensor([number], dtype=torch.float64) for number in (-2.0, 1.0))
+solution = meha.solve(problem, x0, y0)
+print(solution.details)
 
-    run = meha.Continuation().start(problem, x0, y0)
-    while run.verdict is None:
-        run.step()
-    names = ("upper level first", "from a lower valley", "back from a higher valley")
-    ends = {end.start: end for end in run.state.course.judgement.results}
-    figure = draw([ends[name] for name in names])
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in ("two_valleys.png", "two_valleys.svg"):
-        figure.savefig(options.out / name, dpi=130)
-    print(f"The valleys: {options.out / 'two_valleys.png'}")
+# %%
+# Where three of the passes ended: red is y, circles are all valleys of f at that x.
 
-
-if __name__ == "__main__":
-    main()
+run = meha.Continuation().start(problem, x0, y0)
+while run.verdict is None:
+    run.step()
+ends = {end.start: end for end in run.state.course.judgement.results}
+draw([ends[name] for name in ("upper level first", "from a lower valley", "back from a higher valley")])
+plt.show()

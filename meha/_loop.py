@@ -349,7 +349,8 @@ class Loop:
             word, message, giver = state["verdict"]
             status = Status(word)
             holds = giver is None or giver in [_signature(observer) for observer in self.observers]
-            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds:
+            more = status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
+            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
                 self.verdict, self._giver = Verdict(status, message), giver
 
     def _problem(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Refit: y computed anew at the x of a solution, and what F and other measures are there."""
+"""Refit: y computed afresh at the x of a solution, and what F and other measures are there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from meha.responses import Nearest, Response, Trained, redraw
 __all__ = ["Refit", "refit"]
 
 ACCURACY = 1e-7
-"""Relative accuracy of a lower solution that is computed anew."""
+"""Relative accuracy of a lower solution that is computed afresh."""
 
 PROBES = 4
 """Power steps by which the curvature of f is measured first."""
@@ -42,7 +42,7 @@ Metrics = Mapping[str, Callable[[Any, Any], Any]]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Refit:
-    """y computed anew at the x of a solution; ``print`` it.
+    """y computed afresh at the x of a solution; ``print`` it.
 
     Attributes:
         y: the fresh lower variable, in the structure of the start.
@@ -87,7 +87,7 @@ def refit(
     metrics: Metrics | None,
     group: Group | None = None,
 ) -> Refit:
-    """Compute y anew; see :meth:`meha.Solution.refit`."""
+    """Compute y afresh; see :meth:`meha.Solution.refit`."""
     returned = Variable(y_value, "y")
     if returned.sharded:
         raise ValueError(

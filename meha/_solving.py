@@ -72,16 +72,9 @@ def solve(
             a larger ``max_steps`` it goes on, as does a run that a rule had ended when that rule is changed, and one that a
             callback had stopped. A run that fails, an exception or Ctrl-C saves nothing: the file remains the last good one,
             and the one before it is kept as well. A full disk is a :class:`~meha.TrainingWarning`, and the run goes on.
-        compile: take many steps as one call (:mod:`meha.compiled`), with results equal to rounding. Steps on tensors are
-            compiled, which takes some seconds, and are then tens to hundreds of times faster where the time goes into calls;
-            steps on modules are recorded as a CUDA graph on a GPU (on a CPU, compile the module: ``y0=torch.compile(module)``).
-            The first step runs eagerly, and so do the last few. Observers and checkpoints see the run at the ends of groups of
-            steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be functions of x, y and
-            the batch: what else they depend on in Python stays as it was in the first step. What cannot be compiled runs
-            eagerly, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of tensors,
-            dropout. Compiled code serves all runs of the same form in this process and, by torch's cache on disk,
-            in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute, or when a
-            compiled version is cached, and does not warn.
+        compile: take many steps as one compiled call (:mod:`meha.compiled`), with results equal up to rounding. True warns
+            where this cannot be done, and goes on step by step; "auto" compiles where it pays, and does not warn.
+            Objectives must be functions of x, y and the batch: what else they depend on stays as it was in the first step.
         group: the processes of torch.distributed that take part: a process group such as ``torch.distributed.group.WORLD``, or
             a DeviceMesh. All of them make the same call, each with batches of its own, and an objective is the mean of its
             values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
@@ -189,7 +182,10 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | SharedCheckpoint | None)
     if loop.verdict is None:
         short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
         remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
-        loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+        if run.method.open_ended and not short:
+            loop.verdict = Verdict(Status.FINISHED, f"All {run.k} steps were taken.")
+        else:
+            loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     if run.k > begun:
         loop.check_lower()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint

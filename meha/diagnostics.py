@@ -69,6 +69,9 @@ def envelope(
     Args:
         tol: tolerance of the inner solve (:func:`meha._lower.solve_lower`), relative to the size of theta.
 
+    Returns:
+        The value, the minimiser and the gradient.
+
     >>> problem = Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (y - x).square().sum())
     >>> v = envelope(problem, torch.zeros(1), torch.tensor([2.0]), gamma=1.0)
     >>> round(v.value, 6), v.theta, v.gradient_y
@@ -169,6 +172,9 @@ def merit(
         theta: the auxiliary variable of the run.
         constants: give L_f and L_g.
         lower_bound: a lower bound of F; any constant will do, because only differences of V matter while c is constant.
+
+    Returns:
+        V at the point.
     """
     check_positive("c", c)
     point = _Point(problem, x, y, batch, group)

@@ -371,29 +371,36 @@ class SkipBadBatches:
 
 
 class Progress:
-    """Shows a progress bar in the terminal. Needs rich: ``pip install "meha[progress]"``. Of several processes, one does."""
+    """Shows a run in the terminal: its step, pass, F, penalty c and estimates. Needs rich: ``pip install "meha[progress]"``.
+
+    Only a run without an end of its own has a bar and a time that is left; others end when they have converged. Of several
+    processes, one shows it.
+    """
 
     agrees = True
-    SHOWN = ("upper", "gap", "residual")
+    SHOWN = (("run", "pass"), ("upper", "F"), ("c", "c"), ("gap", "gap"), ("residual", "residual"), ("change", "change"))
 
     def __init__(self) -> None:
         try:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich import progress
         except ImportError as error:
             raise ImportError('Progress needs rich; install it with: pip install "meha[progress]"') from error
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns)
-        self._task = self._bar.add_task("", total=None)
+        self._shown = progress.TextColumn("{task.description}")
+        self._bar = progress.Progress(progress.SpinnerColumn(), progress.TimeElapsedColumn(), self._shown)
+        self._counted = progress.Progress(progress.BarColumn(), progress.TimeRemainingColumn(), self._shown)
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Show the bar."""
-        self._bar.update(self._task, total=max_steps, completed=run.k)
+        self._bar = self._counted if run.method.open_ended else self._bar
+        self._total = f" of {max_steps}" if run.method.open_ended else ""
+        self._task = self._bar.add_task("", total=max_steps if run.method.open_ended else None, completed=run.k)
         if run.main:
             self._bar.start()
 
     def __call__(self, run: Run, info: StepInfo) -> None:
-        numbers = " ".join(f"{name} {info[name]:.3g}" for name in self.SHOWN if name in info)
-        self._bar.update(self._task, completed=run.k, description=numbers)
+        known = [(word, info[name]) for name, word in self.SHOWN if name in info]
+        numbers = "  ".join(f"{word} {value:.3g}" for word, value in known if not math.isnan(value))
+        self._bar.update(self._task, completed=run.k, description=f"step {run.k}{self._total}  {numbers}")
 
     def end(self, run: Run) -> None:
         """Stop the bar."""

@@ -91,8 +91,8 @@ class Problem:
         response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
             selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
             y0, or ``Trained(steps, lr=...)``, where training leads from a fresh start. Without it, an x that leaves y free lets
-            y fit the data of F directly, and says little about a y that is computed anew. It belongs to the problem, not to the
-            method: another response is another problem, with another solution. Methods that cannot follow it refuse it.
+            y fit the data of F directly, and says little about a y that is computed afresh. It belongs to the problem, not to
+            the method: another response is another problem, with another solution. Methods that cannot follow it refuse it.
         constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
         joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
             time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
@@ -154,6 +154,12 @@ class Problem:
     def coupled(self) -> bool:
         """Whether there are constraints on both levels together."""
         return any(self.constraints)
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}
+        changed = {name: value for name, value in values.items() if value is not None and value != "optimistic"}
+        parts = [f"{name}={getattr(value, '__name__', value)}" for name, value in changed.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def g(self) -> NonSmooth:

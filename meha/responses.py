@@ -1,7 +1,7 @@
 """Responses: which solution y of the lower level a problem means, where there are several.
 
 The optimistic response, the default, is the best y for F: x and y are chosen together. It is right where whoever chooses x also
-chooses y. It is wrong where y will be computed anew from the lower level alone, as a model is trained anew with the weights or
+chooses y. It is wrong where y will be computed afresh from the lower level alone, as a model is trained with the weights or
 hyper-parameters that were found: a lower level with many solutions (more unknowns than examples, a network that can memorise)
 then lets y fit the data of F directly, and x hardly matters. A selected response is the y that the lower level gives by itself:
 the solution nearest to a point, or what a number of training steps lead to.
@@ -21,7 +21,7 @@ from meha._variables import Leaves, Variable, modules_of, named_leaves
 __all__ = ["Nearest", "Response", "Start", "Trained"]
 
 Start = Callable[[Any], Any] | Literal["redraw"] | None
-"""Where y begins: at y0 (None), where a function of x says, or at parameters that the modules in y draw anew."""
+"""Where y begins: at y0 (None), where a function of x says, or at parameters that the modules in y draw again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Response:
     def begin(self, x: Variable, y: Variable) -> Leaves:
         """The leaves of the start for a lower variable with the structure of ``y``, with the graph that leads there from x.
 
-        For ``"redraw"``, the parameters of ``y`` itself are drawn anew.
+        For ``"redraw"``, the parameters of ``y`` itself are drawn again.
 
         Raises:
             ValueError: the start has other leaves than y.
@@ -135,7 +135,7 @@ class Trained(Response):
 
 
 def redraw(y: Variable) -> None:
-    """Draw the parameters of all modules in ``y`` anew, in place.
+    """Draw the parameters of all modules in ``y`` again, in place.
 
     Raises:
         ValueError: there is no module, or one with parameters that it cannot draw.
@@ -146,7 +146,7 @@ def redraw(y: Variable) -> None:
     if left:
         names = [name for name, leaf in zip(y.names, y.leaves, strict=True) if id(leaf) in left]
         raise ValueError(
-            f"start: {', '.join(map(repr, names[:3]))} cannot be drawn anew, as no module with reset_parameters() holds it;"
+            f"start: {', '.join(map(repr, names[:3]))} cannot be drawn again, as no module with reset_parameters() holds it;"
             " give start as a function of x that returns random parameters."
         )
     with torch.no_grad():

@@ -113,6 +113,9 @@ def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> fl
         schedule: a number or a function.
         k: the step number.
         zero: whether a function may also return 0.
+
+    Returns:
+        The value as a number.
     """
     if not callable(schedule):
         return schedule

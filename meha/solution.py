@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis", "Refit", "Solution"]
 
-WIDTH = 120
+WIDTH = 100
 """Columns of printed text."""
+SEVERAL = 20.0
+"""The ratio of the largest to the smallest number from which a plot has a logarithmic scale."""
+DECADES = 1e8
+"""The part of the largest number from which on a scale through zero is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class Solution:
         batches: Iterable[Any] | None = None,
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     ) -> Refit:
-        """Compute y anew at the x of the solution, from the lower level alone, and report F and other measures there.
+        """Compute y afresh at the x of the solution, from the lower level alone, and report F and other measures there.
 
         Where the lower level has many solutions, F at the solution may be the merit of y, which saw the data of F, and not of
         x. What x is worth shows with a y that did not. The solution itself stays as it is.
@@ -188,43 +194,84 @@ class Solution:
         return "\n".join([*self._summary(), *lines])
 
     def _summary(self) -> list[str]:
-        work = f"{self.counts.upper} of F, {self.counts.lower} of f"
+        work = f"{self.counts.upper} gradients of F, {self.counts.lower} of f"
         work += f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""
         estimates = [f"{name} {self._last(name):.2g}" for name in ("gap", "residual") if self._last(name) is not None]
         accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
-        lines = [
-            f"{self.method.name}: {self.status} after {self.steps} steps, {self.seconds:.2f} s",
-            f"  {self.message}",
-            _line("F", "unknown" if self.upper is None else f"{self.upper:.6g}"),
-            _line("gradients", work),
-        ]
-        return lines + ([_line("accuracy", accuracy)] if accuracy else [])
+        rows = {"F": "unknown" if self.upper is None else f"{self.upper:.6g}", "accuracy": accuracy, "work": work}
+        lines = [_line(heading, text) for heading, text in (rows | {"note": self.message}).items() if text]
+        return [f"{self.method.name}: {self.status} after {self.steps} steps, {self.seconds:.2f} s", *lines]
+
+    def _repr_html_(self) -> str:
+        """The printed solution in notebooks, with the details folded."""
+        head, *rows = self._summary()
+        body, details = html.escape("\n".join(rows)), html.escape(self.details)
+        folded = f"<details><summary>details</summary><pre>{details}</pre></details>"
+        return f"<b>{html.escape(head)}</b><pre>{body}</pre>{folded}"
 
     def plot(self, names: Sequence[str] = ("upper", "gap", "residual", "change"), path: str | None = None) -> Figure:
-        """Plot convergence curves of recorded numbers against the step, one panel each; save them to ``path`` if given.
+        """Plot convergence curves of recorded numbers against the step, one panel each.
 
-        Needs matplotlib: ``pip install "meha[plot]"``.
+        Where a method made several passes from different starts, each is a line of its own: the one that led to the answer is
+        drawn strong, the others light. A dotted line marks the F that was returned.
+
+        Args:
+            names: columns of :attr:`history`; those that the run did not record are left out.
+            path: a file to save the figure to, such as ``"run.png"``.
+
+        Returns:
+            A figure of ``matplotlib.pyplot``, so that ``plt.show()`` shows it.
+
+        Raises:
+            ImportError: matplotlib is missing: ``pip install "meha[plot]"``.
+            ValueError: the history has none of the names.
         """
         try:
-            from matplotlib.figure import Figure
+            from matplotlib import pyplot
         except ImportError as error:
             raise ImportError('plot() needs matplotlib; install it with: pip install "meha[plot]"') from error
         shown = [name for name in names if name in self.history]
         if not shown:
             raise ValueError(f"names: none of {list(names)} is in the history, which has {list(self.history)}.")
-        figure = Figure(figsize=(3.4 * len(shown), 2.8), layout="constrained")
-        for axis, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-            values = self.history[name]
-            axis.plot(self.history["step"], values)
-            if all(not value <= 0 for value in values):
-                axis.set_yscale("log")
+        passes = self._passes()
+        figure, axes = pyplot.subplots(1, len(shown), figsize=(3.4 * len(shown), 2.8), layout="constrained", squeeze=False)
+        for axis, name in zip(axes[0], shown, strict=True):
+            for rows in reversed(passes):  # the answer on top
+                style = {"color": "C0"} if rows is passes[0] else {"color": "0.7", "linewidth": 1}
+                axis.plot([self.history["step"][i] for i in rows], [self.history[name][i] for i in rows], **style)
+            if name == "upper" and self.upper is not None:
+                axis.axhline(self.upper, linestyle=":", color="C3", linewidth=1, label=f"returned: {self.upper:.4g}")
+                axis.legend(fontsize="small", frameon=False)
+            _scale(axis, [value for value in self.history[name] if math.isfinite(value)])
             axis.set_xlabel("step")
             axis.set_title(_TITLES.get(name, name), fontsize="medium")
             axis.grid(alpha=0.3)
-        figure.suptitle(f"{self.method.name}: {self.status}")
+        figure.suptitle(f"{self.method.name}: {self.status} after {self.steps} steps")
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+    def _passes(self) -> list[list[int]]:
+        """The rows of each pass of the method, that whose F ended closest to the answer first."""
+        rows: dict[float, list[int]] = {}
+        for i, number in enumerate(self.history.get("run", [0.0] * len(self.history["step"]))):
+            rows.setdefault(number, []).append(i)
+        upper = self.history.get("upper")
+        if upper is None or self.upper is None:
+            return list(rows.values())
+        answer = self.upper
+        return sorted(rows.values(), key=lambda own: abs(upper[own[-1]] - answer))
+
+
+def _scale(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic scale for numbers of several sizes, which goes through zero where some are not positive."""
+    sizes = [abs(value) for value in values if value]
+    if not sizes or max(sizes) < SEVERAL * min(sizes):
+        return
+    if min(values) > 0:
+        axis.set_yscale("log")
+    else:
+        axis.set_yscale("symlog", linthresh=max(min(sizes), max(sizes) / DECADES))
 
 
 def _line(heading: str, text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,11 +13,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from meha.cli import app
 from meha.datasets import digits
 from meha.tasks import Cleaning, CleaningWarning, clean
 from meha.tasks import _cleaning as module
 from meha.tasks._cleaning_files import Examples, picture, read, table
+from meha_cli import app
 
 
 @pytest.fixture
@@ -358,6 +359,28 @@ def test_pictures_of_all_kinds_are_drawn(shape, count):
 
 
 # --- commands -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_parquet_table_is_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"a": [0.1, 2.5, 1 / 3], "label": ["cat", "dog", "cat"], "trusted": [True, True, False]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "d.parquet")
+    examples = read(tmp_path / "d.parquet")
+    assert examples.features[:, 0].tolist() == columns["a"]
+    assert examples.labels.tolist() == columns["label"]
+    assert examples.trusted.tolist() == columns["trusted"]
+    (tmp_path / "e.parquet").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is not a Parquet table"):
+        read(tmp_path / "e.parquet")
+
+
+def test_without_pyarrow_a_parquet_file_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "d.parquet").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="pip install pyarrow"):
+        read(tmp_path / "d.parquet")
 
 
 def invoke(*arguments):

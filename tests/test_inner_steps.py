@@ -1,4 +1,4 @@
-"""Further steps of theta and y in MEHA, lower levels that begin anew, and unrolling with kept graphs."""
+"""Further steps of theta and y in MEHA, lower levels that start over, and unrolling with kept graphs."""
 
 import numpy as np
 import pytest
@@ -126,7 +126,7 @@ def test_kept_graphs_need_free_tensors():
 
 
 def test_F2SA_from_a_fixed_start():
-    """With heads that begin anew, each step is the first step of a run from there."""
+    """With heads that start over, each step is the first step of a run from there."""
     options = dict(alpha=0.05, beta=0.1, eta=0.1, inner_steps=3, c=2.0)
     x0, y0 = (torch.tensor(v, dtype=torch.float64) for v in ([0.5, -0.5], [0.3, 0.2]))
     run = meha.F2SA(**options, warm_start=False).start(problem(), x0, y0)

@@ -85,3 +85,11 @@ def test_a_blueprint_loses_no_field():
     assert all(getattr(made, part.name) is getattr(plain, part.name) for part in fields(meha.Problem))
     with pytest.raises(TypeError, match="notes"):
         known_problem("own", lambda: Blueprint(build=lambda cast: noting(), x0=np.ones(2), y0=np.ones(2), x_star=np.ones(2)))
+
+
+def test_a_problem_is_shown_without_addresses():
+    def loss(x, y):
+        return (x - y).square().sum()
+
+    problem = meha.Problem(loss, lambda x, y: y.square().sum(), x_set=meha.sets.NonNegative())
+    assert repr(problem) == "Problem(upper=loss, lower=<lambda>, x_set=NonNegative())"

@@ -7,14 +7,27 @@ from pathlib import Path
 
 import pytest
 
+import meha
+from meha.methods import Method
+from meha.reproduce.experiments import EXPERIMENTS, Options, Records
+from meha.reproduce.page import Table, flat, show
+from meha.reproduce.store import Store
+from meha.reproduce.tuning import Tuning
+
 ROOT = Path(__file__).parent.parent
 PAGES = {
-    "README.md": 5,
+    "README.md": 3,
     "docs/runs.md": 3,
     "docs/newton.md": 1,
     "docs/architecture-search.md": 2,
     "docs/trust.md": 2,
     "docs/responses.md": 2,
+    "docs/training.md": 1,
+    "docs/tutorial/1-what.md": 1,
+    "docs/tutorial/2-first-problem.md": 2,
+    "docs/tutorial/3-report.md": 2,
+    "docs/tutorial/4-networks.md": 1,
+    "docs/tutorial/5-when-it-fails.md": 3,
 }
 BLOCKS = [
     block
@@ -42,3 +55,54 @@ def test_every_example_is_followed_by_its_output():
     assert len(BLOCKS) == sum(PAGES.values())
     for page, count in PAGES.items():
         assert (ROOT / page).read_text().count("```python") == count
+
+
+def records(name):
+    """The records in the repository of an experiment, and the experiment."""
+    experiment = EXPERIMENTS[name]
+    return experiment, Records(Store(ROOT / "results"), experiment.cells(Options(), Tuning.shipped()))
+
+
+def table(name, of):
+    """The rows of a table of an experiment, by their first entry, as text."""
+    experiment, own = records(name)
+    (found,) = [block for block in flat(experiment.section(own).blocks) if isinstance(block, Table) and block.name == of]
+    return {show(row[0]): [show(entry) for entry in row[1:]] for row in found.rows}
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+def test_numbers_of_the_readme_are_those_of_the_records():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    solved = table("automatic", "automatic-summary")["held-out, 44 problems: to 1e-03"]
+    assert f"It solves {solved[3]} of [44 held-out problems" in text
+    assert f"best of 200 random settings for each problem, solves {solved[1]}." in text
+    accuracy = {method: float(row[0].split()[0]) for method, row in table("hyper-cleaning", "hyper-cleaning-mnist").items()}
+    defaults, tuned = accuracy.pop("automatic"), {name: value for name, value in accuracy.items() if "paper" not in name}
+    assert len(tuned) == 9
+    assert (
+        f"the defaults reach {defaults:.1f} % test accuracy; the best of nine tuned methods reaches {max(tuned.values()):.1f} %"
+        in text
+    )
+    experiment, own = records("trust")
+    (rates,) = [block for block in flat(experiment.section(own).blocks) if getattr(block, "name", "") == "trust-rates"]
+    (rate,) = [
+        [show(entry) for entry in row] for row in rates.rows if [show(entry) for entry in row[:2]] == ["automatic", "all"]
+    ]
+    assert rate[5] == "0"  # wrong y
+    assert f"on {rate[2]} problems, from ten starts each" in text
+    assert f"{float(rate[7]):.1f} % of the answers were worse local optima" in text
+    claims = [claim.answer for name in EXPERIMENTS for claim in EXPERIMENTS[name].claims(records(name)[1])]
+    words = [claims.count(answer) for answer in ("holds", "in part", "does not hold", "open")]
+    assert sum(words) == len(claims)
+    expected = "Of {} claims {} hold, {} hold in part, {} do not, and {} is open.".format(len(claims), *words)
+    assert expected in text
+    found = [value for value in vars(meha).values() if isinstance(value, type) and issubclass(value, Method)]
+    assert f"{len(found) - 1} methods, one interface" in text  # without their base class
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
+        assert target.startswith("https://") or (ROOT / target).exists(), target

@@ -271,7 +271,7 @@ def tiny(tmp_path, monkeypatch):
         assert run(cells, store, jobs=0) == 0
         results = Records(store, cells)
         page, claims = report.draw(store, options, SHIPPED, tmp_path / "page", "the command", [name])
-        text = page.read_text()
+        text = page.read_text() + (page.parent / f"{name}.html").read_text()
         assert f'id="{name}"' in text
         assert "the command" in text
         return results, claims, text
@@ -620,7 +620,7 @@ def test_time_left_is_judged_by_what_is_like_it(tmp_path):
     assert time_left(cells, store, 2) == pytest.approx(7.0)
 
 
-COMMAND = [sys.executable, "-m", "meha.cli", "reproduce"]
+COMMAND = [sys.executable, "-m", "meha", "reproduce"]
 
 
 def meha_reproduce(*arguments, **options):
@@ -640,7 +640,7 @@ def ending(self, cell, record):
         os.killpg(os.getpgid(0), signal.{signal})
 Store.put = ending
 if __name__ == "__main__":
-    from meha.cli import app
+    from meha_cli import app
     app()
 """
 
@@ -722,7 +722,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 @pytest.mark.parametrize("package", ["optuna", "cvxpy"])
 def test_a_missing_package_is_named_before_anything_runs(package, tmp_path):
-    code = f"import sys; sys.modules[{package!r}] = None; from meha.cli import app; app()"
+    code = f"import sys; sys.modules[{package!r}] = None; from meha_cli import app; app()"
     arguments = ["reproduce", "group-lasso", "--quick", "--out", str(tmp_path)]
     found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert found.returncode == 2
@@ -751,9 +751,12 @@ def test_experiments_can_be_drawn_without_meha(methods, tmp_path):
     store = Store(tmp_path / "records")
     for experiment in EXPERIMENTS.values():
         run(experiment.cells(options, SHIPPED), store, jobs=0)
-    page, claims = report.draw(store, options, SHIPPED, tmp_path, "command", list(EXPERIMENTS))
+    _, claims = report.draw(store, options, SHIPPED, tmp_path, "command", list(EXPERIMENTS))
     assert all(claim.answer in ("open", "does not hold") for claim in claims)
-    assert "not reached" not in page.read_text().partition("group-lasso-600")[2].partition("</table>")[0]
+    assert (
+        "not reached"
+        not in (tmp_path / "group-lasso.html").read_text().partition("group-lasso-600")[2].partition("</table>")[0]
+    )
 
 
 # --- what the page says ------------------------------------------------------------------------------------------------------

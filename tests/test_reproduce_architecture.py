@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from typer.testing import CliRunner
 
 import meha
-from meha.cli import app
 from meha.reproduce import architecture, command
 from meha.reproduce.architecture import FULL, LONGER, QUICK, REDUCED, ROWS, WORK, Row, methods_of, stages_of
 from meha.reproduce.cells import Case, Cell
@@ -32,6 +31,7 @@ from meha.tasks.architecture_search import (
     search,
     train_final,
 )
+from meha_cli import app
 
 EXPERIMENT = EXPERIMENTS["architecture-search"]
 SHIPPED = Tuning.shipped()
@@ -436,5 +436,5 @@ def test_the_command_takes_full(tmp_path):
     assert full.exit_code == 0, full.output
     written = (tmp_path / "full/tables/architecture-search-full.csv").read_text()
     assert [line.partition(",")[0] for line in written.splitlines()[1:]] == ["RHG", "Random search"]
-    assert "600 epochs of final training" in (tmp_path / "full/index.html").read_text()
+    assert "600 epochs of final training" in (tmp_path / "full/architecture-search.html").read_text()
     assert (tmp_path / "full/figures/architecture-search-full-random-search.svg").exists()

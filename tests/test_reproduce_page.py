@@ -33,6 +33,11 @@ def page(*blocks, summary: Table | None = None) -> Page:
     return Page(HOSTILE, [HOSTILE, Markup("<i>lead</i>")], table, [Section("one", HOSTILE, blocks)], {"Command": HOSTILE})
 
 
+def read(index: Path) -> str:
+    """All pages of a report."""
+    return index.read_text() + "".join(path.read_text() for path in sorted(index.parent.glob("*.html")) if path != index)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -44,8 +49,8 @@ def text_of(figure: Figure) -> str:
 def test_hostile_text_is_shown_and_not_obeyed(tmp_path):
     table = Table("t", HOSTILE, [HOSTILE], [[HOSTILE], [Mark(HOSTILE, "failed")], [Mark(HOSTILE, "head")]], note=HOSTILE)
     blocks = (Prose(HOSTILE), Prose(Markup("<sub>0</sub>")), table, picture("p", HOSTILE), Details(HOSTILE, [Prose(HOSTILE)]))
-    html = write(page(*blocks), tmp_path).read_text()
-    assert "<script" not in html
+    html = read(write(page(*blocks), tmp_path))
+    assert html.count("<script") == 2  # the page's own, on both pages
     assert html.count("&lt;script&gt;") >= 14
     assert "<sub>0</sub>" in html
     assert "<i>lead</i>" in html
@@ -81,13 +86,15 @@ def test_table_in_html_and_csv(tmp_path):
         ["NS", Mark("diverged", "failed"), None],
         ["a, b", Mark("3.2 s", "paper", 3.2), 8],
     ]
-    html = write(page(Details("more", [Table("t", "c", ["method", "s", "n"], rows)])), tmp_path).read_text()
+    html = read(write(page(Details("more", [Table("t", "c", ["method", "s", "n"], rows)])), tmp_path))
     with (tmp_path / "tables/t.csv").open(newline="") as file:
         found = list(csv.reader(file))
     assert found == [["method", "s", "n"], ["Group"], ["MEHA", repr(1 / 3), "7"], ["NS", "diverged", ""], ["a, b", "3.2", "8"]]
-    assert re.search(r'<td class="best num">0\.333</td>\s*<td class="num">7</td>', html)
+    assert re.search(
+        r'<td class="best num" data-value="0\.3333[^"]*">0\.333</td>\s*<td class="num" data-value="7">7</td>', html
+    )
     assert re.search(rf'<td class="failed num">diverged</td>\s*<td class="num">{DASH}</td>', html)
-    assert '<td class="paper num">3.2 s</td>' in html
+    assert '<td class="paper num" data-value="3.2">3.2 s</td>' in html
     assert '<th scope="rowgroup" colspan="3" class="head"><span>Group</span></th>' in html
     assert '<th scope="row">MEHA</th>' in html
     assert 'href="tables/t.csv"' in html
@@ -101,14 +108,15 @@ def test_row_of_wrong_length(tmp_path):
 
 
 def test_ids_are_unique_and_links_lead_somewhere(tmp_path):
-    html = write(page(picture("a"), picture("b"), Table("a", "c", ["x"], [])), tmp_path).read_text()
+    index = write(page(picture("a"), picture("b"), Table("a", "c", ["x"], [])), tmp_path).read_text()
+    html = (tmp_path / "one.html").read_text()
     ids = Counter(re.findall(r'\bid="([^"]*)"', html))
     assert len(ids) > 50
     assert ids.most_common(1)[0][1] == 1
     targets = re.findall(r'href="#([^"]*)"|url\(#([^)]*)\)|aria-labelledby="([^"]*)"', html)
     assert {"".join(target) for target in targets} <= set(ids)
-    links = re.findall(r'href="([^#"][^"]*)"', html)
-    assert {"figures/a.png", "figures/b.svg", "tables/a.csv"} <= set(links)
+    links = re.findall(r'href="([^#"][^"]*)"', index + html)
+    assert {"figures/a.png", "figures/b.svg", "tables/a.csv", "one.html", "index.html"} <= set(links)
     assert all((tmp_path / link).is_file() for link in links)
     assert not re.search(r'(src|href)="(https?:|//)', html)
 
@@ -118,8 +126,43 @@ def test_same_input_same_bytes(tmp_path):
     first = contents(tmp_path)
     write(page(picture("a")), tmp_path)
     assert first == contents(tmp_path)
-    assert set(first) == {"index.html", "tables/summary.csv", "tables/summary.md", "figures/a.png", "figures/a.svg"}
+    assert set(first) == {"index.html", "one.html", "tables/summary.csv", "tables/summary.md", "figures/a.png", "figures/a.svg"}
     assert first["figures/a.png"].startswith(b"\x89PNG")
+
+
+def test_the_conclusion_comes_first(tmp_path):
+    sections = [
+        Section("one", "One", [], "Table 2", (2, 1, 0, 0), "One is fastest: yes"),
+        Section("two", "Two", [], "", (0, 0, 1, 1), "Two is fastest: no"),
+        Section("three", "Three", []),
+    ]
+    assert [section.mark for section in sections] == ["some", "none", ""]
+    report = Page("Report", ["about"], Table("summary", "s", ["c"], [["all"]]), sections, {}, home="../index.html")
+    html = write(report, tmp_path).read_text()
+    sentence = "Of 5 claims of the paper, 2 hold, 1 hold in part, 1 do not, and 1 is open."
+    places = [html.index(text) for text in (sentence, "One is fastest: yes", "All claims, one by one", "<p>about</p>")]
+    assert places == sorted(places)
+    assert 'href="../index.html"' in html
+    assert "In the paper: Table 2." in (tmp_path / "one.html").read_text()
+    assert "three.html" in html
+
+
+def test_curves_and_their_entries_in_the_legend_have_names(tmp_path):
+    """By which the script hides them: two curves, with a band, a line and a dot each, in two forms of the figure."""
+    write(page(picture("a")), tmp_path)
+    html = (tmp_path / "one.html").read_text()
+    for i in (0, 1):
+        assert len(re.findall(rf'id="a\.curve{i}\.\d"', html)) == 3
+        assert len(re.findall(rf'id="a\.narrow\.curve{i}\.\d"', html)) == 3
+        assert len(re.findall(rf'id="a\.legend{i}\.\d"', html)) == 2
+
+
+def test_the_best_so_far():
+    p = Panel("t", "x", "y", [Curve("automatic", [([1, 2, 4], [0.1, 5.0, 0.01])], best=True)])
+    _, (_, median, _) = band(p, p.curves[0])
+    np.testing.assert_allclose(median, [0.1, 0.1, 0.01])
+    high = Panel("t", "x", "y", [Curve("automatic", [([1, 2], [0.5, 0.2])], best=True)], logy=False, better="high")
+    np.testing.assert_allclose(band(high, high.curves[0])[1][1], [0.5, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_first_order_methods_refuse_a_start_that_depends_on_x():
         ),
         (
             lambda: meha.RHG().start(undetermined(Trained(steps=1, lr=0.1, start="redraw")), zeros(1), zeros(2)).step(),
-            "cannot be drawn anew",
+            "cannot be drawn again",
         ),
         (
             lambda: meha.solve(meha.Problem(lambda y: y.sum(), lambda y: y.square().sum(), response=Nearest()), None, zeros(2)),

@@ -1,9 +1,11 @@
 """The loop: stopping, status, history, callbacks, batches, the last finite iterate."""
 
 import math
+import re
 
 import pytest
 import torch
+from matplotlib import pyplot
 
 import meha
 from meha import Status, Verdict
@@ -292,7 +294,7 @@ def test_the_printed_solution():
     text = str(solution)
     assert text.startswith("MEHA: max steps after 50 steps")
     assert len(text.splitlines()) == 5
-    for part in (f"F          {solution.upper:.6g}", "gap", "residual", "100 of F, 200 of f"):
+    for part in (f"F          {solution.upper:.6g}", "gap", "residual", "100 gradients of F, 200 of f"):
         assert part in text
     for part in ("gamma=5", "p=0.49", "theory     eta = 0.9 is above"):
         assert part in solution.details
@@ -308,9 +310,16 @@ def test_the_printed_solution():
     assert "theory" not in meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5).details
 
 
-def test_progress_bar(capsys):
+def test_progress_shows_a_total_only_where_there_is_one(capsys):
     solve(toy(), max_steps=5, callbacks=Progress())
-    assert "5/5" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "step 5  F" in shown
+    assert "of 5" not in shown
+    meha.solve(toy(), toy().x0, toy().y0, meha.StochasticMEHA(), max_steps=5, callbacks=Progress())
+    assert "step 5 of 5  F" in capsys.readouterr().out
+    toy_2 = meha.problems.sine(2)
+    meha.solve(toy_2, toy_2.x0, toy_2.y0, callbacks=Progress())
+    assert re.search(r"pass \d", capsys.readouterr().out)
 
 
 def test_plot(tmp_path):
@@ -321,8 +330,42 @@ def test_plot(tmp_path):
     titles = [axis.get_title().split(" (")[0] for axis in figure.axes]
     assert titles == ["F(x, y)", "gap", "residual", "relative change of"]
     assert list(figure.axes[0].lines[0].get_ydata()) == solution.history["upper"]
+    assert figure.number in pyplot.get_fignums()  # so that pyplot.show() shows it
+    pyplot.close(figure)
     with pytest.raises(ValueError, match="names"):
         solution.plot(["nothing"])
+
+
+def test_plot_draws_what_was_returned():
+    """Passes of the method are lines of their own; the strong one leads to the answer, which is marked."""
+    problem = meha.problems.sine(1)
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    passes = set(solution.history["run"])
+    assert len(passes) > 1
+    figure = solution.plot(["upper", "gap"])
+    *others, answer, mark = figure.axes[0].lines
+    assert len(others) == len(passes) - 1
+    assert mark.get_ydata()[0] == solution.upper
+    assert answer.get_color() == "C0"
+    end = abs(answer.get_ydata()[-1] - solution.upper)
+    assert all(end <= abs(line.get_ydata()[-1] - solution.upper) for line in others)
+    pyplot.close(figure)
+
+
+def test_a_gap_below_zero_keeps_its_logarithmic_axis():
+    solution = solve(toy(), max_steps=50)
+    solution.history["gap"][3] = -1e-9
+    figure = solution.plot(["gap"])
+    assert figure.axes[0].get_yscale() == "symlog"
+    pyplot.close(figure)
+
+
+def test_a_solution_in_a_notebook():
+    solution = solve(toy(), max_steps=5)
+    text = solution._repr_html_()
+    assert text.startswith("<b>MEHA: max steps after 5 steps")
+    assert "<details>" in text
+    assert "p=0.49" in text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_half_of_the_labels_are_drawn_anew(digits):
     changed = digits.train.labels != digits.true_labels
     assert int(digits.tampered.sum()) == 300
     assert not bool((changed & ~digits.tampered).any())
-    assert 230 < int(changed.sum()) < 295  # a tenth of those drawn anew are right
+    assert 230 < int(changed.sum()) < 295  # a tenth of those drawn again are right
     exact = hyper_cleaning("digits", seed=3, exact=True)
     assert torch.equal(exact.train.labels != exact.true_labels, exact.tampered)
     assert len(exact.train.labels[exact.tampered].unique()) == 10

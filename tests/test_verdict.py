@@ -121,7 +121,7 @@ def test_a_printed_solution_calls_no_objective():
         calls.clear()
         text = f"{solution} {solution.details} {solution.upper} {solution!r}"
         assert solution.method.name in text
-        assert len(str(solution).splitlines()) <= 5
+        assert max(map(len, str(solution).splitlines())) <= 100
         assert not calls
         assert solution.diagnose().gap > -1e-6
         assert calls

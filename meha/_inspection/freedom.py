@@ -73,7 +73,7 @@ def check_open(inspection: Inspection) -> None:
         inspection.find("determined", f"{where}, and F is not: the best y for F is meant.")
         inspection.warn(
             f"lower: under-determined, since {where}; F then chooses y, and may owe more to it than to x. If y is to be"
-            " computed anew, say which one: Problem(..., response=meha.responses.Nearest()), or add a regulariser."
+            " computed afresh, say which one: Problem(..., response=meha.responses.Nearest()), or add a regulariser."
         )
 
 
@@ -96,7 +96,7 @@ def check_carried(inspection: Inspection) -> None:
     if inspection.result.carried:
         inspection.warn(
             f"y: {DESCENT} steps on one batch lower f there by {fell:.2g} and on the other by {other:.2g}, so y seems to belong"
-            " to its batch, as the heads of tasks do; begin anew with each batch (warm_start=False)."
+            " to its batch, as the heads of tasks do; start over with each batch (warm_start=False)."
         )
     else:
         inspection.find("batches", "steps of y on one batch lower f on the other as well.")

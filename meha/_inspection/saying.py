@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import textwrap
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from meha._oracle import Counts
 
 __all__ = ["Report"]
 
-WIDTH = 116
+WIDTH = 100
 """Length of printed lines."""
 
 
@@ -76,6 +77,10 @@ class Report:
 
     def __repr__(self) -> str:
         return f"Report({len(self.warnings)} warnings, f {self.convexity} in y)"
+
+    def _repr_html_(self) -> str:
+        """The printed report in notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         n = len(self.warnings)

@@ -35,6 +35,9 @@ def cifar10(part: Part = "train", folder: Folder | None = None, download: bool =
         folder: the folder of the archive, or of a subfolder ``cifar10`` with it; by default ``MEHA_DATA``, then the cache.
         download: download the published archive (into ``folder``, or the cache) if neither archive is found.
 
+    Returns:
+        The images of the part that was asked for, with their labels.
+
     The archive is one of two, packed or without ``.gz``; if both are found, the first is taken:
 
     - ``cifar-10-binary.tar.gz``, the published one, which ``meha download cifar10`` fetches. Its order is kept.

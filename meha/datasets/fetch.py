@@ -35,6 +35,9 @@ def download(name: str, folder: Folder | None = None, progress: bool = True) -> 
         folder: the parent of the subfolder ``mnist``, ``fashion_mnist``, ``omniglot`` or ``cifar10``; the cache by default.
         progress: show a bar, or one line per file if rich is missing or stderr is not a terminal.
 
+    Returns:
+        The folder with the files.
+
     >>> download("imagenet")
     Traceback (most recent call last):
     ValueError: name: must be one of 'mnist', 'fashion-mnist', 'omniglot', 'cifar10', got 'imagenet'.

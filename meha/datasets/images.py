@@ -64,6 +64,9 @@ def mnist(part: Part = "train", folder: Folder | None = None, download: bool = F
         folder: the folder of the files, or of a subfolder ``mnist`` with them; by default ``MEHA_DATA``, then the cache.
         download: download missing files (into ``folder``, or the cache).
 
+    Returns:
+        The images of the part that was asked for, with their labels.
+
     The files are the published ones, ``train-images-idx3-ubyte.gz`` and so on, or unpacked without ``.gz``.
 
     >>> mnist("test", folder="/nowhere")  # doctest: +ELLIPSIS
@@ -80,6 +83,9 @@ def fashion_mnist(part: Part = "train", folder: Folder | None = None, download: 
         part: "train", "test", or "all" for both, in this order.
         folder: the folder of the files, or of a subfolder ``fashion_mnist``; by default ``MEHA_DATA``, then the cache.
         download: download missing files (into ``folder``, or the cache).
+
+    Returns:
+        The images of the part that was asked for, with their labels.
 
     >>> fashion_mnist("validation")
     Traceback (most recent call last):

@@ -19,6 +19,9 @@ def load(name: str, part: Part | None = None, folder: Folder | None = None, down
         folder: see :func:`mnist`; "digits" does not need it.
         download: see :func:`mnist`; "digits" does not need it.
 
+    Returns:
+        The images of the part that was asked for, with their labels.
+
     >>> load("digits")
     Images(1797 of 8x8, 10 classes)
     >>> load("cifar")

@@ -69,6 +69,9 @@ def omniglot(folder: Folder | None = None, download: bool = False, size: int = 2
         download: download missing files (into ``folder``, or the cache).
         size: height and width of the images, 1 to 105 pixels.
 
+    Returns:
+        The characters, with the alphabet of each.
+
     >>> omniglot(size=0)
     Traceback (most recent call last):
     ValueError: size: must be a whole number from 1 to 105, got 0.

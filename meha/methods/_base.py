@@ -105,6 +105,7 @@ class Method(ABC):
         differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
         penalties: names of schedules that must be at rest, or steadily on the move, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
+        open_ended: whether a run has no end of its own, so that one that took all its steps is finished.
         repeats: why an objective must give the same value when it is called again at one point; empty when it need not.
     """
 
@@ -118,6 +119,7 @@ class Method(ABC):
     differentiates_start: ClassVar[bool] = False
     penalties: ClassVar[tuple[str, ...]] = ()
     may_be_zero: ClassVar[tuple[str, ...]] = ()
+    open_ended: ClassVar[bool] = False
     repeats: ClassVar[str] = ""
 
     @property

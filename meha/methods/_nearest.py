@@ -31,7 +31,7 @@ class _TiedPoint(LowerPoint):
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """A lower solution that was computed anew.
+    """A lower solution that was computed afresh.
 
     Attributes:
         y: the solution.

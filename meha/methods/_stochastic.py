@@ -78,14 +78,14 @@ SUDDEN = 10.0
 """The mean size of the directions of x is at least this part of the last one."""
 
 WATCHED = 10
-"""Steps after the first in which variables that go on are compared with those that begin anew."""
+"""Steps after the first in which variables that go on are compared with those that start over."""
 
 FRESH_RATE, FRESH_PATIENCE = 0.01, 1000
 """With lower variables that restart: the rate of x, and the number of steps after which it shrinks."""
 
 FRESH_WAY = 320
 """With lower variables that restart: c grows with k, and with its root after FRESH_PATIENCE; both levels weigh the same after
-about so many steps, and until then F leads."""
+about this number of steps, and until then F leads."""
 
 FRESH_MEMORY = 0.9
 """Share of the measured curvatures that a step keeps."""

@@ -43,7 +43,7 @@ class IGJO(Method):
     """Implicit gradients for joint optimization (Feng & Simon 2018), for L1 and group terms, or without g.
 
     At a solution y of the lower level, phi = f + g is twice differentiable in the coordinates of the support S, which are those
-    with |y_i| > threshold, and all on which g does not act; the others stay zero when x moves a little. A step is
+    with ``|y_i| > threshold``, and all on which g does not act; the others stay zero when x moves a little. A step is
 
         phi_yy(x, y)_SS v = F_y(x, y)_S;    h = F_x - phi_xy [v];    x <- proj_X( x - s h ),  y <- the lower solution there,
 

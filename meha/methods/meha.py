@@ -34,7 +34,9 @@ class MEHAState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class MEHA(Method):
-    """The paper's Algorithm 1: one loop, first-order gradients only, for non-convex and non-smooth lower levels.
+    """The Moreau envelope based Hessian-free algorithm, Algorithm 1 of the paper: one loop, first-order gradients only.
+
+    The lower level may be non-convex and non-smooth.
 
     Step k = 0, 1, ... is
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -110,6 +110,8 @@ class StochasticMEHA(Method):
     >>> print(f"{run.x.mean():.1f}")  # the solution is 0.5
     0.5
     """
+
+    open_ended: ClassVar[bool] = True
 
     lr: float | None = None
     x_lr: float | None = None

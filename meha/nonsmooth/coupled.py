@@ -125,7 +125,7 @@ class GroupL2(NonSmooth):
 
 
 class SparseGroup(GroupL2):
-    """g(x, y) = sum_i v_i |y_i| + sum_j w_j ||y^(j)||_2; prox: soft thresholding, then shrinking of the groups.
+    """``g(x, y) = sum_i v_i |y_i| + sum_j w_j ||y^(j)||_2``; prox: soft thresholding, then shrinking of the groups.
 
     Args:
         groups: as in :class:`GroupL2`.

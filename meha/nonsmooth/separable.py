@@ -16,7 +16,7 @@ __all__ = ["L1", "MCP", "SCAD", "ElasticNet", "NonNegativeL1"]
 
 
 class L1(NonSmooth):
-    """g(x, y) = sum_i w_i |y_i|; prox: soft thresholding by step * w_i.
+    """``g(x, y) = sum_i w_i |y_i|``; prox: soft thresholding by ``step * w_i``.
 
     Args:
         weight: w; see :mod:`meha.nonsmooth` for its forms.
@@ -69,7 +69,7 @@ class NonNegativeL1(NonSmooth):
 
 
 class ElasticNet(NonSmooth):
-    """g(x, y) = sum_i w_i |y_i| + (v_i / 2) y_i^2; prox: soft thresholding by step * w_i, divided by 1 + step * v_i.
+    """``g(x, y) = sum_i w_i |y_i| + (v_i / 2) y_i^2``; prox: soft thresholding by ``step * w_i``, over ``1 + step * v_i``.
 
     Args:
         l1: w.
@@ -97,12 +97,12 @@ class ElasticNet(NonSmooth):
 
 
 class SCAD(NonSmooth):
-    """Smoothly clipped absolute deviation with threshold w_i: for t = |y_i|,
+    """Smoothly clipped absolute deviation with threshold w_i: for ``t = |y_i|``,
 
     w t  if t <= w;  (2 a w t - t^2 - w^2) / (2 (a - 1))  if w < t <= a w;  (a + 1) w^2 / 2  beyond.
 
     It is 1/(a - 1)-weakly convex, and its prox needs step < a - 1: with s = step, soft thresholding by s w if
-    |y| <= (1 + s) w; ((a - 1) y - s a w sign(y)) / (a - 1 - s) up to a w; y beyond.
+    ``|y| <= (1 + s) w``; ((a - 1) y - s a w sign(y)) / (a - 1 - s) up to a w; y beyond.
 
     Args:
         weight: w.
@@ -141,10 +141,10 @@ class SCAD(NonSmooth):
 
 
 class MCP(NonSmooth):
-    """Minimax concave penalty with threshold w_i: for t = |y_i|, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
+    """Minimax concave penalty with threshold w_i: for ``t = |y_i|``, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
 
     It is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a, for
-    |y| <= a w; y beyond.
+    ``|y| <= a w``; y beyond.
 
     Args:
         weight: w.

@@ -51,7 +51,7 @@ class Verification(NamedTuple):
             problems without x, the same of y.
         gap: f + g at the point minus its global minimum at the same x, relative to the range of f + g at x*; infinite if y is
             outside of Y.
-        upper: |F - F*|, relative to the range of F.
+        upper: ``|F - F*|``, relative to the range of F.
     """
 
     x: float
@@ -63,7 +63,7 @@ class Verification(NamedTuple):
         return self.x <= tol and self.gap <= gap and self.upper <= UPPER_TOL
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class KnownProblem(Problem):
     """A :class:`~meha.Problem` with a known solution; pass it to ``solve`` like any other.
 
@@ -107,6 +107,9 @@ class KnownProblem(Problem):
     measure: Literal["distance", "excess"] = "distance"
     region: Region | None = None
     local: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"KnownProblem({self.name!r})"
 
     def start(self, generator: torch.Generator) -> tuple[Any, Any]:
         """Draw a random start (x, y) from :attr:`region`, in X and Y; x is None if the problem has none.

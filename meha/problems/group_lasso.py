@@ -48,6 +48,9 @@ def group_lasso(
         dtype: precision of the data.
         device: device of the data.
 
+    Returns:
+        The problem, with its start and its measures on test data.
+
     >>> problem = group_lasso(60, groups=6, design="orthogonal")
     >>> problem.distance(problem.x_star, problem.y_star)
     Distance(x=0.0, y=0.0)

@@ -125,7 +125,7 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
 
 
 def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """Lasso toy: F = sum y, f = ||y - a||^2 / 2, g = sum_i x_i |y_i|, X = [0, 1]^n, a = (1/n, ..., -1/n, ...), half and half.
+    """Lasso toy: F = sum y, f = ||y - a||^2 / 2, ``g = sum_i x_i |y_i|``, X = [0, 1]^n, a = (1/n, ..., -1/n, ...), in halves.
 
     The solutions form a set: x_i in [1/n, 1], y_i = 0 in the first half; x_i = 0, y_i = -1/n in the second. The distance to the
     set is relative to the norm of its nearest point. The start is 0, because from x = 1 the method stays at y = 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -44,6 +46,7 @@ class Asked:
     tune: bool
     draw: bool
     full: bool = False
+    home: str = ""
 
     @property
     def workers(self) -> int:
@@ -57,9 +60,9 @@ def list_experiments() -> list[tuple[str, str]]:
     return [(each.name, each.about + ("" if each.in_quick else rest)) for each in EXPERIMENTS.values()]
 
 
-def run(asked: Asked) -> None:
-    """Measure the cells that have no record yet, and write the report."""
-    console = Console()
+def run(asked: Asked, quiet: bool = False) -> dict[str, Any]:
+    """Measure the cells that have no record yet, write the report, and return its claims."""
+    console = Console(quiet=quiet)
     names = asked.names or [name for name, each in EXPERIMENTS.items() if each.in_quick or not asked.quick]
     unknown = [name for name in names if name not in EXPERIMENTS]
     if unknown:
@@ -76,8 +79,9 @@ def run(asked: Asked) -> None:
     else:
         done = _work(console, _possible(console, asked, cells, options, store), store, asked.workers)
     command = shlex.join(["meha", *sys.argv[1:]])
-    page, claims = report.draw(store, options, choice, asked.out, command, names)
+    page, claims = report.draw(store, options, choice, asked.out, command, names, asked.home)
     print_summary(console, claims, done, page)
+    return {"page": str(page), "measured": done, "claims": [dataclasses.asdict(claim) for claim in claims]}
 
 
 def _options(asked: Asked) -> Options:

@@ -48,10 +48,14 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """The runs of one method, one pair (xs, ys) for a seed; a diverged run may hold None, NaN or infinite values in ys."""
+    """The runs of one method, one pair (xs, ys) for a seed; a diverged run may hold None, NaN or infinite values in ys.
+
+    With ``best``, the best value so far is drawn: for a method that starts again and returns the best of its passes.
+    """
 
     label: str
     runs: Sequence[tuple[Sequence[float], Sequence[float | None]]]
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,9 @@ def arrays(panel: Panel, curve: Curve) -> list[tuple[Array, Array]]:
             raise ValueError(f"a run of {curve.label!r} has {len(xs)} xs and {len(ys)} ys; give as many of each")
         x, y = np.asarray(xs, float), np.asarray(ys, float)  # None becomes NaN
         if np.any(x > 0) if panel.logx else len(x):
-            found.append((x, np.where(np.isfinite(y), y, inf if panel.better == "low" else -inf)))
+            y = np.where(np.isfinite(y), y, inf if panel.better == "low" else -inf)
+            best = np.minimum.accumulate if panel.better == "low" else np.maximum.accumulate
+            found.append((x, best(y) if curve.best else y))
     return found
 
 
@@ -200,7 +206,8 @@ def band(panel: Panel, curve: Curve, points: int = 80) -> tuple[Array, Array]:
 def curves(panels: Sequence[Panel], columns: int = 2) -> Figure:
     """Median and 20-80 % band of every curve, with one legend below all panels.
 
-    A dot ends the longest run of a curve; a cross is where the median leaves the plot for good.
+    A dot ends the longest run of a curve; a cross is where the median leaves the plot for good. Parts of a curve, and its entry
+    in the legend, have names in SVG ("curve3.0", "legend3.0"), by which a page can hide them.
     """
     looks = styles(curve.label for panel in panels for curve in panel.curves)
     names = list(looks)
@@ -214,7 +221,13 @@ def curves(panels: Sequence[Panel], columns: int = 2) -> Figure:
         lines = [Line2D([], [], color=look.color, linestyle=look.dash, linewidth=look.width) for look in looks.values()]
         columns = ceil(len(names) / rows)
         room: dict[str, Any] = dict(frameon=False, handlelength=2.6, columnspacing=1.4)
-        figure.legend(lines, names, loc="outside lower center", ncols=columns, **room)
+        legend = figure.legend(lines, names, loc="outside lower center", ncols=columns, **room)
+        for i, entry in enumerate(zip(legend.get_texts(), legend.get_lines(), strict=True)):
+            for part, artist in enumerate(entry):
+                artist.set_gid(f"legend{i}.{part}")
+        for i, label in enumerate(names):
+            for part, artist in enumerate(a for ax in axes for a in ax.get_children() if a.get_label() == f"_{label}"):
+                artist.set_gid(f"curve{i}.{part}")
     return figure
 
 
@@ -244,11 +257,12 @@ def _draw(panel: Panel, ax: Axes, looks: Mapping[str, Style]) -> None:
     for curve, (x, (lower, median, upper)) in zip(drawn, bands, strict=True):
         look = looks[curve.label]
         if len(curve.runs) > 1:
-            ax.fill_between(x, lower, upper, color=look.color, alpha=0.16, linewidth=0, zorder=look.order - 2)
+            label = f"_{curve.label}"
+            ax.fill_between(x, lower, upper, color=look.color, alpha=0.16, linewidth=0, zorder=look.order - 2, label=label)
         inside = np.flatnonzero(~np.isclose(median, worst, rtol=1e-9, atol=0))
         end = min(inside[-1] + 1 if len(inside) else 0, len(x) - 1)
         lost = end not in inside
-        draw: dict[str, Any] = dict(color=look.color, zorder=look.order)
+        draw: dict[str, Any] = dict(color=look.color, zorder=look.order, label=f"_{curve.label}")
         ax.plot(x[: end + 1], median[: end + 1], linestyle=look.dash, linewidth=look.width, **draw)
         size = 8 if lost else 1.5 + 1.6 * look.width
         ax.plot(x[end], median[end], marker="X" if lost else "o", markersize=size, mew=0.6, mec="white", clip_on=False, **draw)

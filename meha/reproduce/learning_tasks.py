@@ -125,7 +125,7 @@ def noisy_labels(
     seed: int = 0,
     device: Any = None,
 ) -> LearningTask:
-    """Weights of examples with doubtful labels, chosen by few clean ones: a weight for each, or a network of the loss."""
+    """Weights of examples with unverified labels, chosen by few clean ones: a weight for each, or a network of the loss."""
     few, many, test = _images(data, (clean, noisy, 1000 if data != "digits" else 400), seed, device)
     labels = _tampered(many.labels, fraction, seed, flip)
 

@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML page, its tables as CSV and Markdown, and its figures as PNG and SVG."""
+"""A report as HTML pages, its tables as CSV and Markdown, and its figures as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -77,33 +77,71 @@ Block = Table | Picture | Prose | Details
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with an entry in its contents."""
+    """A part of the report, on a page of its own.
+
+    Attributes:
+        anchor: the name of its file.
+        title: its heading.
+        blocks: what it shows.
+        source: where the paper has it, such as "Table 2".
+        answers: how many claims of the paper hold, hold in part, do not hold, and are open.
+        finding: the main result in a sentence.
+    """
 
     anchor: str
     title: str
     blocks: Sequence[Block]
+    source: str = ""
+    answers: tuple[int, ...] = (0, 0, 0, 0)
+    finding: str = ""
+
+    @property
+    def mark(self) -> str:
+        """Whether its claims hold: "all", "some", "none", or nothing where there are none."""
+        held, partly, *_ = self.answers
+        if not sum(self.answers):
+            return ""
+        return "all" if held == sum(self.answers) else "some" if held or partly else "none"
 
 
 @dataclass(frozen=True)
 class Page:
-    """The report: what it found first, then the sections, then the facts of the run."""
+    """The report: its conclusion, a line for each section and all claims; the sections; the facts of the run.
+
+    ``home`` is the address of a page to link to.
+    """
 
     title: str
     lead: Sequence[str | Markup]
     summary: Table
     sections: Sequence[Section]
     facts: Mapping[str, str]
+    home: str = ""
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """The number of claims that hold, hold in part, do not hold, and are open."""
+        return tuple(sum(section.answers[i] for section in self.sections) for i in range(4))
+
+    @property
+    def conclusion(self) -> str:
+        """How many claims hold, in a sentence; empty without claims."""
+        held, partly, failed, undecided = self.answers
+        if not sum(self.answers):
+            return ""
+        last = f", and {undecided} {'is' if undecided == 1 else 'are'} open" if undecided else ""
+        return f"Of {sum(self.answers)} claims of the paper, {held} hold, {partly} hold in part, {failed} do not{last}."
 
 
 def write(page: Page, folder: Path) -> Path:
-    """Write index.html, tables/*.csv, *.md and figures/*.png, *.svg into a folder; returns the path of index.html."""
+    """Write index.html, a page per section, tables/*.csv, *.md and figures/*.png, *.svg; returns the path of index.html."""
     blocks = list(flat([page.summary, *(block for section in page.sections for block in section.blocks)]))
     tables = [block for block in blocks if isinstance(block, Table)]
     pictures = [block for block in blocks if isinstance(block, Picture)]
     ids = [f"{kind}-{table.name}" for kind in ("table", "caption") for table in tables] + [f"figure-{p.name}" for p in pictures]
     _check_names([table.name for table in tables], "name of a table")
     _check_names([picture.name for picture in pictures], "name of a picture")
-    _check_names([section.anchor for section in page.sections], "anchor of a section", taken=["facts", *ids])
+    _check_names([section.anchor for section in page.sections], "anchor of a section", taken=["facts", "index", *ids])
     files = {f"tables/{table.name}.csv": comma_separated(table).encode() for table in tables}
     files |= {f"tables/{table.name}.md": markdown(table).encode() for table in tables}
     drawings = {}
@@ -114,7 +152,9 @@ def write(page: Page, folder: Path) -> Path:
         if picture.narrow:
             drawings[picture.name] += inline(render(picture.narrow, "svg"), f"{picture.name}.narrow", picture.alt, "narrow")
     template = _environment().get_template("page.html")
-    files["index.html"] = template.render(page=page, drawings=drawings).encode("utf-8", "replace")
+    for section in (None, *page.sections):
+        text = template.render(page=page, section=section, drawings=drawings)
+        files[f"{section.anchor if section else 'index'}.html"] = text.encode("utf-8", "replace")
     for name, content in files.items():
         write_atomically(folder / name, content)
     return folder / "index.html"
@@ -253,5 +293,5 @@ def _environment() -> Environment:
     kinds = {"table": Table, "picture": Picture, "prose": Prose, "details": Details, "mark": Mark}
     environment.tests |= {name: lambda block, kind=kind: isinstance(block, kind) for name, kind in kinds.items()}
     environment.filters |= {"show": show}
-    environment.globals |= {"numeric": numeric, "spans": spans}
+    environment.globals |= {"numeric": numeric, "spans": spans, "raw": raw}
     return environment

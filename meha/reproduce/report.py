@@ -29,8 +29,27 @@ PACKAGES = ("numpy", "optuna", "cvxpy", "matplotlib")
 STYLES: dict[Answer, Literal["best", "failed"]] = {"holds": "best", "does not hold": "failed"}
 
 
+SOURCES = {
+    "strong-convex": "Figure 4, Table 9",
+    "high-dimension": "Table 10",
+    "merely-convex": "Figure 1",
+    "non-convex": "Table 2, Figures 2 and 5",
+    "large-scale": "Table 4",
+    "lasso-toy": "Table 3, Figure 6",
+    "group-lasso": "Table 5",
+    "sensitivity": "Tables 6 and 11",
+    "rates": "Theorems 3.1 and 3.2",
+    "hyper-cleaning": "Table 7, Figure 3",
+    "few-shot": "Table 7",
+    "architecture-search": "Tables 8 and 12",
+}
+"""Where the paper has what an experiment measures."""
+
+ANSWERS: tuple[Answer, ...] = ("holds", "in part", "does not hold", "open")
+
+
 def draw(
-    store: Store, options: Options, tuning: Tuning, folder: Path, command: str, asked: Sequence[str]
+    store: Store, options: Options, tuning: Tuning, folder: Path, command: str, asked: Sequence[str], home: str = ""
 ) -> tuple[Path, list[Claim]]:
     """Write the page of the experiments that were asked for, and of others that are complete; its path, and its summary."""
     found = {name: Records(store, experiment.cells(options, tuning)) for name, experiment in EXPERIMENTS.items()}
@@ -41,8 +60,11 @@ def draw(
         section = EXPERIMENTS[name].section(own)
         if len(_machines(records)) > 1:
             section = replace(section, blocks=[*section.blocks, Prose(f"Measured on: {'; '.join(_machines(own.all()))}.")])
-        sections.append(section)
-        claims += EXPERIMENTS[name].claims(own)
+        made = EXPERIMENTS[name].claims(own)
+        counts = tuple(sum(claim.answer == answer for claim in made) for answer in ANSWERS)
+        finding = _finding(made)
+        sections.append(replace(section, source=SOURCES.get(name, ""), answers=counts, finding=finding))
+        claims += made
     rows: list[list[Item]] = []
     for claim in claims:
         style = STYLES.get(claim.answer)
@@ -59,10 +81,16 @@ def draw(
     bare = sum("curve" in record and not record["curve"] and bool(record.get("last")) for record in records)
     if bare:
         lead.append(f"The curves of {bare} runs were not kept; figures leave these runs out.")
-    title = "The experiments of the MEHA paper, measured again"
+    title = "Reproducing the MEHA paper"
     _write_runs(records, folder / "runs.csv")
-    page = Page(title, lead, summary, [*sections, _protocol(options, tuning)], _facts(records, command))
+    page = Page(title, lead, summary, [*sections, _protocol(options, tuning)], _facts(records, command), home)
     return write(page, folder), claims
+
+
+def _finding(claims: Sequence[Claim]) -> str:
+    """The first claim that does not hold, or else the first, with what was measured."""
+    chosen = next((claim for claim in claims if claim.answer != "holds"), claims[0] if claims else None)
+    return f"{chosen.claim}: {chosen.measured}" if chosen else ""
 
 
 def _protocol(options: Options, tuning: Tuning) -> Section:
@@ -129,7 +157,7 @@ def _machines(records: Sequence[Record]) -> list[str]:
     """The machines of the records, and how many runs shared each."""
     found = set()
     for record in records:
-        jobs = "one run at a time" if record["jobs"] == 1 else f"{record['jobs']} runs side by side"
+        jobs = "one run at a time" if record["jobs"] == 1 else f"{record['jobs']} runs in parallel"
         machine = "a machine that was not recorded" if record["machine"] is None else record["machine"]
         found.add(machine if record["torch"] is None else f"{machine}, torch {record['torch']}, {jobs}")
     return sorted(found)

@@ -70,7 +70,7 @@ class L1Ball(_Ball):
 
 @dataclass(frozen=True, eq=False)
 class LinfBall(_Ball):
-    """{z : max_i |z_i - center_i| <= radius}.
+    """``{z : max_i |z_i - center_i| <= radius}``.
 
     >>> LinfBall(1.0).project(torch.tensor([2.0, -0.5]))
     tensor([ 1.0000, -0.5000])

@@ -96,7 +96,7 @@ def clean(
     The trained network then judges: it ranks wrong labels better than sigmoid(x), which keeps them out of the training but
     hardly orders them. We measured this on labels made wrong on purpose (26 settings: digits, MNIST, Fashion-MNIST, tables and
     points in the plane; 10 to 50 % wrong; seeds not used to choose the settings), against the same network trained on one kind
-    of examples only and ranked by the same margin:
+    of examples only and ranked by the same margin::
 
         mean of                   AUC    precision  recall      worst AUC with systematically wrong labels
         MEHA                      0.989  0.89       0.97        0.971
@@ -384,7 +384,7 @@ def _train(
         batches=zip(_batches(count, generator, inputs.device), of_trusted, strict=False),
         callbacks=[Recorder(every=steps), lambda run, info: report(PRETRAINING + info.step)],
     )
-    if uninterrupted(solution).status is not Status.MAX_STEPS:
+    if uninterrupted(solution).status not in (Status.MAX_STEPS, Status.FINISHED):
         raise ArithmeticError(f"Training failed: {solution.message}")
 
 

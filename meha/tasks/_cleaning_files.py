@@ -1,4 +1,4 @@
-"""Files of the command ``meha clean``: examples from NPZ or CSV, weights as CSV, suspicious examples as a picture."""
+"""Files of the command ``meha clean``: examples from NPZ, CSV or Parquet, weights as CSV, suspicious examples as a picture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +69,7 @@ def read(
     """Read and check the examples of a file; errors name the options of the command.
 
     Args:
-        path: an NPZ file with arrays, or a CSV file with a header.
+        path: an NPZ file with arrays, or a CSV (with a header) or Parquet table.
         label: the name of the array or column of labels, if not a usual one.
         trusted: the name of the array or column that marks trusted labels, if not "trusted".
         ignore: columns of a CSV file that are not features.
@@ -80,8 +80,8 @@ def read(
     if not path.exists():
         raise ValueError(f"{path}: does not exist.")
     kind = path.suffix.lower()
-    if kind not in (".npz", ".csv", ".tsv"):
-        raise ValueError(f"{path}: must be an NPZ file (.npz) or a table (.csv, .tsv).")
+    if kind not in (".npz", ".csv", ".tsv", ".parquet"):
+        raise ValueError(f"{path}: must be an NPZ file (.npz) or a table (.csv, .tsv, .parquet).")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: is empty.")
     if kind == ".npz":
@@ -144,11 +144,28 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
     return find("features", FEATURES), find("labels", [label] if label else LABELS), marks
 
 
+def _text(path: Path) -> TextIO:
+    """A table as CSV text."""
+    if path.suffix.lower() != ".parquet":
+        return path.open(encoding="utf-8-sig", newline="")
+    try:
+        from pyarrow import csv as writer
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ValueError(f"{path}: reading Parquet files needs pyarrow; install it with: pip install pyarrow") from error
+    file = io.BytesIO()
+    try:
+        writer.write_csv(parquet.read_table(path), file)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"{path}: is not a Parquet table of numbers and text ({error}).") from error
+    return io.StringIO(file.getvalue().decode())
+
+
 def _table(
     path: Path, label: str, trusted: str | None, ignore: Sequence[str]
 ) -> tuple[Array, Array, Array | None, tuple[str, ...]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _text(path) as file:
             first = file.readline()
             file.seek(0)
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,13 +29,18 @@ def clean_file(
     out: Path,
     seed: int,
     top: int | None,
-) -> None:
-    """Clean the labels of a file, and write and print what was found."""
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Clean the labels of a file, write and (unless quiet) print what was found, and return it.
+
+    Training uses one thread: its matrices are small, and threads that wait for each other take far longer on a busy machine.
+    """
     import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
 
     from meha.tasks._cleaning_files import picture, read, table
 
-    console = Console()
+    console, threads = Console(quiet=quiet), torch.get_num_threads()
+    torch.set_num_threads(1)
     columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     try:
@@ -54,6 +61,8 @@ def clean_file(
         raise RefusalError(str(error)) from error
     except FileExistsError as error:
         raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
+    finally:
+        torch.set_num_threads(threads)
     for warning in caught:
         Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
     write_atomically(out / "weights.csv", table(examples.labels, cleaning))
@@ -75,3 +84,14 @@ def clean_file(
         console.print(worst)
     console.print(f"Weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"Picture: {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
+    rows = [
+        {
+            "row": int(row),
+            "given": str(examples.labels[row]),
+            "suggested": str(cleaning.suggested[row]),
+            "weight": float(cleaning.weights[row]),
+        }
+        for row in suspicious
+    ]
+    files = {"weights": str(out / "weights.csv"), "picture": str(out / "suspicious.png")}
+    return {"unverified": unverified, "trusted": trusted_count, "classes": classes, "suspicious": rows, **files}

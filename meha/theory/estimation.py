@@ -46,6 +46,9 @@ def estimate(
             skipped.
         rounds: Hessian-vector products per constant.
 
+    Returns:
+        The constants, as far as they were measured.
+
     >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
     >>> c = estimate(problem, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
     >>> round(c.f_yy, 4), round(c.f_xy, 4), round(c.F_yy, 4), round(c.rho_f, 4)

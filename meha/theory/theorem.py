@@ -23,8 +23,8 @@ class Constants:
         L_F: smoothness of F on X x Y.
         L_f: smoothness of f on X x Y.
         rho_f: f + rho_f/2 ||y||^2 is convex in y; 0 for f convex in y. L_f when nothing better is known.
-        rho_g: the same for g; 0 for convex terms (for x |y| it may be taken as small as one likes).
-        L_g: the Lipschitz constant of grad_x g in y; 1 for x |y|.
+        rho_g: the same for g; 0 for convex terms (for ``x |y|`` it may be taken as small as one likes).
+        L_g: the Lipschitz constant of grad_x g in y; 1 for ``x |y|``.
         F_xx, F_yy, F_xy: curvatures of F; default L_F.
         f_yy, f_xy: curvatures of f in y, and of its mixed derivative; default L_f.
 

@@ -1,4 +1,4 @@
-"""The lower level solved anew at the end: the response that is meant, or what a fresh y says about the one that was found."""
+"""The lower level solved again at the end: the response that is meant, or what a fresh y says about the one that was found."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["Continuation", "ContinuationState"]
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation(Method):
-    """The default method for problems without batches: accurate, independent of units, with nothing to choose.
+    """Newton and quasi-Newton continuation, the default of ``solve`` for tensors: accurate, with nothing to choose.
 
     It has two engines. The first takes second derivatives (:mod:`meha.methods.newton`): Newton steps on the lower level, with
     dense Hessians or conjugate gradients, on the face of g and Y; hypergradients by the implicit function theorem; quasi-Newton
@@ -47,7 +47,7 @@ class Continuation(Method):
       point; where there are several valleys, others start from other x. A pass follows all valleys that are known, and the
       value function is the least of them. The answer has the smallest F of those that were not refuted. The status is
       ``converged`` only if y was verified, and ``local`` otherwise; the report tells what was met.
-    - At the end, the lower level is solved anew from y0 at the final x (:mod:`meha.methods._nearest`); where F differs there,
+    - At the end, the lower level is solved again from y0 at the final x (:mod:`meha.methods._nearest`); where F differs there,
       the message says so. The first engine leaves this out where it knows that y is the only solution, and answers only there
       if the response is :class:`~meha.responses.Nearest`. Passes then have a proximal term in f whose weight falls with the
       root of c, c grows sixteenfold, x is extrapolated in the root of 1/c, and y is that fresh solution; their ``tol`` is at

@@ -100,7 +100,7 @@ def _hollow(result: Result) -> str:
         return ""
     return (
         f"But a fresh lower solution has F = {result.fresh:.3g}, not {result.F:.3g}: the lower level has several solutions"
-        " at this x, and F chose among them. If y is to be computed anew, state it:"
+        " at this x, and F chose among them. If y is to be computed afresh, state it:"
         " Problem(..., response=meha.responses.Nearest())."
     )
 

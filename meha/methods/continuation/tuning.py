@@ -119,7 +119,7 @@ class Tuning:
     repeat_several: float = 4.0
     least_repeat_several: int = 100
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
-    # The lower level solved anew
+    # The lower level solved again
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
     hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
     # The choice between the results

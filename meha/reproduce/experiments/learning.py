@@ -125,7 +125,7 @@ class HyperCleaning(LearningTask):
     """Accuracy, F1 and validation loss of nine methods with the same work."""
 
     name = "hyper-cleaning"
-    title = "Data hyper-cleaning: a weight for each example with a doubtful label"
+    title = "Data hyper-cleaning: a weight for each unverified example"
     about = "MNIST and FashionMNIST with half of the labels random: test accuracy, F1 and validation loss of nine methods"
 
     def lacks(self, options: Options) -> str:

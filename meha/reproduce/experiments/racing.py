@@ -35,7 +35,7 @@ NAMES = {"GridSearch": "Grid search", "RandomSearch": "Random search", "VFiDCA":
 OWN = ("MEHA", PAPER, *AUTOMATIC)
 """MEHA in all its forms: what the others are compared with is the first, with the settings that were chosen."""
 
-TWICE = "AdaptiveMEHA and automatic have no settings; automatic runs from two starts, so its error jumps back once."
+TWICE = "AdaptiveMEHA and automatic have no settings; automatic runs from several starts, and its best point so far is drawn."
 """A sentence for captions of curves."""
 
 
@@ -212,7 +212,7 @@ def panel(results: Records, case: str, title: str, x: str, y: str, *, xlabel: st
     for method in results.methods(case):
         runs = [_series(record["curve"], x, y) for record in results.get(case, method) if y in record["curve"]]
         if runs:
-            drawn.append(Curve(shown(method), runs))
+            drawn.append(Curve(shown(method), runs, best=method == "automatic"))
     return Panel(title, xlabel, ylabel, drawn, target=target)
 
 

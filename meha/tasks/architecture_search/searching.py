@@ -135,7 +135,7 @@ def search(
             **options,
         )
         x, y = uninterrupted(found).x, found.y
-        outcome = found.status if outcome is Status.MAX_STEPS else outcome
+        outcome = found.status if outcome in (Status.MAX_STEPS, Status.FINISHED) else outcome
         counts.add(found.counts, 1)
         seconds += found.seconds
         for name, values in found.history.items():

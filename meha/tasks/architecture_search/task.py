@@ -262,6 +262,9 @@ def architecture_search(
         seed: decides which images go to which level, the start and the batches.
         device: the device of the images.
         options: further attributes of :class:`ArchitectureSearch`.
+
+    Returns:
+        The task, with its problem, its start and its batches.
     """
     if data == "cifar10":
         training, test = (Pictures(part.images, part.labels) for part in (cifar10("train"), cifar10("test")))

@@ -1,6 +1,6 @@
 """Solve the paper's five synthetic problems with three settings each; print a table and draw the convergence curves.
 
-    python examples/five_problems.py [--steps 800] [--out out]
+    python tools/five_problems.py [--steps 800] [--out out]
 
 Settings: "paper", the values in the paper's table; "recipe", values with which Algorithm 1 works; "theory", values derived
 from the constants of the problem, within the range of the convergence theorem.

@@ -1,8 +1,12 @@
-"""The command ``meha``."""
+"""The command ``meha``. It lies beside the package, so that help and errors do not wait for torch to be imported."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -13,32 +17,28 @@ try:
 except ImportError as error:
     raise SystemExit(f'The command meha needs {error.name}; install it with: pip install "meha[reproduce]"') from error
 
-import meha
-from meha._checks import RefusalError
-
 __all__ = ["app"]
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
-    help="Bilevel optimization without Hessians.",
+    help="Bilevel optimization for PyTorch.",
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",  # flows the lines of a paragraph together
 )
 
 
 @app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Bilevel optimization without Hessians."""
-    if version:
-        typer.echo(meha.__version__)
+def main(shown: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """Bilevel optimization for PyTorch."""
+    if shown:
+        typer.echo(_version("meha"))
         raise typer.Exit
 
 
 @app.command()
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Experiments; all by default.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small cases, two seeds, seconds instead of minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small cases and two seeds: a few minutes for all.")] = False,
     full: Annotated[
         bool, typer.Option("--full", help="The paper's whole protocol of architecture search: days of GPU.")
     ] = False,
@@ -52,11 +52,13 @@ def reproduce(
     records: Annotated[Path | None, typer.Option(help="Folder for the records; by default OUT/records.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Parallel runs; more than one disturbs the times. With --quick: all cores."),
+        typer.Option(min=1, help="Parallel runs. Timings are reliable only with 1 (the default; all cores with --quick)."),
     ] = None,
     tune: Annotated[bool, typer.Option("--tune", help="Choose the settings again; the package has a choice.")] = False,
     draw: Annotated[bool, typer.Option("--draw", help="Measure nothing; write the report from the records.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list, or the claims, as JSON.")] = False,
+    home: Annotated[str, typer.Option(help="Address of a page to which the report links.", hidden=True)] = "",
 ) -> None:
     """Run the paper's experiments and write a report.
 
@@ -66,10 +68,18 @@ def reproduce(
     try:
         from meha.reproduce.command import Asked, list_experiments, run
 
-        if listing:
-            Console().print(_listing(list_experiments()))
+        rows = list_experiments() if listing else []
+        if listing and as_json:
+            typer.echo(json.dumps([{"name": name, "about": about} for name, about in rows], indent=2))
+        elif listing:
+            Console().print(_listing(rows))
         else:
-            run(Asked(names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw, full))
+            asked = Asked(
+                names or [], quick, seeds, methods, limit, out, records or out / "records", jobs, tune, draw, full, home
+            )
+            found = run(asked, quiet=as_json)
+            if as_json:
+                typer.echo(json.dumps(found, indent=2))
     except KeyboardInterrupt:
         Console().print("Interrupted. Finished runs are kept; repeat the command to continue.")
         raise typer.Exit(130) from None
@@ -78,13 +88,13 @@ def reproduce(
         _fail(f'meha reproduce needs {package}; install it with: pip install "meha[reproduce]"')
     except OSError as error:
         _fail(f"{error}; choose another folder with --out or --records.")
-    except RefusalError as error:
-        _fail(str(error))
+    except Exception as error:
+        _refuse(error)
 
 
 @app.command()
 def clean(
-    data: Annotated[Path, typer.Argument(help="NPZ file with features and labels, or CSV file with a header.")],
+    data: Annotated[Path, typer.Argument(help="NPZ file with features and labels, or CSV or Parquet table.")],
     clean_fraction: Annotated[
         float | None, typer.Option(help="Share of the examples, from the first on, whose labels to trust.")
     ] = None,
@@ -99,6 +109,7 @@ def clean(
         int | None,
         typer.Option(min=1, max=500, help="Most examples in the picture; by default 50 images or 20 rows."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find mislabeled examples, given a few labels you trust.
 
@@ -106,13 +117,15 @@ def clean(
     Each class needs trusted examples, ideally ten or more.
 
     An NPZ file has the features as "features", "images", "x", "X" or "data", one row per example, and the labels (integers or
-    strings) as "labels", "label" or "y". In a CSV file, all columns except the label, "trusted" and those to ignore must be
+    strings) as "labels", "label" or "y". In a table, all columns except the label, "trusted" and those to ignore must be
     numbers. Rows are counted from 0. All data must fit in memory.
     """
     try:
         from meha.tasks._command import clean_file
 
-        clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
+        found = clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, quiet=as_json)
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
     except KeyboardInterrupt:
         Console().print("Interrupted; nothing was written.")
         raise typer.Exit(130) from None
@@ -121,8 +134,10 @@ def clean(
         _fail(f'meha clean needs {package}; install it with: pip install "meha[reproduce]"')
     except MemoryError:
         _fail(f"{data}: does not fit in memory; clean a part of it.")
-    except (RefusalError, OSError) as error:
+    except OSError as error:
         _fail(str(error))
+    except Exception as error:
+        _refuse(error)
 
 
 @app.command()
@@ -144,6 +159,43 @@ def download(
     except KeyboardInterrupt:
         Console().print("Interrupted. Complete files are kept.")
         raise typer.Exit(130) from None
+
+
+@app.command()
+def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+    """Print versions, devices and folders, for bug reports."""
+    import torch
+
+    from meha.datasets.sources import cache_folder
+
+    names = ("meha", "torch", "numpy", "matplotlib", "scikit-learn", "optuna", "cvxpy", "typer", "rich")
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = {name: _version(name) for name in names}
+    rows["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    rows["cpu"] = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    rows["cuda"] = ", ".join(devices) or "none"
+    rows["data"] = os.environ.get("MEHA_DATA", "MEHA_DATA is not set")
+    rows["cache"] = str(cache_folder())
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        Console().print(_listing(list(rows.items())))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _refuse(error: Exception) -> NoReturn:
+    """End with the message of a refusal; other errors are defects, and are passed on."""
+    from meha._checks import RefusalError
+
+    if not isinstance(error, RefusalError):
+        raise error
+    _fail(str(error))
 
 
 def _fail(message: str) -> NoReturn:
