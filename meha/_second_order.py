@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from meha._gradients import differentiate
 from meha._oracle import Oracle
+from meha._recording import recording
 from meha._torch import pull_back
 from meha._variables import Leaves, Variable, copy_
 
@@ -161,6 +162,29 @@ class Expansion:
         self._oracle.counts.hvp += len(rows)
         self._clock.functions += time.perf_counter() - begin
         return rows
+
+    def by_formula(self) -> Tensor | None:
+        """f_yy where f is a sum of multiples of losses of ``meha.losses`` at leaves of y and of other terms; None without them.
+
+        The losses know their second derivatives; those of the other terms take batched passes, which see no data. It is wrong
+        where f is another function of the losses.
+        """
+        begin = time.perf_counter()
+        matrix, leaves = None, self._y.leaves
+        with torch.enable_grad(), recording(leaves) as calls:
+            f = self._oracle.lower(self._x, self._y)
+            gradient = differentiate(f, [*(call.value for call in calls), *leaves]) if calls else []
+        if calls:
+            rest = gradient[len(calls) :]
+            n, varies = self.f_y.numel(), any(leaf.requires_grad for leaf in rest)
+            matrix = self._rows(rest, None) if varies else self.f_y.new_zeros(n, n)
+            for slope, (function, y, weights, _) in zip(gradient, calls, strict=False):
+                begins = sum(self._flat_y.sizes[: next(i for i, leaf in enumerate(leaves) if leaf is y)])
+                part = slice(begins, begins + y.numel())
+                matrix[part, part] += slope.detach() * function.hessian(y, weights)
+            self._oracle.counts.hvp += n
+        self._clock.functions += time.perf_counter() - begin
+        return matrix
 
     def g_rows(self, chosen: Tensor | None, separable: bool) -> Tensor | None:
         """Rows of g_yy, from one pass if g is separable; None where g is linear."""

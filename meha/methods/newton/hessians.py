@@ -13,7 +13,7 @@ from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Hessians", "colours"]
 
-SAVED = ("quadratic", "constant", "varies", "matrix", "groups", "dense")
+SAVED = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
 """What a checkpoint keeps."""
 
 
@@ -34,12 +34,14 @@ class Hessians:
         groups: the pattern of changes, and the group of each column, so that no row has two entries in one group; None if
             unknown.
         dense: whether changes have no such pattern.
+        formulas: whether losses in f may give the Hessian by their formulas.
     """
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
         self.quadratic: bool | None = None
         self.constant = self.varies = self.dense = False
+        self.formulas = True
         self.matrix: Tensor | None = None
         self.groups: tuple[Tensor, Tensor] | None = None
         self._x: Variable | None = None
@@ -59,7 +61,7 @@ class Hessians:
         """The Hessian at a point."""
         known = self.matrix
         if known is None:
-            return self._keep(at, at.rows())
+            return self._keep(at, self._computed(at))
         same_x = self._x is at.x
         if self.quadratic and same_x:
             return known
@@ -75,7 +77,16 @@ class Hessians:
             else:
                 self.varies = True
         new = self._updated(at, known, probe)
-        return self._keep(at, self._compared(at.rows(), known) if new is None else new)
+        return self._keep(at, self._compared(self._computed(at), known) if new is None else new)
+
+    def _computed(self, at: Expansion) -> Tensor:
+        """The Hessian by formulas of losses, if these are all that matters and the fixed vector agrees; else by its rows."""
+        if self.formulas and len(at.y) >= TUNING.formulas:
+            matrix, probe = at.by_formula(), _probe(at.y)
+            if matrix is not None and self._agrees(matrix, at.product(probe, g=False), probe):
+                return matrix
+            self.formulas = False
+        return at.rows()
 
     def _keep(self, at: Expansion, matrix: Tensor) -> Tensor:
         self.matrix, self._x = matrix, at.x
