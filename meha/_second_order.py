@@ -57,6 +57,7 @@ class Flat:
         for leaf in variable.leaves:
             self.dtype = torch.promote_types(self.dtype, leaf.dtype)
         self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)
+        self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1
 
     def read(self) -> Tensor:
         """A copy of the variable."""
@@ -69,6 +70,8 @@ class Flat:
 
     def split(self, vector: Tensor) -> Leaves:
         """The parts of a vector, or of each row of a matrix, in the shapes of the leaves."""
+        if self._is_vector:
+            return [vector]
         leaves, rows = self.variable.leaves, vector.shape[:-1]
         if len(leaves) == 1:
             return [vector.reshape((*rows, *leaves[0].shape))]
@@ -77,6 +80,8 @@ class Flat:
 
     def join(self, leaves: Sequence[Tensor]) -> Tensor:
         """One vector from parts in the shapes of the leaves."""
+        if self._is_vector:
+            return leaves[0]
         if len(leaves) == 1:
             return leaves[0].reshape(-1)
         return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
@@ -93,7 +98,7 @@ class Expansion:
         x, y: the point.
         f, g: the values.
         f_y: the gradient of f in y.
-        g_y: the gradient of g in y where it exists; zero without g.
+        gradient: that of f + g in y, where it exists.
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
@@ -110,7 +115,7 @@ class Expansion:
         oracle.counts.lower += 1
         self.f, self.g = float(f.detach()), float(g.detach() if isinstance(g, Tensor) else g)
         self.f_y = flat_y.join([leaf.detach() for leaf in self._first])
-        self.g_y = flat_y.join([leaf.detach() for leaf in self._second]) if self._second else torch.zeros_like(self.f_y)
+        self.gradient = self.f_y + flat_y.join([leaf.detach() for leaf in self._second]) if self._second else self.f_y
         clock.functions += time.perf_counter() - begin
 
     @property
