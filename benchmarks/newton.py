@@ -1,6 +1,6 @@
 """The default beside hand-written solvers, on users' problems and on the collection.
 
-    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians] [--only lasso] [--before FOLDER] [--page]
+    OMP_NUM_THREADS=1 python benchmarks/newton.py [--part cases collection hessians jax] [--only lasso] [--before FOLDER]
 
 Times are processor seconds of one run, after a warm-up; those of one row are taken one after another, so that ratios hold on a
 busy machine. ``--before`` also runs the default of another version, whose package lies in FOLDER, for at most 60 s on each
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from newton_cases import CASES, F64, clocked, dense_newton
+from newton_jax import measure_jax, table_jax
 from torch.func import hessian, jacrev, vmap
 
 import meha
@@ -31,6 +32,7 @@ from meha.sets import Box, NonNegative
 RESULTS = Path(__file__).resolve().parent / "results/newton.json"
 PAGE = Path(__file__).resolve().parent.parent / "docs/newton.md"
 BEGIN, END = "<!-- table: written by benchmarks/newton.py -->", "<!-- end of table -->"
+BEGIN_JAX = "<!-- table of JAX: written by benchmarks/newton.py --part jax -->"
 STOPPED = str(meha.Status.STOPPED)
 ROUNDS = 5
 LONGEST = 60.0
@@ -88,8 +90,12 @@ def measure_cases(results: dict[str, Any], only: str, before: str) -> None:
             row["others"]["IGJO"] = _plain(outcome(case.problem, case.x0, case.y0, meha.IGJO()))
         if before:
             row["before"] = _elsewhere(before, name)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        save(results)
         print(name, row, flush=True)
+
+
+def save(results: dict[str, Any]) -> None:
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _elsewhere(folder: str, name: str) -> dict[str, Any]:
@@ -246,12 +252,15 @@ def main() -> None:
             measure_cases(results, arguments.only, arguments.before)
         elif part == "collection":
             results.setdefault(part, {}).update(measure_collection(arguments.only))
+        elif part == "jax":
+            measure_jax(results.setdefault(part, {}), arguments.only, lambda: save(results))
         else:
             results[part] = measure_hessians()
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-    if "cases" in results:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + "\n" + table(results["cases"]) + "\n" + END + rest.partition(END)[2])
+        save(results)
+    for begin, part, write in ((BEGIN, "cases", table), (BEGIN_JAX, "jax", table_jax)):
+        if part in results:
+            before, _, rest = PAGE.read_text().partition(begin)
+            PAGE.write_text(before + begin + "\n" + write(results[part]) + "\n" + END + rest.partition(END)[2])
     print(summary(results))
 
 

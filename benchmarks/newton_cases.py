@@ -80,11 +80,14 @@ def dense_newton(problem: meha.Problem, x0: Tensor, y0: Tensor, limits: Any) -> 
     def value(x: np.ndarray) -> tuple[float, np.ndarray]:
         at_x = tensor(x).reshape(x0.shape).requires_grad_()
         f, gradient, at = expand(at_x, y[0])
+        last = np.inf
         for _ in range(100):
             solve = inverse(hessian(gradient, at))
             step = solve(gradient.detach())
-            if float(step.norm()) <= 1e-10 * (1 + float(at.detach().norm())):
+            size = float(step.norm()) / (1 + float(at.detach().norm()))
+            if size <= 1e-10 or (size <= 1e-6 and size > 0.5 * last):  # the second is rounding
                 break
+            last = size
             length, slope = 1.0, float((gradient.detach() * step).sum())
             while True:
                 new = expand(at_x, at.detach() - length * step)

@@ -111,7 +111,7 @@ class Frozen:
 
 def differentiate(value: Tensor, leaves: Leaves) -> Leaves:
     """Return the gradient of ``value`` as part of the graph."""
-    return fill(torch.autograd.grad(value, leaves, allow_unused=True, create_graph=True), leaves)
+    return fill(backward(value, leaves, graph=True), leaves)
 
 
 def fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:

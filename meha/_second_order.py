@@ -13,6 +13,7 @@ from torch.func import vmap
 
 from meha._gradients import differentiate
 from meha._oracle import Oracle
+from meha._recording import recording
 from meha._torch import pull_back
 from meha._variables import Leaves, Variable, copy_
 
@@ -56,6 +57,7 @@ class Flat:
         for leaf in variable.leaves:
             self.dtype = torch.promote_types(self.dtype, leaf.dtype)
         self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)
+        self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1
 
     def read(self) -> Tensor:
         """A copy of the variable."""
@@ -68,6 +70,8 @@ class Flat:
 
     def split(self, vector: Tensor) -> Leaves:
         """The parts of a vector, or of each row of a matrix, in the shapes of the leaves."""
+        if self._is_vector:
+            return [vector]
         leaves, rows = self.variable.leaves, vector.shape[:-1]
         if len(leaves) == 1:
             return [vector.reshape((*rows, *leaves[0].shape))]
@@ -76,6 +80,8 @@ class Flat:
 
     def join(self, leaves: Sequence[Tensor]) -> Tensor:
         """One vector from parts in the shapes of the leaves."""
+        if self._is_vector:
+            return leaves[0]
         if len(leaves) == 1:
             return leaves[0].reshape(-1)
         return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
@@ -92,7 +98,7 @@ class Expansion:
         x, y: the point.
         f, g: the values.
         f_y: the gradient of f in y.
-        g_y: the gradient of g in y where it exists; zero without g.
+        gradient: that of f + g in y, where it exists.
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
@@ -109,7 +115,7 @@ class Expansion:
         oracle.counts.lower += 1
         self.f, self.g = float(oracle.mean(f.detach())), float(g.detach() if isinstance(g, Tensor) else g)
         self.f_y = oracle.mean(flat_y.join([leaf.detach() for leaf in self._first]))
-        self.g_y = flat_y.join([leaf.detach() for leaf in self._second]) if self._second else torch.zeros_like(self.f_y)
+        self.gradient = self.f_y + flat_y.join([leaf.detach() for leaf in self._second]) if self._second else self.f_y
         clock.functions += time.perf_counter() - begin
 
     @property
@@ -162,6 +168,29 @@ class Expansion:
         self._oracle.counts.hvp += len(rows)
         self._clock.functions += time.perf_counter() - begin
         return rows
+
+    def by_formula(self) -> Tensor | None:
+        """f_yy where f is a sum of multiples of losses of ``meha.losses`` at leaves of y and of other terms; None without them.
+
+        The losses know their second derivatives; those of the other terms take batched passes, which see no data. It is wrong
+        where f is another function of the losses.
+        """
+        begin = time.perf_counter()
+        matrix, leaves = None, self._y.leaves
+        with torch.enable_grad(), recording(leaves) as calls:
+            f = self._oracle.lower(self._x, self._y)
+            gradient = differentiate(f, [*(call.value for call in calls), *leaves]) if calls else []
+        if calls:
+            rest = gradient[len(calls) :]
+            n, varies = self.f_y.numel(), any(leaf.requires_grad for leaf in rest)
+            matrix = self._rows(rest, None) if varies else self.f_y.new_zeros(n, n)
+            for slope, (function, y, weights, _) in zip(gradient, calls, strict=False):
+                begins = sum(self._flat_y.sizes[: next(i for i, leaf in enumerate(leaves) if leaf is y)])
+                part = slice(begins, begins + y.numel())
+                matrix[part, part] += slope.detach() * function.hessian(y, weights)
+            self._oracle.counts.hvp += n
+        self._clock.functions += time.perf_counter() - begin
+        return matrix
 
     def g_rows(self, chosen: Tensor | None, separable: bool) -> Tensor | None:
         """Rows of g_yy, from one pass if g is separable; None where g is linear."""

@@ -66,10 +66,14 @@ foreach_sub_ = torch._foreach_sub_
 norm_operation = torch.ops.aten._foreach_norm.Scalar
 
 
-def backward(value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks."""
+def backward(value: Tensor, leaves: Sequence[Tensor], *, graph: bool = False) -> Sequence[Tensor | None]:
+    """The gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks.
+
+    Args:
+        graph: whether the gradient can be differentiated again.
+    """
     ones = (torch.ones_like(value),)
-    return _engine_run_backward((value,), ones, False, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
+    return _engine_run_backward((value,), ones, graph, graph, tuple(leaves), allow_unreachable=True, accumulate_grad=False)
 
 
 def pull_back(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:

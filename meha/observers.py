@@ -30,17 +30,8 @@ from meha._running import Run, StepInfo
 from meha._variables import copy_, norm, subtract
 from meha._verdicts import Status, Verdict
 
-__all__ = [
-    "DivergenceGuard",
-    "History",
-    "Observer",
-    "Progress",
-    "Recorder",
-    "SkipBadBatches",
-    "Validate",
-    "ValidationWarning",
-    "work",
-]
+__all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "SkipBadBatches", "Validate"]
+__all__ += ["ValidationWarning", "work"]
 
 Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]
 
@@ -336,9 +327,8 @@ class SkipBadBatches:
 
     def __init__(self, limit: int = 10) -> None:
         check_count("SkipBadBatches: limit", limit)
-        self.limit, self.skipped = limit, list[str]()
+        self.limit, self.skipped, self._row = limit, list[str](), 0
         self._state: dict[str, Any] = {}
-        self._row = 0
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Forget the batches of an earlier run."""
@@ -373,8 +363,7 @@ class SkipBadBatches:
 class Progress:
     """Shows a run in the terminal: its step, pass, F, penalty c and estimates. Needs rich: ``pip install "meha[progress]"``.
 
-    Only a run without an end of its own has a bar and a time that is left; others end when they have converged. Of several
-    processes, one shows it.
+    Only a run without an end of its own has a bar and a time that is left. Of several processes, one shows it.
     """
 
     agrees = True

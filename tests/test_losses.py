@@ -86,6 +86,22 @@ def test_value_and_derivatives_are_those_of_the_plain_expression(name, p, reduct
     assert_same(weighted, derivatives(lambda y, w: total(each(y), reduction, w.sigmoid()), y, weights), tol)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("p", [5, 40])
+@pytest.mark.parametrize("name", NAMES)
+def test_hessians_are_those_of_the_plain_expression(name, p, reduction, sparse, monkeypatch):
+    loss, each, y = cases(p, reduction=reduction, sparse=sparse)[name]
+    monkeypatch.setattr(meha.losses, "PART", 7 * y.numel())  # so that the data come in several parts
+    for weights in (None, data(p)[-1] - 0.3):
+        expected = torch.autograd.functional.hessian(lambda y, w=weights: total(each(y), reduction, w), y).reshape(
+            y.numel(), -1
+        )
+        assert_same([loss.hessian(y, weights)], [expected], 1e-12)
+    with pytest.raises(ValueError, match="weights: are"):
+        loss.hessian(y, torch.ones(N + 1, dtype=y.dtype))
+
+
 @pytest.mark.parametrize("p", [4, 40])
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivatives_agree_with_differences(name, p):

@@ -1,5 +1,6 @@
 """The second-order engine: faces, Hessians, hypergradients, steps in x, verdicts, and its part in the default method."""
 
+import dataclasses
 import io
 import math
 
@@ -19,6 +20,7 @@ from meha.methods.newton.faces import Faces
 from meha.methods.newton.hessians import Hessians, colours
 from meha.methods.newton.quasi_newton import Memory, shortest_combination
 from meha.methods.newton.systems import conjugate_gradients, factorise
+from meha.methods.newton.tuning import TUNING
 from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
 from meha.sets import AffineSet, Box, L2Ball, LinfBall, NonNegative, Simplex
 
@@ -732,6 +734,51 @@ def test_a_pattern_that_breaks_is_noticed():
         with torch.no_grad():
             found = hessians.at(level.expand(level.flat_x.at(x), y))
         assert torch.allclose(found, hessian_of(lower, x, y), atol=1e-12)
+
+
+FORMULAS = {
+    "a loss and a penalty": (lambda x, y, loss: 3 * loss(y["a"]) + (x.exp() * y["a"].pow(4)).sum() + y["b"].exp().sum(), True),
+    "weights": (lambda x, y, loss: loss(y["a"], weights=x.sigmoid().expand(30)) + y["b"].square().sum(), True),
+    "two losses": (lambda x, y, loss: loss(y["a"]) + x.exp() * loss(y["b"]), True),
+    "parts of y": (lambda x, y, loss: loss(y["a"]) + loss(y["a"] * y["b"]), True),
+    "no loss at y": (lambda x, y, loss: loss(2 * y["a"]) + y["b"].square().sum(), False),
+    "a function of a loss": (lambda x, y, loss: loss(y["a"]).log() + y["b"].square().sum(), False),
+    "weights by y": (lambda x, y, loss: loss(y["a"], weights=y["a"].sum().expand(30)) + y["b"].square().sum(), False),
+}
+
+
+@pytest.mark.parametrize("name", list(FORMULAS))
+def test_hessians_by_formulas_of_losses(name, monkeypatch):
+    """They are those of backward passes, or are not used."""
+    monkeypatch.setattr("meha.methods.newton.hessians.TUNING", dataclasses.replace(TUNING, formulas=1))
+    lower, used = FORMULAS[name]
+    A, b, _, _ = data(p=6)
+    loss = meha.losses.Logistic(A, b > 0)
+    problem = meha.Problem(lambda x, y: y["a"].sum(), lambda x, y: lower(x, y, loss))
+    y = {"a": torch.linspace(-1, 1, 6, dtype=F64), "b": torch.linspace(1, 2, 6, dtype=F64)}
+    level = lower_of(problem, torch.tensor(0.3, dtype=F64), y)
+    at = level.expand(level.flat_x.at(level.flat_x.read()), level.flat_y.read())
+    hessians = Hessians(level.eps)
+    torch.testing.assert_close(hessians.at(at), at.rows(), rtol=1e-12, atol=1e-12)
+    assert hessians.formulas == used
+
+
+def test_formulas_of_losses_give_the_same_solution(monkeypatch):
+    A, b, A_val, b_val = data()
+    training, validation = meha.losses.Logistic(A, b > 0), meha.losses.Logistic(A_val, b_val > 0)
+    box = Box(-6.0, 3.0)
+    problem = meha.Problem(lambda x, y: validation(y), lambda x, y: training(y) + x.exp() * y.square().sum(), x_set=box)
+    x0, y0 = torch.tensor(-1.0, dtype=F64), torch.zeros(8, dtype=F64)
+    plain = meha.solve(problem, x0, y0)
+    monkeypatch.setattr("meha.methods.newton.hessians.TUNING", dataclasses.replace(TUNING, formulas=1))
+    calls = []
+    monkeypatch.setattr(
+        meha.losses.Logistic, "_hessian", lambda *given, old=meha.losses.Logistic._hessian: calls.append(1) or old(*given)
+    )
+    solution = meha.solve(problem, x0, y0)
+    assert calls
+    assert solution.status == plain.status == meha.Status.CONVERGED
+    torch.testing.assert_close(solution.x, plain.x, rtol=1e-8, atol=0.0)
 
 
 def test_groups_of_columns():

@@ -64,11 +64,11 @@ def install(name: str) -> Path:
 
 
 class Peer:
-    """A peer's program at work: ``peer.ask(n=10, steps=100, ...)`` returns its answer."""
+    """A peer's program at work, or another one in its environment: ``peer.ask(n=10, steps=100, ...)`` returns its answer."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, program: str = "") -> None:
         self.name = name
-        command = [str(install(name)), str(HERE / ENVIRONMENTS[name].program)]
+        command = [str(install(name)), str(HERE / (program or ENVIRONMENTS[name].program))]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **ONE_THREAD})
         self.versions: dict[str, str] = self._answer()

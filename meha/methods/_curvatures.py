@@ -76,6 +76,9 @@ def flatten(*variables: Variable) -> Tensor:
 def write(vector: Tensor, *variables: Variable) -> None:
     """Put the numbers of a vector into variables, in place."""
     leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
+    if len(leaves) == 1:
+        leaves[0].copy_(vector.view(leaves[0].shape))
+        return
     for leaf, part in zip(leaves, vector.split([leaf.numel() for leaf in leaves]), strict=True):
         leaf.copy_(part.view(leaf.shape))
 

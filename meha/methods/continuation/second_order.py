@@ -163,7 +163,7 @@ class SecondOrder:
     def _allowed(self, *, sure: bool) -> float:
         """The evaluations, in all, after which attempts end."""
         least, share = TUNING.least_repeat, TUNING.repeat
-        if not sure:
+        if not sure and self.judgement.sizes.x0.numel() <= TUNING.searchable:
             least, share = TUNING.least_repeat_several, TUNING.repeat_several
         return self.cost + max(least, share * self.cost)
 

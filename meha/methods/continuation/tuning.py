@@ -118,6 +118,7 @@ class Tuning:
     most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
     repeat_several: float = 4.0
     least_repeat_several: int = 100
+    searchable: int = 20  # most coordinates of x for these: with more, the best of several solutions is hardly found twice
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     # The lower level solved again
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0

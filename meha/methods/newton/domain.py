@@ -28,6 +28,8 @@ class Domain:
         self.coordinatewise = x_set is None or all(part.coordinatewise for part, _ in x_set.parts(flat.variable))
         self.start_size = 0.0
         self._free_at: tuple[Tensor, Tensor, Tensor] | None = None
+        self._residual_at: tuple[Tensor, Tensor, float] | None = None
+        self._size_at: tuple[Tensor, float] | None = None
 
     def project(self, x: Tensor) -> Tensor:
         """The nearest point of X."""
@@ -39,7 +41,9 @@ class Domain:
 
     def x_size(self, x: Tensor) -> float:
         """The norm of x, or of the start if that is larger."""
-        return max(size(x), self.start_size)
+        if self._size_at is None or self._size_at[0] is not x:
+            self._size_at = x, size(x)
+        return max(self._size_at[1], self.start_size)
 
     def free(self, x: Tensor, gradient: Tensor) -> Tensor:
         """A mask of the coordinates that can move against the gradient."""
@@ -54,6 +58,13 @@ class Domain:
             free = self.project(x - probe * gradient) != x
         self._free_at = x, gradient, free
         return free
+
+    def residual(self, x: Tensor, gradient: Tensor) -> float:
+        """The norm of the gradient without the part that X blocks."""
+        known = self._residual_at
+        if known is None or known[0] is not x or known[1] is not gradient:
+            known = self._residual_at = x, gradient, size(self.unblocked(x, gradient))
+        return known[2]
 
     def unblocked(self, x: Tensor, gradient: Tensor) -> Tensor:
         """The gradient without the part that X blocks."""

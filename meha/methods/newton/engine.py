@@ -103,7 +103,7 @@ class Engine:
             return {}
         self.flat_x.write(at.x)
         self.flat_y.write(at.y)
-        return {"upper": at.F, "lower": at.lower, "residual": norm(self._unblocked(at))}
+        return {"upper": at.F, "lower": at.lower, "residual": self._residual(at)}
 
     @property
     def _spent(self) -> int:
@@ -112,8 +112,7 @@ class Engine:
     def _return(self, now: Value) -> Value:
         """Return to the last point that was stationary, where the way from it is long."""
         assert self.before is not None
-        x, y, _ = self.before
-        self.before = None
+        (x, y, _), self.before = self.before, None
         back = self._confirm(self.objective(x, y))
         if self.verdict is not None:
             note = f"F is lower, {now.F:.6g}, on a long way to another local solution."
@@ -123,15 +122,14 @@ class Engine:
     def _free(self, now: Value) -> Tensor:
         return self.domain.free(now.x, now.gradient)
 
-    def _unblocked(self, now: Value) -> Tensor:
-        return self.domain.unblocked(now.x, now.gradient)
+    def _residual(self, now: Value) -> float:
+        return self.domain.residual(now.x, now.gradient)
 
     def _begin(self) -> Value:
         """The hyper-objective at the start."""
         x, y = self.start or (self.flat_x.read(), self.flat_y.read())
-        at_x, at_y = self.flat_x.at(x), self.flat_y.at(y)
-        for function in (self.oracle.upper, self.oracle.phi):  # both must depend on y, and one of them on x
-            self.oracle.gradients((at_x, at_y), [(1.0, function, at_x, at_y)])
+        if self.start is None:
+            self.objective.check_dependence(x, y)
         self.domain.start_size = norm(x)
         now = self.objective(x, y)
         if not math.isfinite(now.F):
@@ -149,7 +147,7 @@ class Engine:
 
     def _direction(self, now: Value) -> Tensor:
         """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
-        size, x_size = norm(now.gradient), self.domain.x_size(now.x)
+        size, x_size = now.length, self.domain.x_size(now.x)
         if not size:
             return torch.zeros_like(now.x)
         plain = TUNING.first_step * x_size / size if x_size else abs(now.F) / size**2 or 1 / size
@@ -174,15 +172,11 @@ class Engine:
             if explored or self._stationary(now, self._direction(now)):
                 return self._confirm(now)
             direction = self._direction(now)
-        new, tried = search(self.objective, now, direction, self.domain.project, self.eps)
-        for value in tried:
-            self._note(value)
+        new, tried = self._search(now, direction)
         if new is None and self._learned():
             self.memory.clear()
             self.spectral = 0.0
-            new, tried = search(self.objective, now, self._direction(now), self.domain.project, self.eps)
-            for value in tried:
-                self._note(value)
+            new, tried = self._search(now, self._direction(now))
         if new is None:
             return self._confirm(now, stuck=True, tried=tried)
         move, change = new.x - now.x, new.gradient - now.gradient
@@ -202,6 +196,12 @@ class Engine:
         sizes = now.x[self._free(now)].abs()
         even = not len(sizes) or bool((TUNING.uneven * sizes >= sizes.max()).all())
         return even and self.memory.count >= TUNING.explored * len(sizes)
+
+    def _search(self, now: Value, direction: Tensor) -> tuple[Value | None, list[Value]]:
+        new, tried = search(self.objective, now, direction, self.domain.project, self.eps)
+        for value in tried:
+            self._note(value)
+        return new, tried
 
     def _probe(self, now: Value) -> Value | None:
         """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
@@ -257,7 +257,7 @@ class Engine:
 
     def _stationary(self, now: Value, direction: Tensor) -> bool:
         """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
-        size, trail = norm(self._unblocked(now)), self.trail
+        size, trail = self._residual(now), self.trail
         if not size:
             return True
         if not trail.tells or size > TUNING.settled * trail.size or not self._learned():
@@ -279,7 +279,7 @@ class Engine:
         factor = self.lower.renew(at, face)
         now = hypergradient(self.lower, response, rates=not self.lower.faces.smooth)
         pivot = factor.pivot if factor is not None else math.nan
-        residual = norm(self._unblocked(now))
+        residual = self._residual(now)
         weak = int(weakly_held(self.lower, now).sum())
         if not stuck and residual > TUNING.settled * self.largest:
             self.memory.clear()
@@ -372,7 +372,7 @@ class Engine:
         if now is None or not math.isfinite(now.F):
             return kept
         return kept | {
-            "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates")},
+            "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
             "memory": self.memory.state_dict(),
             "start_size": self.domain.start_size,
             "signs": self.signs and vars(self.signs),

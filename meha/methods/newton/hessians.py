@@ -13,7 +13,7 @@ from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Hessians", "colours"]
 
-SAVED = ("quadratic", "constant", "varies", "matrix", "groups", "dense")
+SAVED = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
 """What a checkpoint keeps."""
 
 
@@ -34,15 +34,19 @@ class Hessians:
         groups: the pattern of changes, and the group of each column, so that no row has two entries in one group; None if
             unknown.
         dense: whether changes have no such pattern.
+        formulas: whether losses in f may give the Hessian by their formulas.
     """
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
         self.quadratic: bool | None = None
         self.constant = self.varies = self.dense = False
+        self.formulas = True
         self.matrix: Tensor | None = None
         self.groups: tuple[Tensor, Tensor] | None = None
         self._x: Variable | None = None
+        self._fixed: Tensor | None = None
+        self._vectors: Tensor | None = None  # the sums of unit vectors of each group, and a fixed vector
 
     def known_at(self, x: Variable) -> bool:
         """Whether the matrix is that of some y at this x."""
@@ -50,7 +54,7 @@ class Hessians:
 
     def still_quadratic(self, at: Expansion) -> bool:
         """Check at a point that the Hessian is what it was taken for."""
-        probe = _probe(at.y)
+        probe = self._probe(at.y)
         if self.matrix is None or not self._agrees(self.matrix, at.product(probe, g=False), probe):
             self.quadratic, self.constant = False, False
         return bool(self.quadratic)
@@ -59,11 +63,11 @@ class Hessians:
         """The Hessian at a point."""
         known = self.matrix
         if known is None:
-            return self._keep(at, at.rows())
+            return self._keep(at, self._computed(at))
         same_x = self._x is at.x
         if self.quadratic and same_x:
             return known
-        probe = _probe(at.y)
+        probe = self._probe(at.y)
         if self.quadratic is not False and not (self.varies and not same_x):
             if self._agrees(known, at.product(probe, g=False), probe):
                 self.quadratic, self.constant = True, self.constant or not same_x
@@ -75,7 +79,16 @@ class Hessians:
             else:
                 self.varies = True
         new = self._updated(at, known, probe)
-        return self._keep(at, self._compared(at.rows(), known) if new is None else new)
+        return self._keep(at, self._compared(self._computed(at), known) if new is None else new)
+
+    def _computed(self, at: Expansion) -> Tensor:
+        """The Hessian by formulas of losses, if these are all that matters and the fixed vector agrees; else by its rows."""
+        if self.formulas and len(at.y) >= TUNING.formulas:
+            matrix, probe = at.by_formula(), self._probe(at.y)
+            if matrix is not None and self._agrees(matrix, at.product(probe, g=False), probe):
+                return matrix
+            self.formulas = False
+        return at.rows()
 
     def _keep(self, at: Expansion, matrix: Tensor) -> Tensor:
         self.matrix, self._x = matrix, at.x
@@ -91,10 +104,12 @@ class Hessians:
         if self.groups is None:
             return None
         pattern, group = self.groups
-        count = int(group.max()) + 1
-        vectors = torch.zeros(count + 1, len(known), dtype=known.dtype, device=known.device)
-        vectors[group, torch.arange(len(known), device=known.device)] = 1.0
-        vectors[-1] = probe
+        vectors = self._vectors
+        if vectors is None:
+            vectors = torch.zeros(int(group.max()) + 2, len(known), dtype=known.dtype, device=known.device)
+            vectors[group, torch.arange(len(known), device=known.device)] = 1.0
+            vectors[-1] = probe
+            self._vectors = vectors
         products = at.products(vectors)
         changes = products[:-1] - vectors[:-1] @ known
         new = known + torch.where(pattern, changes[group].T, 0.0)
@@ -110,6 +125,7 @@ class Hessians:
             pattern = change > TUNING.same * self.eps * new.abs().max()
             group = colours(pattern)
             self.dense, self.groups = group is None, None if group is None else (pattern, group)
+            self._vectors = None
         return new
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,12 +136,13 @@ class Hessians:
         """Take over what is known."""
         for name in SAVED:
             setattr(self, name, state[name])
-        self._x = None
+        self._x = self._vectors = None
 
-
-def _probe(y: Tensor) -> Tensor:
-    """A fixed vector without zeros."""
-    return torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
+    def _probe(self, y: Tensor) -> Tensor:
+        """A fixed vector without zeros."""
+        if self._fixed is None:
+            self._fixed = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
+        return self._fixed
 
 
 def colours(pattern: Tensor) -> Tensor | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,6 +43,11 @@ class Value:
     regular: bool = True
     rates: Tensor | None = None
 
+    @cached_property
+    def length(self) -> float:
+        """The norm of the hypergradient."""
+        return float(torch.linalg.vector_norm(self.gradient))
+
 
 def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False) -> Value:
     """F and its gradient along the solutions of the lower level, at a solution.
@@ -52,7 +59,7 @@ def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False)
     upper = upper_value(lower.oracle, at.x, at.y, lower.flat_x, lower.flat_y, lower.clock)
     v, regular = lower.solve_system(at, face, upper.F_y)
     through = at.cross(v)
-    rest = float(torch.dot(v, at.f_y + at.g_y))
+    rest = float(torch.dot(v, at.gradient))
     size = float(torch.linalg.vector_norm(upper.F_x) + torch.linalg.vector_norm(through))
     x = lower.flat_x.join([leaf.detach() for leaf in at.x.leaves])
     held = upper.F_y - at.product(v) if rates else None
@@ -71,6 +78,14 @@ class HyperObjective:
         self.lower, self.flat_x, self.clock = lower, flat_x, clock
         self.calls, self.limit = 0, math.inf
 
+    def check_dependence(self, x: Tensor, y: Tensor) -> None:
+        """Raise unless both objectives depend on y, and one of them on x."""
+        begin, oracle = time.perf_counter(), self.lower.oracle
+        at_x, at_y = self.flat_x.at(x), self.lower.flat_y.at(y)
+        for function in (oracle.upper, oracle.phi):
+            oracle.gradients((at_x, at_y), [(1.0, function, at_x, at_y)])
+        self.clock.functions += time.perf_counter() - begin
+
     def __call__(self, x: Tensor, y: Tensor) -> Value:
         """The value at x, where y is a guess of the solution."""
         self._count()
@@ -78,7 +93,7 @@ class HyperObjective:
         if not response.solved:
             return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
         value = hypergradient(self.lower, response)
-        finite = math.isfinite(value.F) and bool(torch.isfinite(value.gradient).all())
+        finite = math.isfinite(value.F) and math.isfinite(value.size)
         return value if finite else Value(x, value.y, math.inf, value.lower, torch.zeros_like(x), 0.0, response)
 
     def look(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:

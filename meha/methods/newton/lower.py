@@ -114,7 +114,7 @@ class LowerLevel:
             at, face = self._identify(at)
             self.scale = max(self.scale, float(torch.linalg.vector_norm(at.y)))
             self.largest = max(self.largest, self.scale)
-            gradient = at.f_y + at.g_y
+            gradient = at.gradient
             direction, exact = self._direction(at, face, gradient, first)
             size = float(torch.linalg.vector_norm(direction))
             if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
@@ -151,7 +151,7 @@ class LowerLevel:
                 break
             at, last = moved, size
         at, face = (at, self.faces.at(at.y))
-        direction, _ = self._direction(at, face, at.f_y + at.g_y, first)
+        direction, _ = self._direction(at, face, at.gradient, first)
         error = float(torch.linalg.vector_norm(direction)) / (self.scale or 1.0)
         return Response(at, face, error, solved=error <= self.eps**TUNING.loose_power)
 
@@ -313,13 +313,13 @@ class LowerLevel:
         """A point of sufficient decrease along the direction; None if there is none."""
         length = 1.0
         for _ in range(TUNING.shortenings if patient else 1):
-            end = at.y + length * direction
+            end = torch.add(at.y, direction, alpha=length)
             new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
             least = at.value + TUNING.decrease * length * slope
             if new.value <= least:
                 return new
             if blurred and new.value <= at.value + self._noise(at):
-                left = float(torch.dot(new.f_y + new.g_y, direction))
+                left = float(torch.dot(new.gradient, direction))
                 if abs(left) <= TUNING.level * abs(slope):
                     return new
             length *= TUNING.shorter

@@ -120,7 +120,8 @@ def search(
     tried: list[Value] = []
     guess = start.y
     for _ in range(TUNING.trials):
-        x = project(start.x + length * direction)
+        end = torch.add(start.x, direction, alpha=length)
+        x = project(end)
         move = x - start.x
         if not bool(move.any()):
             break
@@ -135,7 +136,7 @@ def search(
         if math.isfinite(new.F) and new.regular and (decreased or level):
             if best is None or new.F <= best.F:
                 best = new
-            clipped = not torch.equal(x, start.x + length * direction)
+            clipped = x is not end and not torch.equal(x, end)
             if now >= TUNING.slope * slope or clipped or length >= TUNING.longest:
                 return new if decreased or best is None else best, tried
             low, guess = length, new.y

@@ -17,6 +17,7 @@ class Tuning:
     floor: float = 1e-4  # least curvature of a modified Hessian, relative to the largest: rounding must not look like a step
     inconsistent: float = 1e-6  # relative residual of a singular system above which it has no solution
     same: float = 1e3  # products that differ by less than this many eps show the same Hessian
+    formulas: int = 100  # fewest unknowns for which formulas of losses take less time than backward passes
     sparse: float = 0.25  # changes of a Hessian have a pattern if this part of its columns, as products, tells them
     # The lower level
     lower_power: float = 2 / 3  # y is found to this power of eps, relative to y: rounding of gradients allows it
