@@ -7,6 +7,7 @@ them: its leaves are the tensors inside its value, so objectives see in-place up
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ __all__ = [
     "named_leaves",
     "norm",
     "select",
+    "short_step",
     "subtract",
 ]
 
@@ -299,6 +301,12 @@ def distance(a: Leaves, b: Leaves) -> Tensor:
     """Return the Euclidean norm of a - b leaf by leaf, as a tensor (no synchronisation)."""
     parts = [torch.dist(u, v) for u, v in zip(a, b, strict=True)]
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def short_step(leaves: Leaves, directions: Leaves) -> float:
+    """A step along ``directions`` whose length is the square root of the rounding, relative to the leaves."""
+    eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+    return math.sqrt(eps) * (1 + float(norm(leaves))) / (float(norm(directions)) or 1.0)
 
 
 def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tensor) -> None:

@@ -33,7 +33,7 @@ class Diagnosis:
 
     Attributes:
         gap: (f + g)(x, y) - v_gamma(x, y); zero where y is stationary for the lower level.
-        residual: stationarity of the penalised problem at c; None without c.
+        residual: :func:`meha.diagnostics.prox_residual` of the penalised problem at c; None without c.
         gamma, c: the parameters of the envelope and of the penalty.
     """
 
@@ -107,7 +107,7 @@ class Solution:
         c = self._last("c") if c is None and own else c
         gamma = gamma or own or 1.0
         gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch)
-        residual = None if c is None else diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
+        residual = None if c is None else diagnostics.prox_residual(self.problem, self.x, self.y, gamma, c, batch=self.batch)
         return Diagnosis(gap, residual, gamma, c)
 
     def refit(
