@@ -303,7 +303,7 @@ def test_the_printed_solution():
     assert f"gap       {diagnosis.gap:.3g}" in str(diagnosis)
     assert repr(solution).startswith("Solution(max steps, steps=50")
     default = solve(toy(), meha.MEHA(p=0.49), max_steps=5).details
-    assert "theory     gamma, eta, p in the range of the convergence theorem" in default
+    assert "theory     gamma, eta, p fit the convergence theorem; alpha is " in default
     unknown = meha.Problem(toy().upper, toy().lower)
     assert "theory" not in meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5).details
 
