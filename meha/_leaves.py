@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ __all__ = [
     "mean_size",
     "norm",
     "scaled",
+    "short_step",
     "subtract",
 ]
 
@@ -115,3 +118,9 @@ def copy_(leaves: Leaves, source: Leaves) -> None:
         leaves[0].copy_(source[0])
     else:
         foreach_copy_(leaves, source)
+
+
+def short_step(leaves: Leaves, directions: Leaves) -> float:
+    """A step along ``directions`` whose length is the square root of the rounding, relative to the leaves."""
+    eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+    return math.sqrt(eps) * (1 + float(norm(leaves))) / (float(norm(directions)) or 1.0)

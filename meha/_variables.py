@@ -27,6 +27,7 @@ from meha._leaves import (
     mean_size,
     norm,
     scaled,
+    short_step,
     subtract,
 )
 from meha._structures import KINDS, fresh_leaf, join, map_tensors, modules_of, named_leaves, named_modules, select
@@ -48,6 +49,7 @@ __all__ = [
     "norm",
     "scaled",
     "select",
+    "short_step",
     "subtract",
 ]
 

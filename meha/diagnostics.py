@@ -1,4 +1,4 @@
-"""Diagnostics for any point (x, y), independent of method: Moreau envelope, gap, residual, merit, hypergradient.
+"""Diagnostics for any point (x, y), independent of method: Moreau envelope, gap, residuals, merit, hypergradient.
 
 These functions do not count as work of a run and do not change their arguments: modules are copied first. They take the
 user's objects (tensors, dicts, modules), and a batch if the objectives need one. After a run in several processes, call them
@@ -19,10 +19,21 @@ from meha._linear import CurvatureError, conjugate_gradients
 from meha._lower import LowerSolution, solve_lower
 from meha._oracle import Oracle
 from meha._variables import Leaves, Variable, norm, subtract
+from meha.nonsmooth import NonSmooth, Zero
 from meha.problem import Problem
+from meha.sets import ConvexSet
 from meha.theory import Constants
 
-__all__ = ["DiagnosticWarning", "Envelope", "envelope", "gap", "hypergradient", "merit", "residual"]
+__all__ = [
+    "DiagnosticWarning",
+    "Envelope",
+    "envelope",
+    "gap",
+    "hypergradient",
+    "merit",
+    "prox_residual",
+    "subgradient_residual",
+]
 
 
 class DiagnosticWarning(UserWarning):
@@ -106,7 +117,7 @@ def gap(
     return phi - value
 
 
-def residual(
+def subgradient_residual(
     problem: Problem,
     x: Any,
     y: Any,
@@ -118,32 +129,71 @@ def residual(
     batch: Any = None,
     group: Group | None = None,
 ) -> float:
-    """Residual of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma).
+    """Residual R_k of the paper, at c_k = c: the distance of 0 to the subdifferential of the penalised problem,
 
-    The paper's R_k is the distance of 0 to grad F + c (grad f + subdifferential of g - grad v_gamma) + normal cones. A
-    subdifferential cannot be searched in general and that distance jumps, so this is the norm of the prox-gradient mapping
+        grad F + c (grad f + subdifferential of g - grad v_gamma) + normal cone of X x Y.
+
+    It is zero exactly at the stationary points of psi = F + c (f + g - v_gamma) on X x Y. It jumps where a kink or the
+    boundary of a set is left, so a run that ends beside a kink never sees it small; :func:`prox_residual` has no jumps. Terms
+    and sets of the library are treated in closed form, others by short steps of their prox, unless they define ``slopes``,
+    ``least_leaves`` or ``tangent_leaves``.
+
+    Raises:
+        ValueError: x is not in X or y not in Y, where the normal cone is empty.
+
+    >>> from meha.nonsmooth import L1
+    >>> problem = Problem(lambda x, y: (x - y).sum(), lambda x, y: 0.5 * y.square().sum(), nonsmooth=L1(1.0))
+    >>> subgradient_residual(problem, torch.zeros(1), torch.zeros(1), gamma=1.0, c=2.0)
+    1.0
+    """
+    check_positive("c", c)
+    point = _Point(problem, x, y, batch, group)
+    for variable, domain in ((point.x, problem.x_set), (point.y, problem.y_set)):
+        if domain is not None and not domain.holds(variable):
+            name = variable.argument
+            raise ValueError(f"{name}: is not in {name}_set = {domain!r}; pass {name}_set.project({name}).")
+    d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
+    with torch.no_grad():
+        return float(
+            norm(
+                _least(Zero(), problem.x_set, None, point.x, d_x, c),
+                _least(problem.g, problem.y_set, point.x.value, point.y, d_y, c),
+            )
+        )
+
+
+def prox_residual(
+    problem: Problem,
+    x: Any,
+    y: Any,
+    gamma: float,
+    c: float,
+    *,
+    tol: float = 1e-10,
+    max_steps: int = 10_000,
+    batch: Any = None,
+    group: Group | None = None,
+) -> float:
+    """Norm of the prox-gradient mapping of the penalised problem min over X x Y of psi = F + c (f + g - v_gamma),
 
         (z - prox_{s (c g + indicator)}(z - s grad(smooth part of psi))) / s,   z = (x, y),  s = gamma / c,
 
-    the gradient in x being that of all of psi (g is smooth in x). It vanishes exactly at stationary points, equals the
-    distance where g = 0 and X and Y are whole spaces, and is never larger than it for convex g. For a weakly convex g,
-    s = min(gamma, 1 / (2 rho)) / c.
+    the gradient in x being that of all of psi (g is smooth in x). It vanishes exactly at stationary points and is continuous.
+    It equals the paper's R_k (:func:`subgradient_residual`) where g = 0 and X and Y are whole spaces, is never larger for
+    convex g, and tends to it as s goes to 0. For a weakly convex g, s = min(gamma, 1 / (2 rho)) / c.
 
     >>> problem = Problem(lambda x, y: (x - 1).square().sum(), lambda x, y: 0.5 * (y - x).square().sum())
-    >>> residual(problem, torch.ones(1), torch.ones(1), gamma=1.0, c=2.0)
+    >>> prox_residual(problem, torch.ones(1), torch.ones(1), gamma=1.0, c=2.0)
     0.0
     """
     check_positive("c", c)
     point = _Point(problem, x, y, batch, group)
     oracle, x_, y_ = point.oracle, point.x, point.y
-    theta = point.solve(gamma, tol, max_steps).theta
-    v_x, v_y = point.envelope_gradient(theta, gamma)
-    _, d_x = oracle.gradient(x_, [(1.0, oracle.upper, x_, y_), (c, oracle.phi, x_, y_)], batch, strict=False)
-    _, d_y = oracle.gradient(y_, [(1.0, oracle.upper, x_, y_), (c, oracle.lower, x_, y_)], batch, strict=False)
+    d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
     step = (min(gamma, 0.5 / problem.g.rho) if problem.g.rho else gamma) / c
     with torch.no_grad():
-        new_x = [z - step * (d - c * v) for z, d, v in zip(x_.leaves, d_x, v_x, strict=True)]
-        new_y = [z - step * (d - c * v) for z, d, v in zip(y_.leaves, d_y, v_y, strict=True)]
+        new_x = [z - step * d for z, d in zip(x_.leaves, d_x, strict=True)]
+        new_y = [z - step * d for z, d in zip(y_.leaves, d_y, strict=True)]
         oracle.project(x_.value, new_x, step)
         oracle.prox(x_.value, new_y, step * c)
         return float(norm(subtract(x_.leaves, new_x), subtract(y_.leaves, new_y))) / step
@@ -272,6 +322,42 @@ class _Point:
         _, d_x = oracle.gradient(self.x, [(1.0, oracle.phi, self.x, theta)], self.batch, strict=False)
         with torch.no_grad():
             return d_x, [d / gamma for d in subtract(self.y.leaves, theta.leaves)]
+
+    def penalised_gradient(self, gamma: float, c: float, tol: float, max_steps: int) -> tuple[Leaves, Leaves]:
+        """The gradient of F + c (f + g - v_gamma) in x, and of F + c (f - v_gamma) in y."""
+        check_positive("c", c)
+        oracle, x, y = self.oracle, self.x, self.y
+        v_x, v_y = self.envelope_gradient(self.solve(gamma, tol, max_steps).theta, gamma)
+        _, d_x = oracle.gradient(x, [(1.0, oracle.upper, x, y), (c, oracle.phi, x, y)], self.batch, strict=False)
+        _, d_y = oracle.gradient(y, [(1.0, oracle.upper, x, y), (c, oracle.lower, x, y)], self.batch, strict=False)
+        with torch.no_grad():
+            return subtract(d_x, [c * leaf for leaf in v_x]), subtract(d_y, [c * leaf for leaf in v_y])
+
+
+def _least(g: NonSmooth, domain: ConvexSet | None, x: Any, z: Variable, gradient: Leaves, c: float) -> Leaves:
+    """The element of least norm of gradient + c * (subdifferential of g) + (normal cone of the set) at z."""
+    parts = [] if domain is None else domain.parts(z)
+    down, up = ([torch.ones_like(leaf, dtype=torch.bool) for leaf in z.leaves] for _ in range(2))
+    for part, held in parts:
+        if part.coordinatewise:
+            below, above = part.room([z.leaves[i] for i in held])
+            for place, i in enumerate(held):
+                down[i], up[i] = below[place], above[place]
+    result, free = list(gradient), set(range(len(gradient)))
+    for term, chosen in g.terms(z):
+        free -= set(chosen)
+        bounded = any(not bool(mask[i].all()) for mask in (down, up) for i in chosen)
+        room = ([down[i] for i in chosen], [up[i] for i in chosen]) if bounded else None
+        least = term.least_leaves(x, [z.leaves[i] for i in chosen], [gradient[i] for i in chosen], c, room)
+        for i, leaf in zip(chosen, least, strict=True):
+            result[i] = leaf
+    for part, held in parts:
+        chosen = [i for i in held if i in free]
+        if chosen:
+            leaves = [z.leaves[i] for i in chosen]
+            for i, leaf in zip(chosen, part.tangent_leaves(leaves, [-gradient[i] for i in chosen]), strict=True):
+                result[i] = -leaf
+    return result
 
 
 def _warn_unless_solved(solution: LowerSolution, level: str) -> None:

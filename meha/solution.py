@@ -40,7 +40,7 @@ class Diagnosis:
 
     Attributes:
         gap: (f + g)(x, y) - v_gamma(x, y); zero where y is stationary for the lower level.
-        residual: stationarity of the penalised problem at c; None without c.
+        residual: :func:`meha.diagnostics.prox_residual` of the penalised problem at c; None without c.
         gamma, c: the parameters of the envelope and of the penalty.
     """
 
@@ -118,7 +118,7 @@ class Solution:
         gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch, group=self.group)
         residual = None
         if c is not None:
-            residual = diagnostics.residual(self.problem, self.x, self.y, gamma, c, batch=self.batch, group=self.group)
+            residual = diagnostics.prox_residual(self.problem, self.x, self.y, gamma, c, batch=self.batch, group=self.group)
         return Diagnosis(gap, residual, gamma, c)
 
     def refit(

@@ -111,7 +111,7 @@ class Gap(_Exact):
 
 @dataclass(frozen=True)
 class Residual(_Exact):
-    """Stop when the residual of the penalised problem at the current c is at most ``tol``."""
+    """Stop when the residual (:func:`meha.diagnostics.prox_residual`) at the current c is at most ``tol``."""
 
     c: float | None = None
 
@@ -119,4 +119,4 @@ class Residual(_Exact):
         c = self.c if self.c is not None else info.get("c")
         if c is None:
             raise ValueError(f"Residual: {run.method.name} has no penalty c; give one, as in Residual({self.tol:g}, c=10.0).")
-        return diagnostics.residual(run.problem, run.x, run.y, gamma, c, batch=run.batch, group=run.group)
+        return diagnostics.prox_residual(run.problem, run.x, run.y, gamma, c, batch=run.batch, group=run.group)

@@ -11,9 +11,9 @@ import meha
 from meha._lower import solve_lower
 from meha._oracle import Oracle
 from meha._variables import Variable
-from meha.diagnostics import DiagnosticWarning, envelope, gap, hypergradient, merit, residual
-from meha.nonsmooth import L1, MCP, GroupL2
-from meha.sets import Box, L2Ball, NonNegative
+from meha.diagnostics import DiagnosticWarning, _least, envelope, gap, hypergradient, merit, prox_residual, subgradient_residual
+from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, NonSmooth, Nuclear, SparseGroup
+from meha.sets import AffineSet, Box, ConvexSet, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Reals, Simplex
 from meha.theory import Constants
 
 
@@ -123,11 +123,11 @@ def test_residual_on_quadratics(gamma, c):
     """Zero at the exact stationary point, the norm of the gradient elsewhere."""
     problem, H, B = quadratic(0)
     x, y, psi = penalised_solution(problem, H, B, gamma, c)
-    assert residual(problem, x, y, gamma, c) < 1e-7
+    assert prox_residual(problem, x, y, gamma, c) < 1e-7
     for scale in (1e-3, 1.0):
         z = torch.cat([x, y]) + scale * normal(7, seed=3)
         size = float(torch.autograd.functional.jacobian(psi, z).norm())
-        assert residual(problem, z[:3], z[3:], gamma, c) == pytest.approx(size, rel=1e-5)
+        assert prox_residual(problem, z[:3], z[3:], gamma, c) == pytest.approx(size, rel=1e-5)
         assert size > scale * 0.05
 
 
@@ -140,12 +140,152 @@ def test_residual_with_constraints_and_a_nonsmooth_term():
     # First coordinate, x_1 = 1: y = theta = 0 with |0 - 1/2| < 1 - 1/c, so y is held at 0 by |y|, and x_1 does not matter.
     x = torch.tensor([1.0, 0.0], dtype=torch.float64)
     y = torch.tensor([0.0, -0.5 - (1 + gamma) / (gamma * c)], dtype=torch.float64)
-    assert residual(problem, x, y, gamma, c) < 1e-8
-    assert residual(problem, x, y + torch.tensor([0.0, 0.01]), gamma, c) > 0.1
-    assert residual(problem, x, y + torch.tensor([0.01, 0.0]), gamma, c) > 0.1
-    assert residual(problem, x + torch.tensor([0.0, 0.01]), y, gamma, c) > 1e-3
+    assert prox_residual(problem, x, y, gamma, c) < 1e-8
+    assert prox_residual(problem, x, y + torch.tensor([0.0, 0.01]), gamma, c) > 0.1
+    assert prox_residual(problem, x, y + torch.tensor([0.01, 0.0]), gamma, c) > 0.1
+    assert prox_residual(problem, x + torch.tensor([0.0, 0.01]), y, gamma, c) > 1e-3
     free = meha.Problem(problem.upper, problem.lower, nonsmooth=L1(lambda x: x.abs()))
-    assert residual(free, x + torch.tensor([0.0, 1e-3]), y, gamma, c) > 0.5
+    assert prox_residual(free, x + torch.tensor([0.0, 1e-3]), y, gamma, c) > 0.5
+
+
+Y = torch.tensor([0.0, 1.5, -0.2, 0.0, 0.0, 0.7], dtype=torch.float64)
+TERMS = {
+    "L1": L1(torch.tensor([0.3, 1.0, 0.0, 2.0, 0.1, 0.4])),
+    "L1 on a matrix": L1(0.8),
+    "non-negative L1": NonNegativeL1(0.6),
+    "elastic net": ElasticNet(0.7, 1.3),
+    "SCAD": SCAD(0.5, a=2.5),
+    "MCP": MCP(0.5, a=2.0),
+    "groups": GroupL2([1, 2, 2, 1], weight=torch.tensor([0.5, 0.3, 1.1, 0.2])),
+    "scattered groups, some coordinates free": GroupL2([[0, 3], [1]], weight=0.9),
+    "sparse groups": SparseGroup([1, 2, 2, 1], l1=0.4, group=torch.tensor([0.5, 0.3, 0.9, 0.2])),
+    "nuclear norm": Nuclear(0.7),
+    "nuclear norm of rank 0": Nuclear(0.7),
+}
+
+
+@pytest.mark.parametrize("domain", [None, NonNegative(), Box(-0.2, 0.7)], ids=["free", "orthant", "box"])
+@pytest.mark.parametrize("case", TERMS)
+def test_the_least_subgradient_is_the_limit_of_the_prox_gradient_mapping(case, domain):
+    """(y - prox_{s c g}(y - s d)) / s tends to the element of least norm of d + c dg(y) + N_Y(y) as s goes to 0."""
+    g, c, s = TERMS[case], 3.0, 1e-8
+    y = Y.reshape(2, 3) if "matrix" in case else Y
+    if "nuclear" in case:
+        y = torch.zeros(3, 4, dtype=torch.float64) if "rank 0" in case else normal(3, 1, seed=1) @ normal(1, 4, seed=2)
+    if "negative" in case:
+        y = y.clamp(min=0)
+    y = y if domain is None else domain.project(y)
+    closed = domain is None or g.separable or (g.orthant and isinstance(domain, NonNegative))
+    for seed in range(8):
+        d = 2 * normal(*y.shape, seed=seed)
+        problem = meha.Problem(lambda x, z: (d * z).sum(), lambda x, z: 0 * (x * z).sum(), nonsmooth=g, y_set=domain)  # noqa: B023
+        x, value = torch.zeros((), dtype=torch.float64), Variable.of(y, "y")
+        if not closed:
+            with pytest.raises(ValueError, match="no closed form"):
+                subgradient_residual(problem, x, y, 1.0, c)
+            return
+        moved = [y - s * d]
+        problem.bind_prox(value)(x, moved, s * c)
+        limit = (y - moved[0]) / s
+        (least,) = _least(g, domain, x, value, [d], c)
+        assert torch.allclose(least, limit, atol=2e-6), seed
+        assert float(least.norm()) > 0.1
+
+
+SPOTS = {
+    "box": (Box(-1.0, 0.5), [[-1.0, 0.5, 0.2, 3.0]]),
+    "box of a point": (Box(0.5, 0.5), [[1.0, 0.5, 0.2, 3.0]]),
+    "orthant": (NonNegative(), [[-1.0, 0.5, 0.0, 3.0]]),
+    "cube": (LinfBall(0.5, center=0.1), [[-1.0, 0.5, 0.2, 3.0]]),
+    "ball": (L2Ball(2.0, center=0.1), [[-1.0, 0.5, 0.2, 3.0], [0.1, 0.2, 0.0, 0.3], [0.1] * 4]),
+    "diamond": (L1Ball(1.0, center=0.1), [[-1.0, 0.5, 0.2, 3.0], [0.1, 0.2, 0.0, 0.3], [3.0, 0.1, 0.1, 0.1]]),
+    "simplex": (Simplex(2.0), [[-1.0, 0.5, 0.2, 3.0], [0.5, 0.5, 0.5, 0.5], [9.0, 0.0, 0.0, 0.0]]),
+    "half-space": (HalfSpace(torch.tensor([1.0, 2.0, 0.0, -1.0]), 0.5), [[1.0, 3.0, 0.2, 0.0], [0.0, 0.0, 0.0, 1.0]]),
+    "equations": (AffineSet(torch.tensor([[1.0, 1.0, 0.0, 2.0]]), torch.tensor([1.0])), [[1.0, 3.0, 0.2, 0.0]]),
+    "everything": (Reals(), [[1.0, 3.0, 0.2, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("case", SPOTS)
+def test_tangent_cones_are_derivatives_of_projections(case):
+    domain, spots = SPOTS[case]
+    h = 1e-8
+    for spot in spots:
+        z = domain.project(torch.tensor(spot, dtype=torch.float64))
+        for seed in range(12):
+            d = normal(4, seed=seed)
+            (tangent,) = domain.tangent_leaves([z], [d])
+            assert torch.allclose(tangent, (domain.project(z + h * d) - z) / h, atol=1e-6)
+            assert float((tangent * (d - tangent)).sum()) == pytest.approx(0, abs=1e-9)  # orthogonal parts, as of a cone
+            pieces = domain.tangent_leaves([z[:3], z[3:]], [d[:3], d[3:]])
+            assert torch.equal(torch.cat(pieces), tangent)
+
+
+class Halved(NonSmooth):
+    """|y| / 2 without anything but its prox."""
+
+    def value_leaves(self, x, leaves):
+        return sum(0.5 * leaf.abs().sum() for leaf in leaves)
+
+    def prox_leaves(self, x, leaves, step):
+        return L1(0.5).prox_leaves(x, leaves, step)
+
+
+class Disc(ConvexSet):
+    """The unit ball without anything but its projection."""
+
+    def project_leaves(self, leaves):
+        return L2Ball(1.0).project_leaves(leaves)
+
+
+def test_terms_and_sets_of_ones_own_are_approached_by_short_steps():
+    x, y = normal(3, seed=1), torch.tensor([0.0, 0.5, -2.0, 0.0], dtype=torch.float64)
+    one, other = (quadratic(3, nonsmooth=g)[0] for g in (Halved(), L1(0.5)))
+    assert subgradient_residual(one, x, y, 0.5, 2.0) == pytest.approx(subgradient_residual(other, x, y, 0.5, 2.0), rel=1e-6)
+    y = y / y.norm()
+    one, other = (quadratic(3, y_set=part)[0] for part in (Disc(), L2Ball(1.0)))
+    assert subgradient_residual(one, x, y, 0.5, 2.0) == pytest.approx(subgradient_residual(other, x, y, 0.5, 2.0), rel=1e-6)
+    mixed = quadratic(3, nonsmooth=Halved(), y_set=Box(-1.0, 1.0))[0]
+    with pytest.raises(ValueError, match="no closed form"):
+        subgradient_residual(mixed, x, y, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_residual_of_the_paper_is_at_least_the_prox_residual(case):
+    problem = CASES[case]()
+    shares = []
+    for seed in range(5):
+        x, y = normal(3, seed=20 + seed), 0.5 * normal(4, seed=40 + seed)
+        y = y if problem.y_set is None else problem.y_set.project(y)
+        paper, prox = (r(problem, x, y, 0.4, 5.0) for r in (subgradient_residual, prox_residual))
+        shares.append(prox / paper)
+    assert max(shares) <= 1 + 1e-6 or problem.g.rho
+    if case in ("strongly convex", "weakly convex"):
+        assert min(shares) == pytest.approx(1, rel=1e-6)
+    elif problem.nonsmooth is not None and not problem.g.rho:
+        assert min(shares) < 0.999
+
+
+def test_the_residual_of_the_paper_at_a_stationary_point_and_beside_it():
+    """At the stationary point of the test above both residuals vanish; beside the kink, only that of the paper jumps."""
+    problem, gamma, c = meha.problems.lasso(2), 10.0, 40.0
+    x = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    y = torch.tensor([0.0, -0.5 - (1 + gamma) / (gamma * c)], dtype=torch.float64)
+    assert subgradient_residual(problem, x, y, gamma, c) < 1e-8
+    beside = y + torch.tensor([1e-6, 0.0])
+    # grad_y F + c (f_y + x_1 - v_y) = 1/2 + c (-1/2 + 1 - 0) up to 1e-4, with F_y = 1 in this problem of two coordinates
+    slope = float(torch.autograd.functional.jacobian(lambda z: problem.upper(x, z) + c * problem.lower(x, z), beside)[0]) + c
+    assert subgradient_residual(problem, x, beside, gamma, c) == pytest.approx(slope, rel=1e-4)
+    assert slope > 10
+    assert prox_residual(problem, x, beside, gamma, c) < 1e-3
+
+
+def test_the_residual_of_the_paper_needs_a_point_of_the_sets():
+    problem = quadratic(0, x_set=NonNegative(), y_set=L2Ball(1.0))[0]
+    with pytest.raises(ValueError, match=r"x: is not in x_set = NonNegative\(\); pass x_set.project\(x\)"):
+        subgradient_residual(problem, -torch.ones(3, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
+    with pytest.raises(ValueError, match="y: is not in y_set = L2Ball"):
+        subgradient_residual(problem, torch.ones(3, dtype=torch.float64), torch.ones(4, dtype=torch.float64), 1.0, 1.0)
 
 
 def test_hypergradient_closed_form():
@@ -227,7 +367,7 @@ def test_rate_of_the_theorem(case):
     for k in range(1, marks[-1] + 1):
         run.step()
         if k <= 64 or k % 8 == 0:
-            best = min(best, residual(problem, run.x, run.y, numbers["gamma"], numbers["c"]))
+            best = min(best, prox_residual(problem, run.x, run.y, numbers["gamma"], numbers["c"]))
         if k in marks:
             least[k] = best
     slope = np.polyfit(np.log(marks), np.log([max(least[k], 1e-12) for k in marks]), 1)[0]
@@ -246,7 +386,7 @@ def test_modules_and_arguments_are_left_alone():
     x = torch.ones(2, dtype=torch.float64)
     moreau = envelope(problem, x, model, 0.01)
     assert moreau.gradient_y.keys() == dict(model.named_parameters()).keys()
-    assert residual(problem, x, model, 0.01, 1.0) > 0
+    assert prox_residual(problem, x, model, 0.01, 1.0) > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -336,7 +476,7 @@ def test_residual_of_a_weakly_convex_term_with_a_large_gamma():
         nonsmooth=MCP(0.1, a=3.0),
     )
     zero = torch.zeros(2, dtype=torch.float64)
-    assert math.isfinite(residual(problem, zero, zero, 5.0, 1.0))
+    assert math.isfinite(prox_residual(problem, zero, zero, 5.0, 1.0))
 
 
 def test_an_unfinished_linear_system_is_said():

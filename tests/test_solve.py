@@ -39,8 +39,8 @@ def test_gap_and_residual_rules():
     problem = toy()
     for rule, measured in (
         (Gap(1e-4), lambda s: meha.diagnostics.gap(problem, s.x, s.y, 5.0)),
-        (Residual(1e-2), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 5.0, s.history["c"][-1])),
-        (Residual(1e-2, c=2.0, gamma=1.0, every=7), lambda s: meha.diagnostics.residual(problem, s.x, s.y, 1.0, 2.0)),
+        (Residual(1e-2), lambda s: meha.diagnostics.prox_residual(problem, s.x, s.y, 5.0, s.history["c"][-1])),
+        (Residual(1e-2, c=2.0, gamma=1.0, every=7), lambda s: meha.diagnostics.prox_residual(problem, s.x, s.y, 1.0, 2.0)),
     ):
         solution = solve(problem, tol=None, callbacks=rule, max_steps=3000)
         assert solution.status is Status.RULE_MET
@@ -301,11 +301,11 @@ def test_the_printed_solution():
     diagnosis = solution.diagnose()
     assert diagnosis.gap == pytest.approx(meha.diagnostics.gap(toy(), solution.x, solution.y, 5.0))
     c = solution.history["c"][-1]
-    assert diagnosis.residual == pytest.approx(meha.diagnostics.residual(toy(), solution.x, solution.y, 5.0, c))
+    assert diagnosis.residual == pytest.approx(meha.diagnostics.prox_residual(toy(), solution.x, solution.y, 5.0, c))
     assert f"gap       {diagnosis.gap:.3g}" in str(diagnosis)
     assert repr(solution).startswith("Solution(max steps, steps=50")
     default = solve(toy(), meha.MEHA(p=0.49), max_steps=5).details
-    assert "theory     gamma, eta, p in the range of the convergence theorem" in default
+    assert "theory     gamma, eta, p fit the convergence theorem; alpha is " in default
     unknown = meha.Problem(toy().upper, toy().lower)
     assert "theory" not in meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5).details
 

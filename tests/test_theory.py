@@ -218,7 +218,7 @@ def test_what_the_theorem_does_not_cover_is_said():
         run = meha.MEHA(alpha=0.1, beta=0.1, gamma=0.4, **numbers).start(problem, problem.x0, problem.y0)
         return run.method.report(run)["theory"]
 
-    inside = "in the range of the convergence theorem"
+    inside = "fit the convergence theorem; alpha and beta not looked at"
     assert theory(eta=0.1, c=lambda k: 1.5**k) == f"gamma, eta {inside}; not covered: c as a function"
     assert theory(theta_optimizer=torch.optim.SGD, c=1.0, p=0.1) == f"gamma, p {inside}; not covered: theta_optimizer"
     assert "eta = 4000.04 is above" in theory(eta=lambda k: 0.04 * (k + 1), c=1.0, p=0.1)

@@ -3,7 +3,7 @@
     python tools/five_problems.py [--steps 800] [--out out]
 
 Settings: "paper", the values in the paper's table; "recipe", values with which Algorithm 1 works; "theory", values derived
-from the constants of the problem, within the range of the convergence theorem.
+from the constants of the problem; gamma, eta and p are those of the convergence theorem.
 """
 
 import argparse

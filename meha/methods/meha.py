@@ -17,7 +17,7 @@ from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_o
 from meha.methods._parameters import advise, complete_meha
 from meha.problem import Problem
 from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.theory import Constants, check, warn
+from meha.theory import Constants, check, step_bounds, warn
 
 __all__ = ["MEHA", "MEHAState"]
 
@@ -153,20 +153,41 @@ class MEHA(Method):
         return method, constants
 
     def check_theory(self, constants: Constants) -> list[str]:
-        """The inequalities of the convergence theorem that fail; a schedule is looked at in some steps."""
+        """The inequalities of the convergence theorem for gamma, eta and p that fail; a schedule is looked at in some steps."""
         assert self.gamma is not None
-        etas = [] if self.eta is None else [evaluate("eta", self.eta, k) for k in (0, 10, 1000, 100_000)]
-        return check(constants, gamma=self.gamma, eta=max(etas, default=None), p=self.p)
+        return check(constants, gamma=self.gamma, eta=max(self._looked_at("eta"), default=None), p=self.p)
+
+    def _check_steps(self, constants: Constants) -> tuple[bool, str]:
+        """Whether alpha and beta are within the bounds of the theorem's proof, and a phrase about them."""
+        assert self.gamma is not None
+        alphas, betas, etas = (self._looked_at(name) for name in ("alpha", "beta", "eta"))
+        if not (alphas and betas and etas) or callable(self.c):
+            return False, "alpha and beta not looked at"
+        bounds = step_bounds(constants, self.gamma, min(etas), evaluate("c_k", self.c_k, 0))
+        factors = {"alpha": max(alphas) / bounds.alpha, "beta": max(betas) / bounds.beta}
+        above = [f"{name} is {factor:.2g} times" for name, factor in factors.items() if factor > 1]
+        return not above, f"{' and '.join(above)} what its proof admits"
+
+    def _looked_at(self, name: str) -> list[float]:
+        """A step size in some steps; empty where an optimizer takes its place."""
+        step = getattr(self, name)
+        return [] if step is None else [evaluate(name, step, k) for k in (0, 10, 1000, 100_000)]
 
     def report(self, run: Run) -> dict[str, str]:
         """Which inequalities of the theorem fail, or what is in range, and what the theorem does not cover."""
         if run.constants is None:
             return {}
         failing = self.check_theory(run.constants)
-        checked = [name for name in ("gamma", "eta", "p") if getattr(self, name) is not None]
-        fine = f"{', '.join(checked)} in the range of the convergence theorem" if not failing else ""
+        checked = ", ".join(name for name in ("gamma", "eta", "p") if getattr(self, name) is not None)
+        fine = ""
+        if not failing:
+            inside, steps = self._check_steps(run.constants)
+            fine = f"{checked}, alpha, beta in the range of the convergence theorem"
+            fine = fine if inside else f"{checked} fit the convergence theorem; {steps}"
         uncovered = [name for name in ("x_optimizer", "y_optimizer", "theta_optimizer") if getattr(self, name) is not None]
         uncovered += ["c as a function"] if callable(self.c) else []
+        published = {"gradients": 4, "inner_steps": 1, "warm_start": True}
+        uncovered += [f"{name}={getattr(self, name)}" for name, value in published.items() if getattr(self, name) != value]
         origin = "" if run.problem.constants is not None else " (constants estimated near the start)"
         covered = " ".join([*failing, fine]).strip() + (f"; not covered: {', '.join(uncovered)}" if uncovered else "")
         return {"theory": covered + origin}

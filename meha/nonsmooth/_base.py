@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, copy_, select
+from meha._variables import Leaves, Variable, copy_, select, short_step, subtract
 from meha._weights import Weight, declared, per_leaf
 
-__all__ = ["NonSmooth", "Sum", "Zero", "soft", "total"]
+__all__ = ["NonSmooth", "Sum", "Zero", "kink", "least", "soft", "total"]
 
 _HIDDEN = ("names", "rho", "count")
 """Attributes that a representation leaves out."""
@@ -90,6 +90,31 @@ class NonSmooth(ABC):
         if not self.kinked:
             return leaves
         return [torch.where(new * old < 0, 0.0, new) for new, old in zip(leaves, start, strict=True)]
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """The element of least norm of gradient + c * (subdifferential of g in y) + (normal cone of Y).
+
+        Where the subdifferential is not known in closed form, it is approached by the prox with a short step, for which
+        (y - prox(y - step * gradient)) / step is never longer.
+
+        Args:
+            room: for a coordinatewise Y, the coordinates that can decrease and those that can increase; None for whole spaces.
+        """
+        bounds = self.slopes(x, leaves)
+        if bounds is not None:
+            return least(gradient, bounds, c, room)
+        if room is not None:
+            raise ValueError(
+                f"{type(self).__name__}: its subdifferential beside a set Y is not known; define slopes(x, leaves),"
+                " or use diagnostics.prox_residual."
+            )
+        step = short_step(leaves, gradient) / max(c, 1.0)
+        moved = self.prox_leaves(x, [y - step * d for y, d in zip(leaves, gradient, strict=True)], step * c)
+        return [d / step for d in subtract(leaves, moved)]
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves] | None:
+        """The derivatives of g from the left and from the right in each coordinate; None if unknown or g is not separable."""
+        return None
 
     def check_step(self, step: float | Tensor) -> None:
         """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
@@ -178,6 +203,23 @@ class Sum(NonSmooth):
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         raise TypeError("Sum: leaves have no names here; use prox(x, y, step) or terms(y).")
+
+
+def least(gradient: Leaves, slopes: tuple[Leaves, Leaves], c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+    """The elements of least size of the intervals gradient + c [left, right], which a bound of Y extends to infinity."""
+    results = []
+    for i, (d, left, right) in enumerate(zip(gradient, *slopes, strict=True)):
+        low, high = d + c * left, d + c * right
+        if room is not None:
+            low, high = torch.where(room[0][i], low, -torch.inf), torch.where(room[1][i], high, torch.inf)
+        results.append(low.clamp(min=0) + high.clamp(max=0))
+    return results
+
+
+def kink(w: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives from both sides of an even function with a kink of slope w at zero, and ``slope`` * sign(y) elsewhere."""
+    there = torch.where(y == 0, w, slope * y.sign())
+    return torch.where(y == 0, -w, there), there
 
 
 def soft(u: Tensor, threshold: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meha._variables import Leaves
 from meha._weights import Groups, Weight, by_size, per_group, read_groups
-from meha.nonsmooth._base import NonSmooth, soft, total
+from meha.nonsmooth._base import NonSmooth, kink, least, soft, total
 
 __all__ = ["GroupL2", "Nuclear", "SparseGroup"]
 
@@ -41,6 +41,20 @@ class Nuclear(NonSmooth):
         for w, leaf in self.weighted(self.weight, x, leaves, scalar=True):
             u, s, v = torch.linalg.svd(leaf, full_matrices=False)
             results.append((u * (s - step * w).clamp(min=0)) @ v)
+        return results
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """w (U V' + W) are the subgradients, with W orthogonal to U and V and of spectral norm at most 1."""
+        results = []
+        for (w, leaf), d in zip(self.weighted(self.weight, x, leaves, scalar=True), gradient, strict=True):
+            u, s, v = torch.linalg.svd(leaf, full_matrices=False)
+            seen = s > max(leaf.shape) * torch.finfo(s.dtype).eps * s.max()
+            u, v = u[:, seen], v[seen]
+            whole = d + c * w * u @ v
+            rest = whole - u @ (u.T @ whole)
+            rest = rest - (rest @ v.T) @ v
+            a, t, b = torch.linalg.svd(rest, full_matrices=False)
+            results.append(whole - rest + (a * (t - c * w).clamp(min=0)) @ b)
         return results
 
 
@@ -88,6 +102,22 @@ class GroupL2(NonSmooth):
         return _split(
             self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
         )
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """The gradient of the norm where a group is not zero; elsewhere a ball, by which the rest is shrunk."""
+        vector, labels = self._flatten(leaves)
+        radius = c * per_group(type(self).__name__, self.count, self.weight, x, vector).expand(self.count)
+        norms = self._norms(vector, labels)
+        factor = torch.where(norms > 0, radius / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
+        smooth = _split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)
+        rest = least([d + s for d, s in zip(gradient, smooth, strict=True)], self._kinks(x, leaves), c, room)
+        flat, _ = self._flatten(rest)
+        return _split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)
+
+    def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """The derivatives from both sides of what is separable in the term."""
+        none = [torch.zeros_like(leaf) for leaf in leaves]
+        return none, none
 
     def free(self, leaves: Leaves) -> Leaves | None:
         vector, labels = self._flatten(leaves)
@@ -145,6 +175,10 @@ class SparseGroup(GroupL2):
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         sparse = total(w * leaf.abs() for w, leaf in self.weighted(self.l1, x, leaves))
         return sparse + super().value_leaves(x, leaves)
+
+    def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = [kink(w, leaf, w) for w, leaf in self.weighted(self.l1, x, leaves)]
+        return [left for left, _ in pairs], [right for _, right in pairs]
 
     def free(self, leaves: Leaves) -> Leaves | None:
         return [leaf != 0 for leaf in leaves]

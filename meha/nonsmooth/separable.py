@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meha._variables import Leaves
 from meha._weights import Weight
-from meha.nonsmooth._base import NonSmooth, soft, total
+from meha.nonsmooth._base import NonSmooth, kink, soft, total
 
 __all__ = ["L1", "MCP", "SCAD", "ElasticNet", "NonNegativeL1"]
 
@@ -43,6 +43,9 @@ class L1(NonSmooth):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         return [soft(leaf, step * w) for w, leaf in self.weighted(self.weight, x, leaves)]
 
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        return _sides(kink(w, y, w) for w, y in self.weighted(self.weight, x, leaves))
+
 
 class NonNegativeL1(NonSmooth):
     """g(x, y) = sum_i w_i y_i + indicator(y >= 0); prox: max(y_i - step * w_i, 0).
@@ -66,6 +69,10 @@ class NonNegativeL1(NonSmooth):
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         return [(leaf - step * w).clamp(min=0) for w, leaf in self.weighted(self.weight, x, leaves)]
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = [(w.expand_as(y), y) for w, y in self.weighted(self.weight, x, leaves)]
+        return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]
 
 
 class ElasticNet(NonSmooth):
@@ -94,6 +101,10 @@ class ElasticNet(NonSmooth):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         pairs = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
         return [soft(leaf, step * w) / (1 + step * v) for (w, leaf), (v, _) in pairs]
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
+        return _sides(kink(w, y, w + v * y.abs()) for (w, y), (v, _) in pairs)
 
 
 class SCAD(NonSmooth):
@@ -139,6 +150,10 @@ class SCAD(NonSmooth):
             results.append(torch.where(u.abs() <= a * w, near, u))
         return results
 
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        a, pairs = self.a, self.weighted(self.weight, x, leaves)
+        return _sides(kink(w, y, torch.minimum(w, (a * w - y.abs()).clamp(min=0) / (a - 1))) for w, y in pairs)
+
 
 class MCP(NonSmooth):
     """Minimax concave penalty with threshold w_i: for ``t = |y_i|``, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
@@ -176,3 +191,12 @@ class MCP(NonSmooth):
             torch.where(u.abs() <= self.a * w, soft(u, step * w) / (1 - step / self.a), u)
             for w, u in self.weighted(self.weight, x, leaves)
         ]
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        return _sides(kink(w, y, (w - y.abs() / self.a).clamp(min=0)) for w, y in self.weighted(self.weight, x, leaves))
+
+
+def _sides(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Leaves, Leaves]:
+    """Pairs per leaf as a pair of lists."""
+    left, right = zip(*pairs, strict=True)
+    return list(left), list(right)

@@ -16,8 +16,8 @@ These are upper bounds: a curve agrees when it falls at least as fast. The measu
   over all k may be met early, by chance: where y0 is stationary, theta^0 = theta*, and it is zero for ever.
 - They are over the measured k only, all small ones and then 20 per decade.
 
-R_k is :func:`meha.diagnostics.residual`: the paper's distance where g = 0; on the lasso the norm of the prox-gradient mapping,
-which is at most that distance, and equal to it after the first steps.
+R_k is :func:`meha.diagnostics.prox_residual`: the paper's distance where g = 0; on the lasso the norm of the prox-gradient
+mapping, which is at most that distance, and equal to it after the first steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Literal
 
 import numpy as np
 
-from meha.diagnostics import envelope, residual
+from meha.diagnostics import envelope, prox_residual
 from meha.diagnostics import hypergradient as gradient_of_phi
 from meha.methods import Method
 from meha.methods._parameters import parameters
@@ -77,7 +77,7 @@ def measure(problem: KnownProblem, method: MEHA, steps: int, *, hypergradient: b
         here = envelope(problem, run.x, run.y, complete.gamma, tol=INNER)
         row = {"K": float(k), "theta": float((state.theta.detached() - here.theta).norm()), "gap": here.phi - here.value}
         run.step()
-        row["residual"] = residual(problem, run.x, run.y, complete.gamma, evaluate("c_k", complete.c_k, k), tol=INNER)
+        row["residual"] = prox_residual(problem, run.x, run.y, complete.gamma, evaluate("c_k", complete.c_k, k), tol=INNER)
         if hypergradient:
             row["hypergradient"] = float(gradient_of_phi(problem, run.x, run.y, tol=INNER).norm())
         rows.append(row)

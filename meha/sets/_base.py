@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from meha._distributed import local
-from meha._variables import Leaves, Variable, all_finite, copy_, distance, norm, select
+from meha._variables import Leaves, Variable, all_finite, copy_, distance, norm, select, short_step, subtract
 
-__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "to_tensors"]
+__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "flat", "reached", "split", "to_tensors"]
 
 Bound = float | Tensor
+
+ROUNDING = 64
+"""A point that misses the boundary of a set by less than this multiple of the rounding lies on it."""
 
 
 class Face(NamedTuple):
@@ -73,6 +76,29 @@ class ConvexSet(ABC):
         """The flat face on which a projected point lies; None if faces are curved, so that second-order methods refuse."""
         return None
 
+    def room(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """Masks of the coordinates of a point that can decrease, and of those that can increase (coordinatewise sets only)."""
+        below = self.project_leaves([leaf - leaf.abs() - 1 for leaf in leaves])
+        above = self.project_leaves([leaf + leaf.abs() + 1 for leaf in leaves])
+        down = [low < leaf for low, leaf in zip(below, leaves, strict=True)]
+        return down, [high > leaf for high, leaf in zip(above, leaves, strict=True)]
+
+    def tangent_leaves(self, leaves: Leaves, directions: Leaves) -> Leaves:
+        """Project directions on the tangent cone of the set at a point of the set.
+
+        The part of a direction that this takes away is its projection on the normal cone. Where the cone is not known in
+        closed form, it is the derivative of the projection, by a forward difference.
+        """
+        if self.coordinatewise:
+            down, up = self.room(leaves)
+            return [
+                torch.where(((d < 0) & low) | ((d > 0) & high), d, 0.0)
+                for d, low, high in zip(directions, down, up, strict=True)
+            ]
+        step = short_step(leaves, directions)
+        moved = self.project_leaves([leaf + step * d for leaf, d in zip(leaves, directions, strict=True)])
+        return [d / step for d in subtract(moved, leaves)]
+
     @abstractmethod
     def project_leaves(self, leaves: Leaves) -> Leaves:
         """Project a list of leaves; returns new leaves."""
@@ -84,9 +110,15 @@ class FlatSet(ConvexSet):
     def project_leaves(self, leaves: Leaves) -> Leaves:
         if len(leaves) == 1:
             return [self.project_vector(leaves[0].reshape(-1)).reshape(leaves[0].shape)]
-        vector = self.project_vector(torch.cat([leaf.reshape(-1) for leaf in leaves]))
-        pieces = vector.split([leaf.numel() for leaf in leaves])
-        return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+        return split(self.project_vector(flat(leaves)), leaves)
+
+    def tangent_leaves(self, leaves: Leaves, directions: Leaves) -> Leaves:
+        tangent = self.tangent_vector(flat(leaves), flat(directions))
+        return super().tangent_leaves(leaves, directions) if tangent is None else split(tangent, leaves)
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor | None:
+        """Project a direction on the tangent cone at z; None if there is no closed form."""
+        return None
 
     @abstractmethod
     def project_vector(self, z: Tensor) -> Tensor:
@@ -134,6 +166,23 @@ class Product(ConvexSet):
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         raise TypeError("Product: leaves have no names here; use project(value) or parts(variable).")
+
+
+def flat(leaves: Leaves) -> Tensor:
+    """The leaves as one vector."""
+    return torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def split(vector: Tensor, leaves: Leaves) -> Leaves:
+    """A vector as leaves of the shapes of ``leaves``."""
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+
+
+def reached(value: Tensor, bound: float, z: Tensor) -> Tensor:
+    """Whether a value of z that must not exceed ``bound`` is there, up to rounding."""
+    scale = torch.maximum(value.abs(), norm([z]))
+    return value >= bound - ROUNDING * torch.finfo(z.dtype).eps * scale
 
 
 def to_tensors(part: ConvexSet, *names: str) -> None:

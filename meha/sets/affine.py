@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meha._variables import Leaves, Variable, inner, norm
-from meha.sets._base import Face, FlatSet, check_vector, to_tensors
+from meha.sets._base import Face, FlatSet, check_vector, reached, to_tensors
 
 __all__ = ["AffineSet", "HalfSpace"]
 
@@ -37,9 +37,19 @@ class HalfSpace(FlatSet):
         check_vector(self.normal, variable, chosen, "HalfSpace: normal", scalar=False)
 
     def project_vector(self, z: Tensor) -> Tensor:
-        size = norm([self.normal.double()])
-        unit, offset = (self.normal / size).reshape(-1).to(z), float(self.offset / size)
+        unit, offset = self._scaled(z)
         return z - (inner([unit], [z]) - offset).clamp(min=0) * unit
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        unit, offset = self._scaled(z)
+        outward = inner([unit], [d]).clamp(min=0)
+        return d - torch.where(reached(inner([unit], [z]), offset, z), outward, 0.0) * unit
+
+    def _scaled(self, z: Tensor) -> tuple[Tensor, float]:
+        """The normal of length 1, and its offset."""
+        normal = self.normal.double()
+        size = norm([normal])
+        return (normal / size).reshape(-1).to(z), float(self.offset / size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,3 +91,6 @@ class AffineSet(FlatSet):
     def project_vector(self, z: Tensor) -> Tensor:
         matrix, rhs, inverse = (t.to(z) for t in (self.matrix, self.rhs, self.inverse))
         return z - inverse @ (matrix @ z - rhs)
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        return d - self.inverse.to(z) @ (self.matrix.to(z) @ d)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_positive
-from meha._variables import Leaves, Variable, norm
-from meha.sets._base import Bound, Face, FlatSet, check_vector, to_tensors
+from meha._variables import Leaves, Variable, inner, norm
+from meha.sets._base import Bound, Face, FlatSet, check_vector, reached, split, to_tensors
 
 __all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
 
@@ -53,6 +53,13 @@ class L2Ball(_Ball):
         unit = far / far.abs().max()  # its norm cannot overflow
         return torch.where(inside, z, unit * (self.radius / norm([unit])))
 
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        outside = z - _vector_like(self.center, z)
+        size = norm([outside])
+        unit = outside / size.clamp(min=torch.finfo(z.dtype).tiny)
+        outward = inner([unit], [d]).clamp(min=0)
+        return d - torch.where(reached(size, self.radius, z), outward, 0.0) * unit
+
 
 @dataclass(frozen=True, eq=False)
 class L1Ball(_Ball):
@@ -66,6 +73,16 @@ class L1Ball(_Ball):
         size = z.abs()
         inside = size.sum() <= self.radius
         return torch.where(inside, z, z.sign() * _project_simplex(size, self.radius))
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        """On the boundary, the sizes of the coordinates of z + d must not grow in sum."""
+        outside = z - _vector_like(self.center, z)
+        if not bool(reached(outside.abs().sum(), self.radius, z)):
+            return d
+        free = outside != 0
+        growth = torch.where(free, outside.sign() * d, d.abs())
+        t = _level(growth[free], growth[~free]).clamp(min=0)
+        return torch.where(free, d - t * outside.sign(), d.sign() * (d.abs() - t).clamp(min=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +99,7 @@ class LinfBall(_Ball):
         z = torch.cat([leaf.reshape(-1) for leaf in leaves])
         center = _vector_like(self.center, z)
         low, high = center - self.radius, center + self.radius
-        return Face(_pieces((z > low) & (z < high), leaves))
+        return Face(split((z > low) & (z < high), leaves))
 
     def _project_centered(self, z: Tensor) -> Tensor:
         return z.clamp(-self.radius, self.radius)
@@ -108,6 +125,11 @@ class Simplex(FlatSet):
     def project_vector(self, z: Tensor) -> Tensor:
         return _project_simplex(z, self.total)
 
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        free = z > 0
+        shifted = d - _level(d[free], d[~free])
+        return torch.where(free, shifted, shifted.clamp(min=0))
+
 
 def _project_simplex(z: Tensor, total: float) -> Tensor:
     """max(z - t, 0) with the level t at which the entries sum to ``total``."""
@@ -119,9 +141,13 @@ def _project_simplex(z: Tensor, total: float) -> Tensor:
     return (z - levels.gather(0, positive - 1)).clamp(min=0)
 
 
-def _pieces(vector: Tensor, leaves: Leaves) -> Leaves:
-    pieces = vector.split([leaf.numel() for leaf in leaves])
-    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
+def _level(free: Tensor, held: Tensor) -> Tensor:
+    """The level t with sum(free - t) + sum(max(held - t, 0)) = 0; ``free`` is not empty."""
+    ordered = held.sort(descending=True).values
+    sums = free.sum() + torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+    levels = sums / torch.arange(free.numel(), free.numel() + sums.numel(), dtype=free.dtype, device=free.device)
+    above = (ordered > levels[:-1]).sum()  # the largest entries of held lie above the level
+    return levels[above]
 
 
 def _vector_like(value: Bound, z: Tensor) -> Bound:

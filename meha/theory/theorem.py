@@ -1,18 +1,12 @@
-"""The convergence theorem: constants of a problem, the gamma and eta that it admits, and the inequalities that fail."""
+"""The convergence theorem: constants of a problem, and the gamma and eta that it admits."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
 from dataclasses import dataclass
 from numbers import Real
 
-__all__ = ["Constants", "Range", "TheoryWarning", "check", "eta_range", "gamma_range", "warn"]
-
-
-class TheoryWarning(UserWarning):
-    """Parameters are outside the range for which the theorem promises convergence."""
+__all__ = ["Constants", "Range", "eta_range", "gamma_range"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +18,7 @@ class Constants:
         L_f: smoothness of f on X x Y.
         rho_f: f + rho_f/2 ||y||^2 is convex in y; 0 for f convex in y. L_f when nothing better is known.
         rho_g: the same for g; 0 for convex terms (for ``x |y|`` it may be taken as small as one likes).
-        L_g: the Lipschitz constant of grad_x g in y; 1 for ``x |y|``.
+        L_g: the Lipschitz constant of grad_x g, in x and in y; 1 for ``x |y|``.
         F_xx, F_yy, F_xy: curvatures of F; default L_F.
         f_yy, f_xy: curvatures of f in y, and of its mixed derivative; default L_f.
 
@@ -87,40 +81,3 @@ def eta_range(constants: Constants, gamma: float) -> Range:
     first = max((1 / gamma - constants.rho_f) / (constants.f_yy + 1 / gamma) ** 2, 0.0)
     second = math.inf if constants.rho_g == 0 else 1 / constants.rho_g
     return Range(first, closed=True) if first < second else Range(second)
-
-
-def check(constants: Constants, *, gamma: float, eta: float | None = None, p: float | None = None) -> list[str]:
-    """List the inequalities of the theorem that fail, each as a sentence with its factor; empty if all hold.
-
-    >>> print(*check(Constants(L_F=2.0, L_f=1.0, rho_f=1.0), gamma=200.0))
-    gamma = 200 is not below 1/(2 rho_f + 2 rho_g) = 0.5 (rho_f = 1, rho_g = 0): 400 times too large.
-    """
-    failing = []
-    admitted = gamma_range(constants)
-    if gamma not in admitted:
-        failing.append(
-            f"gamma = {gamma:g} is not below 1/(2 rho_f + 2 rho_g) = {admitted.upper:.4g}"
-            f" (rho_f = {constants.rho_f:.4g}, rho_g = {constants.rho_g:.4g}): {gamma / admitted.upper:.3g} times too large."
-        )
-    if eta is not None:
-        admitted = eta_range(constants, gamma)
-        if admitted.upper == 0:
-            failing.append(f"no eta is admitted, because 1/gamma = {1 / gamma:.4g} is not above rho_f = {constants.rho_f:.4g}.")
-        elif eta not in admitted:
-            bound = "(1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "1/rho_g"
-            failing.append(
-                f"eta = {eta:g} is {'above' if admitted.closed else 'not below'} {bound} = {admitted.upper:.4g}"
-                f" (f_yy = {constants.f_yy:.4g}): {eta / admitted.upper:.3g} times too large."
-            )
-    if p is not None and not 0 <= p < 0.5:
-        failing.append(f"p = {p:g} is not in [0, 1/2).")
-    return failing
-
-
-def warn(failing: list[str]) -> None:
-    """Issue one :class:`TheoryWarning` that lists the failing inequalities, if there are any."""
-    if failing:
-        level, frame = 1, inspect.currentframe()
-        while frame is not None and frame.f_globals.get("__name__", "").startswith("meha."):
-            level, frame = level + 1, frame.f_back
-        warnings.warn("outside the range of the convergence theorem: " + " ".join(failing), TheoryWarning, stacklevel=level)

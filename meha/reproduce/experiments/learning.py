@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -180,7 +181,10 @@ class HyperCleaning(LearningTask):
         rows: list[list[Item]] = []
         for method in methods:
             records = results.get(case, method, "training")
-            row = [shown(method) + _ended(records), *_scores(records, [method == name for name in best])]
+            row = [
+                shown(method) + _inner(method, records) + _ended(records),
+                *_scores(records, [method == name for name in best]),
+            ]
             if theirs:
                 printed = theirs.get(method)
                 row.append(None if printed is None else Mark(f"{printed[0]:.2f} / {printed[1]:.2f}", "paper", printed[0]))
@@ -252,6 +256,12 @@ def _best_claim(claim: str, mine: Sequence[float], others: Mapping[str, Sequence
     if answer == "holds" and min(ahead) < 0.1:
         measured.append("level with the best")
     return Claim(claim, "; ".join(measured), answer)
+
+
+def _inner(method: str, records: Sequence[Record]) -> str:
+    """What the name of a row adds for MEHA beyond the single loop: the number of its inner steps."""
+    inner = {ast.literal_eval(record["setting"]).get("inner_steps", 1) for record in records} if method == "MEHA" else {1}
+    return "" if inner == {1} else f", {'/'.join(str(steps) for steps in sorted(inner))} inner steps"
 
 
 def _ended(records: Sequence[Record]) -> str:
@@ -400,12 +410,14 @@ class FewShotLearning(LearningTask):
                 row.append(reached(records, "step").cell(band=False))
             pace = spread([1000 * r["last"]["seconds"] / max(r["last"]["step"], 1) for r in records])
             row.append(pace.cell(band=False))
+            row.append(plus_minus([100 * value for value in mean_of(_last(records, "accuracy"))], digits=2))
             if theirs:
+                row.append(Mark(f"{theirs[method][0]:.2f}", "paper", theirs[method][0]) if method in theirs else None)
                 row += compared({m: printed[1] for m, printed in theirs.items()}, method)
             rows.append(row)
         target = f"{100 * (case.target or 0):.0f} %"
-        columns = ["method", f"seconds to {target}", "relative to MEHA", "batches", "ms a batch"]
-        columns += ["paper: seconds", "paper: relative to MEHA"] if theirs else []
+        columns = ["method", f"seconds to {target}", "relative to MEHA", "batches", "ms a batch", "test accuracy at the end, %"]
+        columns += ["paper: accuracy, %", "paper: seconds", "paper: relative to MEHA"] if theirs else []
         return Table(
             f"few-shot-{'digits-' if not theirs else ''}{ways}",
             f"{case.name.partition(', ')[2]}, 1-shot: training time until the test accuracy is {target}.",

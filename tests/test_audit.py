@@ -1,0 +1,122 @@
+"""docs/audit.md: what it names exists, and its numbers are those of the records; presets and data of the experiments."""
+
+import functools
+import importlib
+import json
+import pathlib
+import re
+import statistics
+
+import pytest
+import torch
+
+import meha
+from meha.diagnostics import prox_residual
+from meha.nonsmooth import L1, MCP
+from meha.reproduce.experiments import paper
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def text():
+    return (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+
+
+def measured():
+    """The rows of the measured table: case, the paper's number, ours, as text."""
+    runs: dict[str, list[dict]] = {}
+    for line in (ROOT / "results" / "race.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["method"] == "MEHA" and "'preset': 'paper'" not in record["setting"]:
+            runs.setdefault(record["case"], []).append(record)
+
+    def seconds(case, published):
+        done = [run["reached"] for run in runs[case]]
+        middle = statistics.median(run["seconds"] for run in done)
+        return f"| {case} | {published:g} s | {middle:.2g} s, {statistics.median(run['step'] for run in done):g} steps |"
+
+    rows = [seconds("strong convex, n = 100", paper.STRONG_CONVEX["MEHA"][0])]
+    rows += [seconds(f"strong convex, n = {n:,}", paper.HIGH_DIMENSION[n]["MEHA"]) for n in paper.HIGH_DIMENSION]
+    rows += [seconds(f"sine, n = {n}", paper.SINE[n]["MEHA"]) for n in paper.SINE]
+    rows += [seconds(f"lasso, n = {n}", paper.LASSO[n]["MEHA"]) for n in paper.LASSO]
+    for m in paper.GROUP_LASSO:
+        mean, deviation, *_ = paper.GROUP_LASSO[m]["MEHA"]
+        errors = [run["last"]["test error"] for run in runs[f"group lasso, m = {m}"]]
+        found = f"{statistics.mean(errors):.1f} ± {statistics.stdev(errors):.1f}"
+        rows.append(f"| group lasso, m = {m} | test error {mean:g} ± {deviation:g} | test error {found} |")
+    return rows
+
+
+def test_the_measured_numbers_are_those_of_the_records():
+    lines = text().splitlines()
+    start = lines.index("| experiment | the paper's MEHA | MEHA here |")
+    rows = measured()
+    assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
+
+
+def test_what_the_page_names_exists():
+    page = text()
+    tests = re.findall(r"`(test_\w+)(?:::(test_\w+))?`", page)
+    assert len(tests) > 20
+    for file, function in tests:
+        source = (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")
+        assert not function or f"def {function}(" in source, (file, function)
+    names = re.findall(r"`(meha(?:\.\w+)+)`", page)
+    assert len(names) > 15
+    for name in names:
+        module, *rest = name.split(".")
+        try:
+            functools.reduce(getattr, rest, importlib.import_module(module))
+        except AttributeError:
+            importlib.import_module(name)
+
+
+PAPER = {
+    "strong_convex": (1.5, 0.8, 0.8, 10.0, 33.3, 0.49),
+    "merely_convex": (0.012, 0.1, 0.009, 5.0, 0.167, 0.49),
+    "sine": (5e-4, 5e-4, 0.001, 200.0, 0.02, 0.49),
+    "lasso": (0.1, 1e-5, 0.1, 10.0, 2.0, 0.49),
+    "group_lasso": (0.01, 0.05, 0.05, 100.0, 20.0, 0.48),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_presets_are_the_values_of_the_paper(name):
+    make = getattr(meha.problems, name)
+    preset = (make(6, groups=2) if name == "group_lasso" else make(2)).preset("paper")
+    at_first = [value(0) if callable(value) else value for value in (preset.alpha, preset.beta, preset.eta)]
+    assert (*at_first, preset.gamma, preset.c, preset.p) == PAPER[name]
+
+
+@pytest.mark.parametrize(("m", "groups"), [(600, 30), (1200, 300)])
+def test_the_data_of_the_group_lasso(m, groups):
+    """Three blocks of 50 ones; the signal twice as long as the noise, over all 300 rows: from values of losses alone."""
+    problem = meha.problems.group_lasso(m)
+    truth = torch.zeros(3, m // 3, dtype=torch.float64)
+    truth[:, :50] = 1
+    truth = truth.reshape(-1)
+    assert problem.distance(problem.x0, truth).y == 0
+    assert problem.x0.tolist() == [0.1] * groups
+    assert not problem.y0.any()
+    assert problem.g.groups == [m // groups] * groups
+    losses = (problem.lower, problem.upper, problem.metrics["test error"])
+    noise, mirrored, labels = (sum(200 * float(loss(problem.x0, y)) for loss in losses) for y in (truth, -truth, 0 * truth))
+    signal = (noise + mirrored) / 2 - labels  # |b - Av|^2 + |b + Av|^2 = 2 |b|^2 + 2 |Av|^2
+    assert signal / noise == pytest.approx(4, rel=1e-9)
+    assert signal == pytest.approx(300 * 150, rel=0.2)  # 300 rows of A v, each normal with variance 150
+    gradient = torch.autograd.functional.jacobian(lambda y: problem.lower(problem.x0, y), problem.y0)
+    assert float(gradient @ truth) == pytest.approx(-100 * 150 / 100, rel=0.5)  # the loss is divided by 2 * 100
+
+
+@pytest.mark.parametrize("c", [1.0, 8.0])
+def test_the_step_of_the_prox_residual(c):
+    """Where the prox ends at the kink, the mapping is y / s, with s = gamma / c or, for weakly convex g, less."""
+    x, y = torch.zeros(1, dtype=torch.float64), torch.full((1,), 0.01, dtype=torch.float64)
+
+    def measure(g, gamma):
+        problem = meha.Problem(lambda x, y: 0 * (x * y).sum(), lambda x, y: 0 * (x * y).sum(), nonsmooth=g)
+        return prox_residual(problem, x, y, gamma, c)
+
+    assert measure(L1(1.0), 0.5) == pytest.approx(0.01 * c / 0.5, rel=1e-9)
+    assert measure(MCP(1.0, a=0.25), 0.2) == pytest.approx(0.01 * c / 0.125, rel=1e-9)
+    assert measure(MCP(1.0, a=0.25), 0.1) == pytest.approx(0.01 * c / 0.1, rel=1e-9)
