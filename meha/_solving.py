@@ -122,7 +122,7 @@ def solve(
 
     run = method.start(problem, x0, y0)
     warn_about_modules(run, resumes=file is not None)
-    with Loop(run, Source(batches, remember=file is not None), observers, max_steps) as loop:
+    with Loop(run, Source(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
         if file is not None:
             _resume(loop, file)
         pace = Pace(compile, run, max_steps, batches is not None)
@@ -165,7 +165,7 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | None) -> None:
         remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
         loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     if run.k > begun:
-        loop.check_lower()
+        loop.check_end()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop)
 
