@@ -99,6 +99,7 @@ def clean(
         int | None,
         typer.Option(min=1, max=500, help="Most examples in the picture; by default 50 images or 20 rows."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite weights.csv and suspicious.png in OUT.")] = False,
 ) -> None:
     """Find mislabeled examples, given a few labels you trust.
 
@@ -108,11 +109,14 @@ def clean(
     An NPZ file has the features as "features", "images", "x", "X" or "data", one row per example, and the labels (integers or
     strings) as "labels", "label" or "y". In a CSV file, all columns except the label, "trusted" and those to ignore must be
     numbers. Rows are counted from 0. All data must fit in memory.
+
+    Labels that stand for a missing one (empty, NA, null, ?) are refused. In weights.csv, labels that a spreadsheet would take
+    for a formula begin with an apostrophe.
     """
     try:
         from meha.tasks._command import clean_file
 
-        clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top)
+        clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, force)
     except KeyboardInterrupt:
         Console().print("Interrupted; nothing was written.")
         raise typer.Exit(130) from None
