@@ -179,7 +179,7 @@ def _parts(value: Any) -> Iterator[str | memoryview]:
     yield type(value).__name__
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}"
-        yield memoryview(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     elif isinstance(value, Mapping):
         yield str(len(value))
         for key, item in value.items():
