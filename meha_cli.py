@@ -110,6 +110,7 @@ def clean(
         typer.Option(min=1, max=500, help="Most examples in the picture; by default 50 images or 20 rows."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite weights.csv and suspicious.png in OUT.")] = False,
 ) -> None:
     """Find mislabeled examples, given a few labels you trust.
 
@@ -119,11 +120,14 @@ def clean(
     An NPZ file has the features as "features", "images", "x", "X" or "data", one row per example, and the labels (integers or
     strings) as "labels", "label" or "y". In a table, all columns except the label, "trusted" and those to ignore must be
     numbers. Rows are counted from 0. All data must fit in memory.
+
+    Labels that stand for a missing one (empty, NA, null, ?) are refused. In weights.csv, labels that a spreadsheet would take
+    for a formula begin with an apostrophe.
     """
     try:
         from meha.tasks._command import clean_file
 
-        found = clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, quiet=as_json)
+        found = clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, force, quiet=as_json)
         if as_json:
             typer.echo(json.dumps(found, indent=2))
     except KeyboardInterrupt:

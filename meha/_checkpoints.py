@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from meha._verdicts import TrainingWarning
 
 __all__ = ["Checkpoint"]
 
-VERSION = 2
+VERSION = 3
 """Of what the file holds; another one is refused."""
 
 REMEDY = "give another path, or delete the file to start over"
@@ -56,6 +57,10 @@ class Checkpoint:
         self.path = Path(path).resolve()
         if self.path.is_dir():
             raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give a file, such as {self.path / 'run.pt'}.")
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(
+                f"checkpoint: {self.path} is a device or a pipe, which cannot be read again; give the path of a file."
+            )
         self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         self.previous = self.path.with_name(f"{self.path.name}.previous")
         self._proven = False
@@ -84,11 +89,13 @@ class Checkpoint:
         """
         try:
             with self._part.open("wb") as file:
-                torch.save({"version": VERSION, **state}, file)
+                torch.save({"version": VERSION, "checksum": checksum(state), **state}, file)
                 file.flush()
                 os.fsync(file.fileno())
             if not self._proven:  # a state that cannot be read is noticed with the first file
-                torch.load(self._part, weights_only=True, map_location="cpu")
+                found = torch.load(self._part, weights_only=True, map_location="cpu")
+                if checksum({name: found[name] for name in state}) != found["checksum"]:
+                    raise TypeError("what is read is not what was written")
                 self._proven = True
             self._keep()
             os.replace(self._part, self.path)
@@ -153,9 +160,42 @@ class Checkpoint:
             raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
             raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
-        if not isinstance(found, dict) or found.get("version") != VERSION:
+        if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
+        if found.pop("checksum", None) != checksum(found):
+            raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
         return found
+
+
+def checksum(value: Any) -> str:
+    """A digest of tensors, numbers and text, and of dicts, lists and tuples of them: another one for any other content.
+
+    >>> checksum({"k": 3}) == checksum({"k": 3}), checksum({"k": 3}) == checksum({"k": 3.0})
+    (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in _parts(value):
+        digest.update(part if isinstance(part, memoryview) else f"{part}\0".encode())
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[str | memoryview]:
+    """What a digest is made of: kinds, sizes and contents, in their order."""
+    yield type(value).__name__
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}"
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, Mapping):
+        yield str(len(value))
+        for key, item in value.items():
+            yield from _parts(key)
+            yield from _parts(item)
+    elif isinstance(value, list | tuple):
+        yield str(len(value))
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield repr(value)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
+import numpy as np
+
 __all__ = ["RefusalError", "check_count", "check_positive", "check_tolerance"]
+
+
+LONGEST = 200
+"""Characters of a value that an error message shows."""
 
 
 class RefusalError(Exception):
@@ -14,17 +20,36 @@ class RefusalError(Exception):
 
 def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}: must be a positive number, got {value!r}.")
+    if not 0 < _number(value) < math.inf:
+        raise ValueError(f"{name}: must be a positive number, got {_shown(value)}.")
 
 
 def check_count(name: str, value: object) -> None:
     """Raise unless ``value`` is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name}: must be a whole number of at least 1, got {value!r}.")
+        raise ValueError(f"{name}: must be a whole number of at least 1, got {_shown(value)}.")
 
 
 def check_tolerance(name: str, value: object) -> None:
     """Raise unless ``value`` is a number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:
-        raise ValueError(f"{name}: must be a number of at least 0, got {value!r}.")
+    if not _number(value) >= 0:
+        raise ValueError(f"{name}: must be a number of at least 0, got {_shown(value)}.")
+
+
+def _number(value: object) -> float:
+    """The value as a float; NaN for what is not a number that torch can take: text, fractions, integers beyond floats."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, Integral | float | np.floating):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def _shown(value: object) -> str:
+    """The value for an error message, however long it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a very large integer"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

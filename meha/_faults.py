@@ -49,11 +49,10 @@ def bad_numbers(batch: Any) -> str:
     return ", ".join(found)
 
 
-def undefined(
-    run: Run, x: Variable, y: Variable, batch: Any, levels: tuple[str, ...] = ("upper", "lower")
-) -> tuple[str, float] | None:
-    """The first of F and f that has no finite value at (x, y), by its argument, and the value; None if all have."""
-    functions: list[Function] = [getattr(run.oracle, level) for level in levels]
+def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    """The first of F, f and f + g that has no finite value at (x, y), by its argument, and the value; None if all have."""
+    oracle = run.oracle
+    functions = dict.fromkeys((oracle.upper, oracle.lower, oracle.phi))
     modules = [part for variable in (x, y) for module in modules_of(variable.value) for part in module.modules()]
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
     kept, states = [buffer.clone() for buffer in buffers], random_states()

@@ -57,6 +57,12 @@ class Function:
         except RuntimeError as error:
             if ON_OTHER_DEVICE.search(str(error)):
                 raise self._elsewhere(batch, f"uses tensors on other devices ({error})") from error
+            if "nference tensor" in str(error):
+                where = "the batch" if any(tensor.is_inference() for tensor in _tensors(batch)) else "the objective"
+                raise ValueError(
+                    f"{self.level}: {where} has a tensor that was made under torch.inference_mode(), through which no gradient"
+                    " can pass; make it outside, or use tensor.clone()."
+                ) from error
             raise
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -15,10 +15,10 @@ from meha._faults import bad_numbers, undefined, warn_about_rounding
 from meha._running import Run, StepInfo
 from meha._shared_checkpoints import SharedCheckpoint
 from meha._torch import BREAKDOWNS
-from meha._variables import Variable, copy_, modules_of
+from meha._variables import Leaves, Variable, all_finite, copy_, modules_of
 from meha._verdicts import Status, Verdict
 from meha.compiled import Pace, Stepper
-from meha.loaders import Endless, Stateful, position, random_states, set_random_states
+from meha.loaders import Endless, Owned, Stateful, position, random_states, set_random_states
 from meha.observers import DivergenceGuard, Recorder, SkipBadBatches
 from meha.solution import Solution
 from meha.theory import Constants
@@ -33,6 +33,11 @@ SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipB
 CHECKED = {"upper": "F", "lower": "f + g"}
 """Numbers of a step that must be finite, with their names in messages; their gradients may be so while they are not."""
 
+LEFT = "x or y left the domain of an objective or of a weight. Bound them by x_set or y_set, or take smaller steps."
+"""What a value that is not finite at the end means, and what to do."""
+
+SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check what it writes. The iterate before is returned."
+
 RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
 """Columns of the history besides the numbers of the steps."""
 
@@ -46,8 +51,9 @@ class Source(Iterator[Any]):
         name: which batch the last one was, in words; empty when there are none.
     """
 
-    def __init__(self, batches: Iterable[Any] | None, remember: bool) -> None:
+    def __init__(self, batches: Iterable[Any] | None, remember: bool, *, grouped: bool = False) -> None:
         self._batches = None if batches is None else Endless(batches)
+        self._own = Owned() if grouped else None
         self.loader, self.remembers = batches, remember
         self.place: dict[str, Any] | None = None
         self.name = ""
@@ -57,7 +63,7 @@ class Source(Iterator[Any]):
             return None
         if self.remembers:
             self.place = {"batches": self._batches.state_dict(), "random": random_states(self.loader)}
-        batch = next(self._batches)
+        batch = next(self._batches) if self._own is None else self._own(next(self._batches))
         self.name = position(self._batches)
         return batch
 
@@ -101,6 +107,7 @@ class Loop:
         self.verdict: Verdict | None = None
         self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
         self._last: StepInfo | None = None
+        self._stepper: Stepper | None = None  # the one that took the last steps
         self._begun = run.k
         self._good: tuple[Any] | None = None  # the last batch on which a step went well
         variables = (run.state.x, run.state.y)
@@ -121,7 +128,7 @@ class Loop:
 
     def advance(self, group: Sequence[tuple[Any, Any, str]], pace: Pace) -> None:
         """Take a step for each batch, which comes with its place in the source and its name."""
-        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace.stepper):
+        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace):
             return
         for batch, self.source.place, self.source.name in group:
             if self.skipper is not None:
@@ -130,7 +137,7 @@ class Loop:
             failure = self._failure(info)
             if failure is None:
                 self._good = (batch,)
-                self._judge(info)
+                self._judge(info, pace.eager)
             elif not self._skips(failure):
                 pace.eager.rewind()
                 self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
@@ -146,10 +153,12 @@ class Loop:
             return False
         return skipper.skip(self.run, source.name)
 
-    def _advance_together(self, batches: Sequence[Any], stepper: Stepper) -> bool:
-        """Take compiled steps; False if they must be taken one by one: few, of another form, or to see which of them fails."""
+    def _advance_together(self, batches: Sequence[Any], pace: Pace) -> bool:
+        """Take compiled steps; False if they must be taken one by one: few, of another form, wrong, or failing."""
+        stepper = pace.stepper
         if not stepper.fits(batches):
             return False
+        pace.watch()
         try:
             info = stepper(batches)
             failed = self._failure(info) is not None
@@ -158,8 +167,11 @@ class Loop:
         if failed:
             stepper.rewind()
             return False
+        if (back := pace.differs(batches)) is not None:
+            self.recorder.forget(back)
+            return False
         self._good = (batches[-1],)
-        self._judge(info)
+        self._judge(info, stepper)
         return True
 
     def _failure(self, info: StepInfo) -> Verdict | None:
@@ -173,20 +185,29 @@ class Loop:
         values = ", ".join(f"{CHECKED[name]} = {info[name]}" for name in names)
         return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity{f' ({values})' if values else ''}.")
 
-    def _judge(self, info: StepInfo) -> None:
+    def _judge(self, info: StepInfo, stepper: Stepper) -> None:
         """Show the numbers of the last step to all that watch the run."""
-        self._last = info
+        self._last, self._stepper = info, stepper
         verdict = self.guard(self.run, info)
         if verdict is not None:
             self._fail(verdict)
         else:
             self.verdict = self.run.ended
             taken = {*info, *RESERVED}
+            leaves = self._leaves()
             for observer in self.observers:
+                versions = [leaf._version for leaf in leaves]
                 info = self._observe(observer, info, taken)
+                if versions != [leaf._version for leaf in leaves] and not all_finite(leaves):
+                    stepper.rewind()
+                    self.verdict = Verdict(Status.NON_FINITE, SPOILT.format(_name(observer), info.step))
+                    break
             self._agree(info)
         warn_about_rounding(self.run, info)
         self.recorder(self.run, info)
+
+    def _leaves(self) -> Leaves:
+        return [leaf.detach() for leaf in self.run.state.x.leaves + self.run.state.y.leaves]
 
     def _agree(self, info: StepInfo) -> None:
         """Let a verdict of an observer in one process hold in all; the first process that has one decides."""
@@ -268,17 +289,23 @@ class Loop:
         error.solution = self.solution()  # type: ignore[attr-defined]
         error.add_note(f"meha: raised after step {k} of the run{batch}; error.solution is what there was until then.")
 
-    def check_lower(self) -> None:
-        """Take back the verdict if f has no value where the run ended: its gradients may be finite there."""
+    def check_end(self) -> None:
+        """Take back the verdict if x, y, F, f or g has no finite value where the run ended: gradients may be finite there."""
         run, verdict = self.run, self.verdict
-        known = verdict is None or verdict.status.failed or (self.modules and self._last is not None and "lower" in self._last)
-        if known or (run.problem.needs_batch and run.batch is None):
+        if verdict is None or verdict.status.failed:
             return
-        found = undefined(run, run.state.x, run.state.y, run.batch, ("lower",))
-        if found:
-            message = f"Lower is {found[1]} at the end, although its gradients were finite on the way:"
-            message += " x or y left the domain of an objective. Bound them by x_set or y_set, or take smaller steps."
-            self.verdict = Verdict(Status.NON_FINITE, message)
+        if not all_finite(self._leaves()):
+            self.verdict = Verdict(Status.NON_FINITE, f"x or y is not finite after step {run.k}; check what callbacks write.")
+            return
+        known = self.modules and self._last is not None and "lower" in self._last
+        blind = known or (run.problem.needs_batch and run.batch is None)
+        found = None if blind else undefined(run, run.state.x, run.state.y, run.batch)
+        if found and self._stepper is not None:
+            k, level, value = run.k, found[0].capitalize(), found[1]
+            self._stepper.rewind()
+            still = undefined(run, run.state.x, run.state.y, run.batch)
+            where = "at the end" if still else f"after step {k}, and the iterate before it is returned"
+            self.verdict = Verdict(Status.NON_FINITE, f"{level} is {value} {where}; {LEFT}")
 
     def solution(self) -> Solution:
         run = self.run

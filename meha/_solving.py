@@ -74,7 +74,9 @@ def solve(
             and the one before it is kept as well. A full disk is a :class:`~meha.TrainingWarning`, and the run goes on.
         compile: take many steps as one compiled call (:mod:`meha.compiled`), with results equal up to rounding. True warns
             where this cannot be done, and goes on step by step; "auto" compiles where it pays, and does not warn.
-            Objectives must be functions of x, y and the batch: what else they depend on stays as it was in the first step.
+            Objectives must be functions of x, y and the batch, in torch alone: what else they depend on stays as it was in the
+            first step. Now and then a group of steps on tensors is compared with eager steps; on a difference the run goes back
+            to where both agreed, warns, and goes on eagerly.
         group: the processes of torch.distributed that take part: a process group such as ``torch.distributed.group.WORLD``, or
             a DeviceMesh. All of them make the same call, each with batches of its own, and an objective is the mean of its
             values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
@@ -124,7 +126,7 @@ def solve(
         check_divided(batches)
     file = _open(checkpoint, run)
     warn_about_modules(run, resumes=file is not None)
-    with Loop(run, Source(batches, remember=file is not None), observers, max_steps) as loop:
+    with Loop(run, Source(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
         if file is not None:
             _resume(loop, file)
         pace = Pace(compile, run, max_steps, batches is not None)
@@ -187,7 +189,7 @@ def _advance(loop: Loop, pace: Pace, file: Checkpoint | SharedCheckpoint | None)
         else:
             loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
     if run.k > begun:
-        loop.check_lower()
+        loop.check_end()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
 

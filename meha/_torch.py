@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
@@ -20,6 +21,7 @@ __all__ = [
     "BREAKDOWNS",
     "LazyModule",
     "LinAlgError",
+    "RefusingValues",
     "TorchDispatchMode",
     "backward",
     "compile_graph",
@@ -135,6 +137,36 @@ def compiled_parts(module: nn.Module) -> list[Any]:
 def under_trace() -> bool:
     """Whether tensors have no values now, because operations are traced."""
     return _get_current_dispatch_mode() is not None
+
+
+class RefusingValues(TorchFunctionMode):
+    """While operations are traced: tensors that depend on the inputs cannot be turned into numpy arrays or lists.
+
+    A trace would freeze what is computed from these.
+
+    Args:
+        error: makes the exception to raise, from the name of the function that was called.
+    """
+
+    LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__"})
+    """Others, such as item, are refused by the trace itself."""
+
+    def __init__(self, error: Callable[[str], Exception]) -> None:
+        super().__init__()
+        self._error = error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.LEAVING and isinstance(args[0], Tensor) and _is_traced(args[0]):
+            raise self._error(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+
+    mode = get_proxy_mode()
+    return mode is not None and has_proxy_slot(tensor, mode.tracer)
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, random: bool) -> Callable[..., Any]:

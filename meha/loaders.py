@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count
+from meha._torch import pytree
 
 __all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "position", "random_states", "set_random_states"]
 
@@ -200,6 +201,37 @@ class Together(Iterator[Any]):
             part.load_state_dict(state[name])
 
 
+class Owned:
+    """Copies batches once a loader writes into the memory of the batch before, so that several can be kept.
+
+    Attributes:
+        copies: whether that was seen.
+
+    >>> own, buffer = Owned(), torch.zeros(2)
+    >>> own(buffer) is buffer
+    True
+    >>> own(buffer.fill_(1.0)) is buffer
+    False
+    """
+
+    def __init__(self) -> None:
+        self.copies = False
+        self._last: dict[int, tuple[Tensor, int]] = {}  # by place in memory, with the number of writes
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, or a copy."""
+        leaves = pytree.tree_leaves(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()]
+        now = {tensor.data_ptr(): (tensor, tensor._version) for tensor in tensors}
+        for place, (tensor, writes) in now.items():
+            before, earlier = self._last.get(place, (tensor, writes))
+            self.copies = self.copies or before is not tensor or earlier != writes
+        self._last = now
+        if not self.copies:
+            return batch
+        return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
 class Accumulated(Iterator[Any]):
     """Group n successive batches of a loader into :class:`MicroBatches`, forever: ``batches=Accumulated(loader, 4)``.
 
@@ -223,7 +255,14 @@ class Accumulated(Iterator[Any]):
         self.stream = Endless(loader)
 
     def __next__(self) -> MicroBatches:
-        group = list(itertools.islice(self.stream, self.n))
+        own, group = Owned(), []
+        for batch in itertools.islice(self.stream, self.n):
+            group.append(own(batch))
+            if own.copies:
+                raise ValueError(
+                    "batches: the loader writes into the tensors of the batch before, which the group still needs; yield new"
+                    " tensors, such as tensor.clone()."
+                )
         if len(group) < self.n:
             raise StopIteration
         return MicroBatches(group)

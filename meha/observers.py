@@ -65,6 +65,10 @@ class History(Mapping[str, list[float]]):
         for name, column in self._columns.items():
             column.append(float(row.get(name, float("nan"))))
 
+    def cut(self, rows: int) -> None:
+        """Keep the first rows."""
+        self._columns, self._rows = {name: column[:rows] for name, column in self._columns.items()}, min(rows, self._rows)
+
     def state_dict(self) -> dict[str, Tensor]:
         """The columns, as tensors."""
         return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
@@ -108,6 +112,11 @@ class Recorder:
         self._last = None if info.due(self.every) else row
         if self._last is None:
             self.history.append(row)
+
+    def forget(self, step: int) -> None:
+        """Forget what came after a step, to which the run went back."""
+        self.history.cut(sum(k <= step for k in self.history.get("step", [])))
+        self._last = None
 
     def end(self, run: Run) -> None:
         """Record the last step."""

@@ -1,6 +1,7 @@
 """Training accidents: bad batches, interrupts, errors, full disks, killed processes. Nothing is lost; the message is right."""
 
 import copy
+import math
 import os
 import random
 import signal
@@ -165,7 +166,72 @@ def test_a_lower_objective_that_is_nan_with_finite_gradients_is_noticed(method):
     zero = torch.zeros(1, dtype=torch.float64)
     solution = meha.solve(problem, zero, zero, method, max_steps=3000)
     assert solution.status is Status.NON_FINITE
-    assert "f + g = nan" in solution.message or "Lower is nan at the end" in solution.message
+    assert "f + g = nan" in solution.message or "Lower is nan" in solution.message
+
+
+@pytest.mark.parametrize("method", [meha.MEHA(**MOMENT), meha.StochasticMEHA()])
+def test_a_weight_that_is_nan_at_the_end_is_noticed(method):
+    """The root of a negative x is NaN, of which the proximal map of g makes nothing, and no gradient depends on it."""
+    problem = meha.Problem(
+        lambda x, y: (x + 5).square().sum() + (y - 2).square().sum(),
+        lambda x, y: (y - x).square().sum(),
+        nonsmooth=meha.nonsmooth.GroupL2([1], weight=lambda x: x.detach().sqrt()),
+    )
+    half = torch.full((1,), 0.5, dtype=torch.float64)
+    solution = meha.solve(problem, half, half, method, max_steps=300)
+    assert solution.status is Status.NON_FINITE
+    assert "Lower is nan" in solution.message or "f + g = nan" in solution.message or "gave NaN" in solution.message
+
+
+def test_an_upper_objective_that_is_nan_at_the_end_gives_back_the_iterate_before():
+    """The number that a step shows is F before it, so that the last step may leave the domain of F unseen."""
+    problem = meha.Problem(
+        lambda x, y: (x - 2).square().sum() + 1e-3 * torch.log(0.5 - x.detach()).sum(), lambda x, y: (y - x).square().sum()
+    )
+    zero, method = torch.zeros(1, dtype=torch.float64), meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    whole = meha.solve(problem, zero, zero, method)  # ends in the step after
+    solution = meha.solve(problem, zero, zero, method, max_steps=whole.steps - 1)
+    assert solution.status is Status.NON_FINITE
+    assert "Upper is nan after step" in solution.message
+    assert math.isfinite(solution.upper)
+
+
+def test_a_callback_that_writes_nan_is_named():
+    problem = meha.problems.strong_convex(2)
+
+    def careless(run, info):
+        if info.step == 4:
+            run.x.fill_(torch.nan)
+
+    method = meha.RHG(alpha=0.02, beta=0.5)
+    solution = meha.solve(problem, problem.x0, problem.y0, method, max_steps=9, callbacks=careless)
+    assert solution.status is Status.NON_FINITE
+    assert "callbacks: careless put NaN or infinity into x or y after step 4; check what it writes" in solution.message
+    expected = meha.solve(problem, problem.x0, problem.y0, method, max_steps=3)
+    assert torch.equal(solution.x, expected.x)
+
+
+@pytest.mark.parametrize("where", ["objective", "batch"])
+def test_data_made_under_inference_mode_is_named(where):
+    with torch.inference_mode():
+        data = torch.ones(2)
+    if where == "batch":
+        problem = meha.Problem(lambda x, y, b: (x * y * b).sum(), lambda x, y, b: (y - x).square().sum())
+    else:
+        problem = meha.Problem(lambda x, y: (x * y * data).sum(), lambda x, y: (y - x).square().sum())
+    with pytest.raises(ValueError, match=rf"upper: the {where} has a tensor that was made under .*inference_mode.*clone"):
+        meha.solve(
+            problem, torch.ones(2), torch.ones(2), meha.RHG(alpha=0.1, beta=0.1), batches=[data] if where == "batch" else None
+        )
+
+
+def test_a_start_made_under_inference_mode_is_copied():
+    problem = meha.problems.strong_convex(2)
+    with torch.inference_mode():
+        x0, y0 = problem.x0.clone(), problem.y0.clone()
+    method = meha.RHG(alpha=0.02, beta=0.5)
+    found, expected = (meha.solve(problem, *start, method, max_steps=3) for start in ((x0, y0), (problem.x0, problem.y0)))
+    assert torch.equal(found.x, expected.x)
 
 
 # Checkpoints

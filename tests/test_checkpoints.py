@@ -540,6 +540,50 @@ def test_bad_files_are_refused_and_change_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run.pt"]
 
 
+def places(value, path=()):
+    """The ways to all numbers, texts and tensors of a state."""
+    if isinstance(value, dict | list | tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(item, (*path, key))
+    else:
+        yield path
+
+
+def changed(value, path, rng):
+    """A copy of a state with another value at one place."""
+    if path:
+        copied = dict(value) if isinstance(value, dict) else list(value)
+        copied[path[0]] = changed(value[path[0]], path[1:], rng)
+        return copied if isinstance(value, dict) else type(value)(copied)
+    if isinstance(value, torch.Tensor):
+        return value.bool().logical_not() if rng.random() < 0.5 or not value.numel() else value[..., :0]
+    others = [None, 7, -1.5, "text", [], True, float("nan")]
+    return next(other for other in rng.sample(others, len(others)) if repr(other) != repr(value))
+
+
+def test_every_changed_value_is_noticed(tmp_path):
+    """A file that is whole, with one value changed: nothing of it is used."""
+    file, rng = saved(tmp_path), random.Random(0)
+    content = torch.load(file, weights_only=True)
+    everywhere = [path for path in places(content) if path[0] not in ("version", "checksum")]
+    assert len(everywhere) > 50
+    refused = r"checkpoint: .*run.pt was changed after it was written .*; give another path, or delete the file to start over"
+    for path in rng.sample(everywhere, 50):
+        torch.save(changed(content, path, rng), file)
+        with pytest.raises(ValueError, match=refused):
+            Checkpoint(file).read()
+    with pytest.raises(ValueError, match=refused):
+        solve(network(seed=0), max_steps=4, checkpoint=file)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a pipe")
+def test_what_is_not_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/null"):
+        with pytest.raises(OSError, match=r"checkpoint: .* is a device or a pipe.* give the path of a file"):
+            Checkpoint(path)
+
+
 def wider(call):
     return {**call, "y0": torch.nn.Sequential(torch.nn.Linear(3, 1))}
 

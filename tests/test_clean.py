@@ -17,6 +17,7 @@ from meha.datasets import digits
 from meha.tasks import Cleaning, CleaningWarning, clean
 from meha.tasks import _cleaning as module
 from meha.tasks._cleaning_files import Examples, picture, read, table
+from meha.tasks._cleaning_limits import check_memory
 from meha_cli import app
 
 
@@ -421,6 +422,94 @@ def test_clean_command_on_a_table_with_names(tmp_path):
     assert auc(weights[9:], (labels != truth)[9:]) > 0.97
     assert {line["label"] for line in found} == {"[red]cat", "dog"}
     assert (tmp_path / "out" / "suspicious.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["", "NA", "nan", "null", "None", "?", "N/A"])
+def test_missing_labels_are_refused(tmp_path, name):
+    text = rows(20, line="{i},{i}1,{name}") + f"\n3,4,{name}\n"
+    with pytest.raises(ValueError, match=r"labels: 1 of 21 are missing, such as that of row 20 .*; fill them in, remove"):
+        read(write(tmp_path / "t.csv", text), clean_fraction=0.5)
+    np.savez(tmp_path / "t.npz", features=np.eye(4), labels=np.array(["a", "b", name, "a"]), trusted=[0, 1])
+    with pytest.raises(ValueError, match=r"labels: 1 of 4 are missing, such as that of row 2 "):
+        read(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("cell", ["1_0", "\uff11", "0x10"])
+def test_only_plain_numbers_are_read(tmp_path, cell):
+    with pytest.raises(ValueError, match=r"line 2, column 'b' is .*, not a number"):
+        read(write(tmp_path / "t.csv", rows(20, line=f"{{i}},{cell},{{name}}")), clean_fraction=0.5)
+
+
+def crafted(path, kind):
+    """NPZ files that numpy and zipfile refuse in ways of their own."""
+    np.savez(path, features=np.eye(4), labels=np.arange(4) % 2)
+    content = bytearray(path.read_bytes())
+    if kind == "encrypted":
+        for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+            start = content.find(mark)
+            while start >= 0:
+                content[start + at] |= 1
+                start = content.find(mark, start + 1)
+        path.write_bytes(content)
+        return
+    header = {"nested": b"(" * 3000, "huge": b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}"}[
+        kind
+    ] + b"\n"
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("features.npy", array)
+        file.writestr("labels.npy", array)
+
+
+@pytest.mark.parametrize("kind", ["encrypted", "nested", "huge"])
+def test_crafted_arrays_are_refused_in_words(tmp_path, kind):
+    crafted(tmp_path / "d.npz", kind)
+    result = invoke("clean", tmp_path / "d.npz", "--clean-fraction", 0.5, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert re.search(r"cannot be read .*; write the file again|GiB of memory", result.output.replace("\n", " "))
+    assert not isinstance(result.exception, RecursionError | MemoryError | RuntimeError)
+
+
+def test_what_memory_cannot_hold_is_refused(tmp_path):
+    path = write(tmp_path / "t.csv", rows(2000, line="{i},{i}1,{name}"))
+    with pytest.raises(ValueError, match=r"t.csv: needs about .* GiB of memory, and .* are left; clean a part of it"):
+        check_memory(path, free=100_000)
+    check_memory(path, free=10_000_000)
+    np.savez(tmp_path / "d.npz", features=np.zeros((100, 100)))
+    with pytest.raises(ValueError, match=r"d.npz: needs about"):
+        check_memory(tmp_path / "d.npz", free=100 * 100 * 8)
+    check_memory(tmp_path / "d.npz", free=100 * 100 * 40)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path, quick):
+    text = rows(60, line="{i},{i}1,{name}")
+    data, out = write(tmp_path / "weights.csv", text), tmp_path / "out"
+    for force in ((), ("--force",)):
+        result = invoke("clean", data, "--clean-fraction", 0.5, "--out", tmp_path, *force)
+        assert result.exit_code == 2
+        assert "is the data, which would be overwritten" in result.output.replace("\n", " ")
+        assert data.read_text() == text
+    out.mkdir()
+    write(out / "suspicious.png", "mine")
+    result = invoke("clean", data, "--clean-fraction", 0.5, "--out", out)
+    assert result.exit_code == 2
+    assert "exists already; give another folder, or overwrite it with --force" in result.output.replace("\n", " ")
+    assert [path.name for path in out.iterdir()] == ["suspicious.png"]
+    assert (out / "suspicious.png").read_text() == "mine"
+    assert invoke("clean", data, "--clean-fraction", 0.5, "--out", out, "--force").exit_code == 0
+    assert (out / "weights.csv").exists()
+
+
+def test_labels_reach_neither_spreadsheets_nor_terminals_as_commands(tmp_path, quick):
+    names = ("=cmd|'/c calc'!A0", "cat\x1b]0;owned\x07")
+    features, labels, _ = clouds(100)
+    np.savez(tmp_path / "d.npz", features=features, labels=np.array(names)[labels])
+    result = invoke("clean", tmp_path / "d.npz", "--clean-fraction", 0.4, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "\x1b" not in result.output
+    found = list(csv.DictReader((tmp_path / "out" / "weights.csv").read_text().splitlines()))
+    assert {line["label"] for line in found} >= {"'" + names[0]}
+    assert not any(cell.startswith("=") for line in found for cell in line.values())
 
 
 def test_clean_command_refuses_in_words(tmp_path):

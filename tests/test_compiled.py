@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -178,6 +179,93 @@ def test_what_cannot_be_traced_runs_as_always_after_one_warning(problem, method,
     if problem is not objective_with_memory:  # which remembers that it was traced
         expected = solve(problem(), x0, y0, method, max_steps=6, tol=None)
         torch.testing.assert_close(found.y, expected.y, rtol=0, atol=0)
+
+
+def through_numpy(x, y):
+    return float(abs(x.detach().numpy()).sum()) * (x - 0.5).square().sum()
+
+
+def through_an_array(x, y):
+    return float(np.asarray(x.detach()).sum()) * (x - 0.5).square().sum()
+
+
+def through_a_list(x, y):
+    return (x - 0.5).square().sum() if x.tolist()[0] < 0.5 else (x - 2).square().sum()
+
+
+class Outside(torch.autograd.Function):
+    """A square that numpy computes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() ** 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+def through_a_function(x, y):
+    return Outside.apply(x).sum()
+
+
+@pytest.mark.parametrize("part", [through_numpy, through_an_array, through_a_list, through_a_function])
+def test_objectives_that_leave_torch_are_refused(part):
+    """What they compute there would be frozen."""
+    problem = Problem(
+        lambda x, y: (x - 1).square().sum() + (y - 2).square().sum() + part(x, y), lambda x, y: (y - x).square().sum()
+    )
+    zero = torch.zeros(1, dtype=torch.float64)
+    with pytest.warns(CompileWarning, match=r"an objective calls .* whose value would be frozen"):
+        found = solve(problem, zero, zero, MEHA(**STEPS), max_steps=40, tol=None, compile=True)
+    assert torch.equal(found.x, solve(problem, zero, zero, MEHA(**STEPS), max_steps=40, tol=None).x)
+
+
+def test_constants_may_leave_torch():
+    target = torch.full((2,), 3.0, dtype=torch.float64)
+    problem = Problem(
+        lambda x, y: (x - float(target.numpy()[0])).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum()
+    )
+    zero = torch.zeros(2, dtype=torch.float64)
+    run = MEHA(**STEPS).start(problem, zero, zero)
+    run.step()
+    assert Traced(run, unrolled=1).unrolled == 1
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["after the first group", "later"])
+def test_steps_that_are_not_those_of_python_are_undone(late):
+    """A weight that changes in Python after the trace: the run goes back to where both agreed, warns, and goes on eagerly."""
+    weight = [1.0]
+    problem = Problem(lambda x, y: (x - weight[0]).square().sum() + (y - 2).square().sum(), lambda x, y: (y - x).square().sum())
+
+    def change(run, info):
+        if info.step >= (100 if late else 2):
+            weight[0] = 5.0
+
+    zero, results = torch.zeros(1, dtype=torch.float64), []
+    with pytest.warns(CompileWarning, match=r"the compiled steps are not those of Python: x, y differ by .* goes back to step"):
+        results.append(solve(problem, zero, zero, MEHA(**STEPS), max_steps=3000, callbacks=change, compile=True))
+    weight[0] = 5.0
+    results.append(solve(problem, zero, zero, MEHA(**STEPS), max_steps=3000))
+    torch.testing.assert_close(results[0].x, results[1].x, rtol=0, atol=1e-5)
+    steps = results[0].history["step"]
+    assert steps == sorted(set(steps))
+
+
+def test_a_loader_that_reuses_its_tensor():
+    buffer = torch.zeros(1, dtype=torch.float64)
+
+    class Reusing:
+        def __iter__(self):
+            for value in (0.0, 1.0, 5.0):
+                yield buffer.fill_(value)
+
+    problem = Problem(lambda x, y, b: (x - b).square().sum() + y.square().sum(), lambda x, y, b: (y - x).square().sum())
+    zero = torch.zeros(1, dtype=torch.float64)
+    call = {"max_steps": 97, "tol": None, "batches": Reusing()}
+    found, expected = (solve(problem, zero, zero, MEHA(**STEPS), compile=compile, **call) for compile in (True, False))
+    torch.testing.assert_close(found.x, expected.x, rtol=0, atol=1e-9)
 
 
 def test_modules_are_left_to_the_module():

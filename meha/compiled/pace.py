@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from meha._running import Run
 from meha.compiled.recorded import Recorded
@@ -47,6 +48,7 @@ class Pace:
         self.eager = Eager(run)
         self.stepper: Stepper = self.eager
         self._first: tuple[int, float] | None = None
+        self._groups = 0  # compiled groups so far
 
     @property
     def steps(self) -> int:
@@ -71,6 +73,33 @@ class Pace:
                     warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
             self._wanted = False
         self.run.seconds += time.perf_counter() - begin
+
+    def watch(self) -> None:
+        """Have the next group compared with eager steps if it is the first, the second, the fourth, the eighth, ..."""
+        if isinstance(self.stepper, Compiled):
+            self._groups += 1
+            self.stepper.watched = self._groups & (self._groups - 1) == 0
+
+    def differs(self, batches: Sequence[Any]) -> int | None:
+        """Compare the last group if it was watched; on a difference, go back and on step by step.
+
+        Returns:
+            The number of the step to which the run went back; None if it did not.
+        """
+        compiled = self.stepper
+        if not (isinstance(compiled, Compiled) and compiled.watched):
+            return None
+        found = compiled.difference(batches)
+        if not found:
+            return None
+        k, self.stepper = compiled.give_up(), self.eager
+        warnings.warn(
+            f"compile: the compiled steps are not those of Python: {found}. The run goes back to step {k}, and on step by step."
+            " Objectives must be functions of x, y and the batch, in torch alone; write them so, or leave compile out.",
+            CompileWarning,
+            stacklevel=5,
+        )
+        return k
 
     def _takes(self, seconds: float) -> bool:
         """Whether the steps that are left would take longer, by those after the first."""

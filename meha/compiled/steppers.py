@@ -103,6 +103,21 @@ class Compiled(Stepper):
         self._kept = [tensor.clone() for tensor in tensors]
         self._before = run.k, run.counts
 
+    watched: bool = False
+    """Whether the next group will be compared with eager steps."""
+
+    def _keep_start(self) -> None:
+        """Remember where the last call of a group starts."""
+
+    def difference(self, batches: Sequence[Any]) -> str:
+        """How the last call of a watched group differs from eager steps, in words; empty if it does not."""
+        return ""
+
+    def give_up(self) -> int:
+        """Go back to the last step that is known to be right, and return its number."""
+        self.rewind()
+        return self.run.k
+
     @property
     def known(self) -> bool:
         """Whether a compiled version is already cached."""
@@ -131,6 +146,8 @@ class Compiled(Stepper):
         table = facts.table(run.k, n)
         tensors = [facts.batch.match(batch) or [] for batch in batches]
         for i in range(0, n, self.unrolled):
+            if self.watched and i + self.unrolled == n:
+                self._keep_start()
             vector = self._call(table[i : i + self.unrolled], tensors[i : i + self.unrolled])
         *numbers, size, moved = vector.tolist()
         run.state.k += n

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from meha._running import Run
-from meha._torch import compile_graph, norm_operation
-from meha._variables import Leaves, Variable, copy_
+from meha._running import Run, StepInfo
+from meha._torch import RefusingValues, compile_graph, norm_operation
+from meha._variables import Leaves, Variable, copy_, norm, subtract
 from meha.compiled.steppers import (
     ROW,
     BatchForm,
@@ -27,6 +28,7 @@ from meha.compiled.steppers import (
     traced_step,
     variables_of,
 )
+from meha.loaders import random_states, set_random_states
 
 __all__ = ["Traced"]
 
@@ -50,6 +52,9 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.ones_like.default: _ones,  # needs no value of its argument
 }
 """Operations that are traced in another form, which compiles better."""
+
+SAME_MOVE, SAME = 0.5, 0.75
+"""Compiled and eager steps agree within these powers of the rounding error, times their way and the size of (x, y)."""
 
 _known: dict[Any, Callable[..., Any]] = {}
 """Functions compiled in this process, by the text of the graph and the kinds of its inputs."""
@@ -82,6 +87,8 @@ class Traced(Compiled):
         kinds = [kind(tensor) for tensor in self._example()]
         self._key = (trace.text, self.unrolled, torch.get_num_threads(), *kinds)
         self._function: Callable[..., Any] | None = None
+        self._start = [tensor.clone() for tensor in self._tensors]
+        self._agreed = self._start, run.k, dataclasses.replace(run.counts)
 
     @property
     def known(self) -> bool:
@@ -102,6 +109,55 @@ class Traced(Compiled):
     def _call(self, table: Tensor, batches: list[Leaves]) -> Tensor:
         assert self._function is not None
         return self._function(*self._inputs(table, batches))[0]
+
+    def _keep_start(self) -> None:
+        copy_(self._start, self._tensors)
+
+    def difference(self, batches: Sequence[Any]) -> str:
+        """Take the steps of the last compiled call once more, one by one; how the results differ, in words, or nothing.
+
+        Where they agree, the run goes on with those of the compiled call.
+        """
+        if self._trace.random:
+            return ""
+        run, ends = self.run, [tensor.clone() for tensor in self._tensors]
+        k, counts, states = run.k, dataclasses.replace(run.counts), random_states()
+        copy_(self._tensors, self._start)
+        run.state.k = k - self.unrolled
+        found = ""
+        try:
+            for batch in batches[-self.unrolled :]:
+                info = run.step(batch)
+            found = self._apart(ends, info)
+        except Exception as error:  # the steps that follow meet it again
+            found = f"a step raises {first_line(error)}"
+        finally:
+            set_random_states(states)
+            copy_(self._tensors, ends)
+            run.state.k, run.oracle.counts = k, counts
+        if not found:
+            self._agreed = ends, k, counts
+        return found
+
+    def _apart(self, ends: Leaves, info: StepInfo) -> str:
+        """Whether these results differ from the present ones, or numbers of the last step are not finite."""
+        strange = [name for name, value in info.items() if not math.isfinite(value)]
+        eps = max(torch.finfo(tensor.dtype).eps for tensor in ends)
+        apart, moved, size = (
+            float(norm(part)) for part in (subtract(self._tensors, ends), subtract(self._tensors, self._start), self._tensors)
+        )
+        if strange:
+            return f"{strange[0]} is {info[strange[0]]}"
+        if apart <= eps**SAME_MOVE * moved + eps**SAME * size:
+            return ""
+        return f"x, y differ by {apart:.1e} after a way of {moved:.1e}"
+
+    def give_up(self) -> int:
+        """Go back to where the compiled steps last agreed with those of Python; returns the number of that step."""
+        tensors, run, counts = self._agreed[0], self.run, self._agreed[2]
+        copy_(self._tensors, tensors)
+        run.state.k, run.oracle.counts = self._agreed[1], counts
+        return run.k
 
     def _inputs(self, table: Tensor, batches: list[Leaves]) -> Leaves:
         return [*self._tensors, table, *self._trace.constants, *[tensor for batch in batches for tensor in batch]]
@@ -145,16 +201,20 @@ class _Trace(Facts):
         return str(self.graph.python_code("self").src)
 
     @property
+    def random(self) -> bool:
+        """Whether the step draws random numbers."""
+        return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.nodes)
+
+    @property
     def operations(self) -> int:
         """Number of operations of a step, without those that only its numbers need."""
         return len(self.unroll(2).graph.nodes) - len(self.unroll(1).graph.nodes)
 
     def compile(self, steps: int, inputs: Leaves) -> Callable[..., Any]:
         """Several steps as one function of the leaves, a table of numbers, the constants, and a batch for each step."""
-        random = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.nodes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
-            return compile_graph(self.unroll(steps), inputs, random=random)
+            return compile_graph(self.unroll(steps), inputs, random=self.random)
 
     def unroll(self, steps: int) -> fx.GraphModule:
         """The graph of several steps."""
@@ -180,10 +240,7 @@ class _Trace(Facts):
 
 def _trace(run: Run) -> _Trace:
     """The next step as a graph; the run does not take it."""
-    first = _trace_once(run)
-    if any(first.text == text for text, *_ in _known):  # an earlier run had the same graph
-        return first
-    second = _trace_once(run)
+    first, second = _trace_once(run), _trace_once(run)
     same = all(a is b or torch.equal(a, b) for a, b in zip(first.constants, second.constants, strict=False))
     if first.text != second.text or not same:
         raise TracingError("the objectives are not the same function each time that they are called")
@@ -211,7 +268,7 @@ def _trace_once(run: Run) -> _Trace:
 
     row = torch.ones(ROW, dtype=dtype, device=device)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), RefusingValues(_leaves_torch):
             module = make_fx(step, decomposition_table=DECOMPOSED)(*leaves, row, *batch.tensors)
     except TracingError:
         raise
@@ -220,6 +277,11 @@ def _trace_once(run: Run) -> _Trace:
     graph, constants = _lift(module, len(leaves) + 1)
     read, returned = facts
     return _Trace(run.method, batch, read, returned, oracle.counts, dtype, device, graph, len(leaves), constants)
+
+
+def _leaves_torch(name: str) -> TracingError:
+    """The error for a function by which an objective reads the values of its tensors."""
+    return TracingError(f"an objective calls .{name}() on a tensor that depends on x or y, whose value would be frozen")
 
 
 def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:

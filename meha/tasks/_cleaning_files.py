@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import struct
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -30,7 +32,15 @@ Array = NDArray[Any]
 FEATURES = ("features", "images", "x", "X", "data")
 LABELS = ("labels", "label", "y")
 TRUSTED = "trusted"
+MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
+
+UNREADABLE = (
+    *(ValueError, EOFError, KeyError, SyntaxError, MemoryError, RuntimeError),  # RuntimeError: encrypted, or nested too deeply
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+)
+"""What numpy and zipfile raise for damaged or crafted files."""
 
 INK, FAINT, RED = "#222222", "#767676", "#b3261e"
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555", "#b2a000")
@@ -78,12 +88,12 @@ def read(
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name an NPZ or CSV file in it.")
     if not path.exists():
-        raise ValueError(f"{path}: does not exist.")
+        raise ValueError(f"{path}: does not exist; check the path.")
     kind = path.suffix.lower()
     if kind not in (".npz", ".csv", ".tsv", ".parquet"):
         raise ValueError(f"{path}: must be an NPZ file (.npz) or a table (.csv, .tsv, .parquet).")
     if path.stat().st_size == 0:
-        raise ValueError(f"{path}: is empty.")
+        raise ValueError(f"{path}: is empty; name a file with examples.")
     if kind == ".npz":
         if ignore:
             raise ValueError(f"--ignore: works only with CSV files, but {path.name} is an NPZ file; leave it out.")
@@ -94,9 +104,21 @@ def read(
     try:
         features = check_features(features)
         labels = check_labels(labels, len(features))
+        _check_missing(labels)
         return Examples(features, labels, _trusted(marks, clean_fraction, len(labels), trusted or TRUSTED), columns)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _check_missing(labels: Array) -> None:
+    missing = np.isin(labels, MISSING) if labels.dtype.kind in "US" else np.zeros(0, dtype=bool)
+    if missing.any():
+        row, count = int(missing.argmax()), int(missing.sum())
+        name = repr(str(labels[row])) if labels[row] else "empty"
+        raise ValueError(
+            f"labels: {count} of {len(labels)} are missing, such as that of row {row} (counted from 0), which is {name}; fill"
+            " them in, remove the rows, or give the class another name."
+        )
 
 
 def _trusted(marks: Array | None, fraction: float | None, count: int, name: str) -> NDArray[np.bool_]:
@@ -133,7 +155,7 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
         try:
             with np.load(path, allow_pickle=False) as file:
                 values: Array = file[name]
-        except (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        except UNREADABLE as error:
             remedy = "save plain numbers or strings, such as numpy.asarray(labels, dtype=str)" if "pickle" in str(error) else ""
             raise ValueError(f"{path}: {name!r} cannot be read ({error}); {remedy or 'write the file again'}.") from error
         return values
@@ -185,7 +207,7 @@ def _table(
                         f"{path}: line {reader.line_num} has {len(cells)} cells, the header has {len(header)}; fix the line."
                     )
                 try:
-                    values.extend([float(cells[i]) for i in places])
+                    values.extend([_number(cells[i]) for i in places])
                 except ValueError:
                     raise _not_a_number(path, reader.line_num, header, cells, places) from None
                 labels.append(cells[header.index(label)].strip())
@@ -196,7 +218,7 @@ def _table(
     except csv.Error as error:
         raise ValueError(f"{path}: is not a table ({error}); save it as CSV.") from error
     if not labels:
-        raise ValueError(f"{path}: has a header but no rows.")
+        raise ValueError(f"{path}: has a header but no rows; add examples.")
     features = np.frombuffer(values).reshape(len(labels), len(places))
     columns = tuple(header[i] for i in places)
     strange = np.argwhere(~np.isfinite(features))
@@ -223,10 +245,17 @@ def _check_header(path: Path, header: list[str], label: str, trusted: str | None
         raise ValueError("--label, --trusted, --ignore: must name different columns.")
 
 
+def _number(cell: str) -> float:
+    """The number that a cell holds; Python would also take underscores and digits of other scripts."""
+    if "_" in cell or not cell.isascii():
+        raise ValueError(cell)
+    return float(cell)
+
+
 def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], places: list[int]) -> ValueError:
     for i in places:
         try:
-            float(cells[i])
+            _number(cells[i])
         except ValueError:
             content = f"{cells[i][:40]!r}, not a number" if cells[i].strip() else "empty"
             return ValueError(
@@ -256,8 +285,25 @@ def table(labels: Array, cleaning: Cleaning) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("row", "label", "weight", "rank", "suggested"))
     for row, cells in enumerate(zip(labels, cleaning.weights, ranks, cleaning.suggested, strict=True)):
-        writer.writerow((row, cells[0], f"{cells[1]:.6g}", *cells[2:]))
+        label, weight, rank, suggested = cells
+        writer.writerow((row, _plain(label), f"{weight:.6g}", rank, _plain(suggested)))
     return file.getvalue()
+
+
+def _plain(label: Any) -> str:
+    """A label as text that a spreadsheet does not take for a formula.
+
+    >>> _plain("=1+1"), _plain("-1"), _plain("cat")
+    ("'=1+1", '-1', 'cat')
+    """
+    text = str(label)
+    if not text.startswith(FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> bytes:

@@ -16,6 +16,7 @@ from meha._checks import RefusalError
 from meha._files import write_atomically
 from meha.tasks._cleaning import CleaningWarning
 from meha.tasks._cleaning import clean as clean_examples
+from meha.tasks._cleaning_limits import check_memory, check_outputs, printable
 
 __all__ = ["clean_file"]
 
@@ -29,11 +30,15 @@ def clean_file(
     out: Path,
     seed: int,
     top: int | None,
+    force: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Clean the labels of a file, write and (unless quiet) print what was found, and return it.
 
     Training uses one thread: its matrices are small, and threads that wait for each other take far longer on a busy machine.
+
+    Args:
+        force: whether files of an earlier run may be overwritten; the others are the options of the command.
     """
     import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
 
@@ -43,7 +48,10 @@ def clean_file(
     torch.set_num_threads(1)
     columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    outputs = [out / "weights.csv", out / "suspicious.png"]
     try:
+        check_outputs(data, outputs, force=force)
+        check_memory(data)
         examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
         out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings(record=True) as caught, bar:
@@ -58,15 +66,17 @@ def clean_file(
                 watch=lambda share: bar.update(task, completed=share),
             )
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise RefusalError(str(error)) from error
+        raise RefusalError(printable(str(error))) from error
     except FileExistsError as error:
         raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
     finally:
         torch.set_num_threads(threads)
     for warning in caught:
-        Console(stderr=True).print(str(warning.message), style="yellow", markup=False, highlight=False, soft_wrap=True)
-    write_atomically(out / "weights.csv", table(examples.labels, cleaning))
-    write_atomically(out / "suspicious.png", picture(examples, cleaning, top))
+        Console(stderr=True).print(
+            printable(str(warning.message)), style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
+    write_atomically(outputs[0], table(examples.labels, cleaning))
+    write_atomically(outputs[1], picture(examples, cleaning, top))
 
     suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
     unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
@@ -79,11 +89,12 @@ def clean_file(
             worst.add_column(head, max_width=30, no_wrap=True)
         worst.add_column("weight", justify="right")
         for row in suspicious[:10]:
-            given, better, weight = str(examples.labels[row]), str(cleaning.suggested[row]), cleaning.weights[row]
+            given, better = (printable(str(names[row])) for names in (examples.labels, cleaning.suggested))
+            weight = cleaning.weights[row]
             worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
         console.print(worst)
-    console.print(f"Weights: {out / 'weights.csv'}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"Picture: {out / 'suspicious.png'}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Weights: {outputs[0]}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Picture: {outputs[1]}", soft_wrap=True, highlight=False, markup=False)
     rows = [
         {
             "row": int(row),
@@ -93,5 +104,5 @@ def clean_file(
         }
         for row in suspicious
     ]
-    files = {"weights": str(out / "weights.csv"), "picture": str(out / "suspicious.png")}
+    files = {"weights": str(outputs[0]), "picture": str(outputs[1])}
     return {"unverified": unverified, "trusted": trusted_count, "classes": classes, "suspicious": rows, **files}

@@ -150,23 +150,21 @@ class Course:
             "second_order": self.second_order and self.second_order.state_dict(),
             "over": self.over,
             "judgement": self.judgement.state_dict(),
-            "scales": self.scales and vars(self.scales),
+            "sizes": vars(self.sizes),
+            "measured": self.scales is not None,
+            "curvatures": self.levels.curvatures,
             "now": self.now and self.now.state_dict(),
-            "start": (self.sizes.x0, self.sizes.y0),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        self.scales = self.now = None
-        self.over = state["over"]
-        x0, y0 = state["start"]
-        self.sizes = self.judgement.sizes = Sizes(x0, y0, self.sizes.tol, self.sizes.simple)
+        self.now, self.over = None, state["over"]
+        self.scales = Scales(**state["sizes"]) if state["measured"] else None
+        self.sizes = self.judgement.sizes = self.scales or Sizes(**state["sizes"])
+        self.levels.curvatures = state["curvatures"]
         if self.second_order is not None:
             self.second_order.load_state_dict(state["second_order"])
         self.judgement.load_state_dict(state["judgement"])
-        if state["scales"] is not None:
-            self.scales = self.sizes = self.judgement.sizes = Scales(**state["scales"])
-            self.levels.curvatures = self.scales.curvatures
         if state["now"] is not None:
             assert self.scales is not None
             self.now = Pass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)

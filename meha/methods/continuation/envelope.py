@@ -105,12 +105,12 @@ class LowerSolve(Generic[PointT]):
 
     def state_dict(self) -> dict[str, Any]:
         """What the next solve depends on."""
-        return {"c": self.c, "t": self.t, "force": self.force, "pairs": self.pairs.state_dict()}
+        return {"c": self.c, "t": self.t, "force": self.force, "solved": self.solved, "pairs": self.pairs.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another solve was."""
         self.enter(state["c"])
-        self.t, self.force = state["t"], state["force"]
+        self.t, self.force, self.solved = state["t"], state["force"], state["solved"]
         self.pairs.load_state_dict(state["pairs"])
 
 

@@ -67,6 +67,7 @@ class Pass:
         "steps",
         "failures",
         "passed",
+        "widest",
         "end",
         "allowed",
         "first",

@@ -219,4 +219,3 @@ class SecondOrder:
         self.engine = None if state["engine"] is None else self._engine()
         if self.engine is not None:
             self.engine.load_state_dict(state["engine"])
-            self.judgement.sizes.y_largest = self.engine.lower.largest

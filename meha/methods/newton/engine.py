@@ -28,7 +28,7 @@ from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Engine"]
 
-NUMBERS = ("start", "tol", "spectral", "largest", "steps", "resting", "released", "nearby", "before")
+NUMBERS = ("start", "tol", "spectral", "largest", "moving", "steps", "resting", "released", "nearby", "before")
 """What a checkpoint keeps besides the memories."""
 
 SINGULAR = "The lower Hessian is singular on the face of y."
@@ -76,6 +76,7 @@ class Engine:
         self.largest = 0.0  # the largest size of a hypergradient so far
         self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
         self.steps, self.trail = 0, Trail(self.eps)
+        self.moving: int | None = None  # the number of coordinates of y that can move
         self.resting = 0  # steps in a row that gained nothing
         self.released = 0  # times that held coordinates of y were let go
         self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
@@ -95,6 +96,8 @@ class Engine:
                 self.steps += 1
                 self.trail.add(now)
             self.now = now
+            if now.response is not None:
+                self.moving = now.response.face.count(self.flat_y.size)
         except BudgetError:
             self.verdict = Verdict(Status.FINISHED, "It took all gradients that it may.")
         except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
@@ -359,20 +362,19 @@ class Engine:
 
     def __str__(self) -> str:
         words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"
-        if self.now is None or (response := self.now.response) is None:
+        if self.moving is None:
             return words
-        kind, total = "quadratic in y" if self.lower.hessians.quadratic else "smooth", self.flat_y.size
-        return f"{words}; f {kind}; {response.face.count(total)} of {total} coordinates of y can move"
+        kind = "quadratic in y" if self.lower.hessians.quadratic else "smooth"
+        return f"{words}; f {kind}; {self.moving} of {self.flat_y.size} coordinates of y can move"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
-        numbers = {name: getattr(self, name) for name in NUMBERS}
-        calls = self.objective.calls, self.objective.limit
-        now, kept = self.now, {"numbers": numbers, "calls": calls, "lower": self.lower.state_dict()}
-        if now is None or not math.isfinite(now.F):
-            return kept
-        return kept | {
-            "now": {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
+        now = self.now
+        return {
+            "numbers": {name: getattr(self, name) for name in NUMBERS},
+            "calls": (self.objective.calls, self.objective.limit),
+            "lower": self.lower.state_dict(),
+            "now": now and {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
             "memory": self.memory.state_dict(),
             "start_size": self.domain.start_size,
             "signs": self.signs and vars(self.signs),
@@ -382,17 +384,12 @@ class Engine:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        self._clear()
         vars(self).update(state["numbers"])
         self.objective.calls, self.objective.limit = state["calls"]
         self.lower.load_state_dict(state["lower"])
-        if "now" not in state:
-            return
-        self.now = Value(**state["now"], response=None)
+        self.now = state["now"] and Value(**state["now"], response=None)
         self.memory.load_state_dict(state["memory"])
         self.domain.start_size = state["start_size"]
         self.signs = state["signs"] and Signs(**state["signs"])
         vars(self.trail).update(state["trail"])
-        if state["verdict"] is not None:
-            status, message = state["verdict"]
-            self.verdict = Verdict(Status(status), message)
+        self.verdict = state["verdict"] and Verdict(Status(state["verdict"][0]), state["verdict"][1])
