@@ -75,7 +75,8 @@ def solve(
             steps, at first up to 32, later (without batches) a 16th of the steps done. Objectives must be functions of x, y and
             the batch, in torch alone: what else they depend on in Python stays as it was in the first step. The first, second,
             fourth, eighth, ... group on tensors is compared with eager steps; on a difference the run goes back to where both
-            agreed, warns, and goes on eagerly. What cannot be compiled runs eagerly, after one warning: methods that decide in Python, as :class:`Continuation` does, optimizers of tensors,
+            agreed, warns, and goes on eagerly. What cannot be compiled runs eagerly, after one warning:
+            methods that decide in Python, as :class:`Continuation` does, optimizers of tensors,
             dropout. Compiled code serves all runs of the same form in this process and, by torch's cache on disk,
             in later ones. "auto" compiles when the steps that are allowed would take longer than half a minute, or when a
             compiled version is cached, and does not warn.
