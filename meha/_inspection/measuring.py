@@ -125,7 +125,7 @@ class Surroundings:
         draws, start = [], self.start[variable]
         for leaf in start:
             size = root_mean_square([leaf]) or root_mean_square(start) or 1.0
-            draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+            draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64, device="cpu")
             draws.append((size / (root_mean_square([draw]) or 1.0 if even else 1.0) * draw).to(leaf))
         return draws
 

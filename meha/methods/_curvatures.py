@@ -117,7 +117,7 @@ def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], 
     if not vectors:
         generator = torch.Generator().manual_seed(0)
         for name, like in (("F_xx", here.x), ("F_yy", here.y), ("f_yy", here.y), ("f_xy", here.x)):
-            vectors[name] = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+            vectors[name] = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
     found = dict.fromkeys(("F_xx", "F_yy", "F_xy", "f_yy", "f_xy"), 0.0)
 
     def note(name: str, image: Tensor, start: str = "") -> bool:

@@ -104,7 +104,7 @@ def _eigen(apply: Callable[[Tensor], Tensor], size: int, accuracy: float, genera
         return torch.stack([apply(vector) for vector in vectors.T], dim=1)
 
     def random(count: int) -> Tensor:
-        return torch.randn(size, count, generator=generator, dtype=torch.float64)
+        return torch.randn(size, count, generator=generator, dtype=torch.float64, device="cpu")
 
     basis = torch.zeros(size, 0, dtype=torch.float64)
     while basis.shape[1] < size:
