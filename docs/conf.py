@@ -57,7 +57,9 @@ QUICK = ("label_noise", "group_lasso", "which_y", "broken_problem", "own_method"
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
-    "filename_pattern": rf"/({'|'.join(QUICK)})\.py$" if os.environ.get("MEHA_GALLERY") == "check" else r"\.py$",
+    "filename_pattern": rf"/({'|'.join(QUICK)})\.py$"
+    if os.environ.get("MEHA_GALLERY") == "check"
+    else r"/(?!llm_domain_weights)\w+\.py$",  # which torchrun starts
     "ignore_pattern": r"__init__\.py|/_",
     "within_subsection_order": ExplicitOrder(
         [
@@ -65,6 +67,9 @@ sphinx_gallery_conf = {
             "penalty_per_feature.py",
             "group_lasso.py",
             "support_vectors.py",
+            "svm_dual.py",
+            "tolls.py",
+            "pricing.py",
             "dataset_distillation.py",
             "loss_weights.py",
             "few_shot.py",

@@ -1,4 +1,8 @@
-"""Which text helps a language model? Weights of sources, learned under FSDP2 in two processes:
+"""
+Weights of text sources for a language model
+============================================
+
+Which text helps? Weights of sources, learned under FSDP2 in two processes, started by torchrun::
 
     torchrun --nproc-per-node=2 examples/llm_domain_weights.py
 
@@ -14,6 +18,7 @@ import random
 import sysconfig
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -164,6 +169,9 @@ def main():
         print(solution)
         print("weights:", ", ".join(f"{name} {weight:.2f}" for name, weight in zip(SOURCES, solution.x.tolist(), strict=True)))
         tokens_seen = arguments.steps * arguments.windows * len(SOURCES) * LENGTH * dist.get_world_size()
+        plt.bar(SOURCES, solution.x.tolist())
+        plt.ylabel("weight")
+        plt.show()
         print(f"loss on unseen prose after {tokens_seen:,} tokens: equal {results['equal']:.3f}, found {results['found']:.3f}")
     dist.destroy_process_group()
 

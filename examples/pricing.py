@@ -1,12 +1,15 @@
-"""A Stackelberg game: a seller sets prices, a buyer with a budget chooses what to buy.
+"""
+Prices against a buyer with a budget
+====================================
 
-    python examples/pricing.py
+A Stackelberg game: a seller sets prices, a buyer with a budget chooses what to buy.
 
 The buyer maximises a concave utility of the quantities y at prices x, within a budget: x'y <= budget, a bilinear constraint.
 The seller maximises the profit (x - cost)'y. With a small budget the seller takes all of it, and sells the good with the larger
 margin first; beyond some budget nothing changes any more.
 """
 
+import matplotlib.pyplot as plt
 import torch
 
 import meha
@@ -30,12 +33,18 @@ def problem(budget):
 def main():
     start = torch.tensor([2.0, 2.0], dtype=torch.float64), torch.tensor([0.1, 0.1], dtype=torch.float64)
     print("budget   prices           quantities       profit   spent    status")
+    profits = {}
     for budget in (0.5, 1.0, 2.0, 4.0, 8.0):
         solution = meha.solve(problem(budget), *start)
         (prices, quantities) = ([f"{number:.3f}" for number in part.tolist()] for part in (solution.x, solution.y))
-        profit = float(((solution.x - COST) * solution.y).sum())
+        profit = profits[budget] = float(((solution.x - COST) * solution.y).sum())
         spent = float(solution.x @ solution.y)
         print(f"{budget:<8} {', '.join(prices):<16} {', '.join(quantities):<16} {profit:<8.4f} {spent:<8.4f} {solution.status}")
+    figure, axes = plt.subplots(figsize=(6, 3))
+    axes.plot(list(profits), list(profits.values()), "o-")
+    axes.set(xlabel="budget of the buyer", ylabel="profit of the seller", ylim=0)
+    figure.tight_layout()
+    plt.show()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""A support vector machine in its dual form: C and the kernel width are learned on validation data.
+"""
+Support vectors in the dual, with C and the kernel width
+========================================================
 
-    python examples/svm_dual.py
+C and the width of the kernel are learned on validation data, from the dual problem of a support vector machine.
 
 The lower level is the dual problem, a quadratic program in the multipliers y of the examples with the box 0 <= y <= C. x holds
 the logarithms of C and of the width of a Gaussian kernel: C moves the bounds of y, the width its objective. The upper level is
 a smooth hinge loss on other data. A constant in the kernel takes the place of a bias.
 """
 
+import matplotlib.pyplot as plt
 import torch
 from torch.nn.functional import softplus
 
@@ -53,6 +56,13 @@ def main():
     at_zero, at_C = int((solution.y < 1e-6).sum()), int((solution.y > C - 1e-6).sum())
     print(f"C = {C:.4f}, width = {width:.4f}; of {TRAIN} multipliers {at_zero} are zero and {at_C} are C")
     print(f"validation loss {float(stated.upper(solution.x, solution.y)):.4f}")
+    figure, axes = plt.subplots(figsize=(6, 3))
+    axes.bar(range(1, TRAIN + 1), solution.y.numpy())
+    axes.axhline(C, color="C1", label=f"C = {C:.2f}")
+    axes.set(xlabel="example", ylabel="multiplier", title="support vectors at the C and width found")
+    axes.legend()
+    figure.tight_layout()
+    plt.show()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Tolls on a small road network with capacities: the operator sets tolls, travellers take the cheapest roads.
+"""
+Tolls on a road network
+=======================
 
-    python examples/tolls.py
+The operator of two roads sets tolls, and travellers take the cheapest roads, within capacities.
 
 Travellers go from A to D over six roads, two of which belong to an operator. The lower level is a linear program: the flows
 y >= 0 meet the demand at every node, stay within the capacities, and cost as little as possible, tolls x included. The operator
 collects x'y. Where two ways cost the same, the flows that are best for the operator are meant (optimistic).
 """
 
+import matplotlib.pyplot as plt
 import torch
 
 import meha
@@ -39,7 +42,15 @@ def main():
     for road, flow in zip(ROADS, solution.y.tolist(), strict=True):
         print(f"  {road:<12} flow {flow:.3f}")
     tolls = [round(toll, 3) for toll in solution.x.tolist()]
-    print(f"  tolls {tolls}, revenue {-float(stated.upper(solution.x, solution.y)):.4f}")
+    revenue = -float(stated.upper(solution.x, solution.y))
+    print(f"  tolls {tolls}, revenue {revenue:.4f}")
+    figure, axes = plt.subplots(figsize=(6, 3.2))
+    axes.barh(ROADS, CAPACITY.numpy(), color="0.9", label="capacity")
+    axes.barh(ROADS, solution.y.numpy(), color=["C1" if road in TOLLED else "C0" for road in range(6)], label="flow")
+    axes.set(xlabel="travellers", title=f"tolls {tolls[0]} and {tolls[1]}: revenue {revenue:.2f}")
+    axes.legend()
+    figure.tight_layout()
+    plt.show()
 
 
 if __name__ == "__main__":

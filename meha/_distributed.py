@@ -220,9 +220,9 @@ class Group:
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether it is so in any process that belongs to the run."""
-        told = torch.tensor(float(flag), device=device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.everyone)
-        return bool(told)
+        answer = torch.tensor(float(flag), device=device)
+        dist.all_reduce(answer, op=dist.ReduceOp.MAX, group=self.everyone)
+        return bool(answer)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Give all processes the numbers of the first; DTensors stay as they are."""

@@ -85,7 +85,7 @@ class Gradient:
 
 
 class Frozen:
-    """Lets a pass at (x, y) stop at the variables that are asked for, where it cannot be told which they are.
+    """Lets a pass at (x, y) stop at the variables that are asked for, where it cannot know which they are.
 
     A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that a backward pass cannot be
     bounded by ``inputs``. Instead, variables that are not asked for do not require gradients during the pass.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import torch
@@ -14,16 +14,17 @@ from meha._checkpoints import Checkpoint
 from meha._faults import bad_numbers, undefined, warn_about_rounding
 from meha._running import Run, StepInfo
 from meha._shared_checkpoints import SharedCheckpoint
+from meha._sources import Source
 from meha._torch import BREAKDOWNS
 from meha._variables import Leaves, Variable, all_finite, copy_, modules_of
 from meha._verdicts import Status, Verdict
 from meha.compiled import Pace, Stepper
-from meha.loaders import Endless, Owned, Stateful, position, random_states, set_random_states
+from meha.loaders import Stateful, random_states
 from meha.observers import DivergenceGuard, Recorder, SkipBadBatches
 from meha.solution import Solution
 from meha.theory import Constants
 
-__all__ = ["Loop", "Source"]
+__all__ = ["Loop"]
 
 T = TypeVar("T")
 
@@ -40,56 +41,6 @@ SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check wha
 
 RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
 """Columns of the history besides the numbers of the steps."""
-
-
-class Source(Iterator[Any]):
-    """What the steps get: batches without end; None each time when there are none.
-
-    With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
-
-    Attributes:
-        name: which batch the last one was, in words; empty when there are none.
-    """
-
-    def __init__(self, batches: Iterable[Any] | None, remember: bool, *, grouped: bool = False) -> None:
-        self._batches = None if batches is None else Endless(batches)
-        self._own = Owned() if grouped else None
-        self.loader, self.remembers = batches, remember
-        self.place: dict[str, Any] | None = None
-        self.name = ""
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            return None
-        if self.remembers:
-            self.place = {"batches": self._batches.state_dict(), "random": random_states(self.loader)}
-        batch = next(self._batches) if self._own is None else self._own(next(self._batches))
-        self.name = position(self._batches)
-        return batch
-
-    @property
-    def finite(self) -> bool:
-        """Whether the batches may end, and in one process before another."""
-        return isinstance(self.loader, Iterator)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there should be batches, and none ever came."""
-        return self._batches is not None and not self._batches.fruitful
-
-    def find(self, place: Mapping[str, Any] | None) -> Any:
-        """The batch at a place, after which the next ones follow."""
-        if (place is None) != (self._batches is None):
-            before, now = ("none", "some") if place is None else ("some", "none")
-            raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
-        if self._batches is None or place is None:
-            return None
-        self._batches.load_state_dict(place["batches"])
-        set_random_states(place["random"], self.loader)
-        try:
-            return next(self)
-        except StopIteration:
-            raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
 
 
 class Loop:

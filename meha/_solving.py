@@ -12,9 +12,10 @@ from typing import Any, Literal, cast
 from meha._checkpoints import REMEDY, Checkpoint
 from meha._checks import check_count, check_tolerance
 from meha._faults import mark_trained, warn_about_modules
-from meha._loop import Loop, Source
+from meha._loop import Loop
 from meha._running import Run
 from meha._shared_checkpoints import SharedCheckpoint
+from meha._sources import Source
 from meha._variables import Variable
 from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.compiled import Pace

@@ -1,4 +1,4 @@
-"""Steps along the coordinates of x with the lower level solved anew: where a solution has no multipliers, or F has a kink."""
+"""Steps along the coordinates of x with the lower level solved again: where a solution has no multipliers, or F has a kink."""
 
 from __future__ import annotations
 
