@@ -157,7 +157,7 @@ class Problem:
 
     def __repr__(self) -> str:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}
-        changed = {name: value for name, value in values.items() if value is not None and value != "optimistic"}
+        changed = {name: value for name, value in values.items() if value not in (None, (), "optimistic")}
         parts = [f"{name}={getattr(value, '__name__', value)}" for name, value in changed.items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -55,6 +55,8 @@ def products(name, kind):
             lambda x, y: (y - 1).square().sum() / 2 + x.square().sum() / 2,
             lambda x, y: (y - x).square().sum() / 2 + y.pow(4).sum() / 12,
         )
+        if name in ("LVHBA", "BiCGAFFA"):
+            problem = dataclasses.replace(problem, lower_constraints=meha.constraints.Smooth(lambda x, y: y - x - 1))
         options = {"space": Uniform(-1.0, 1.0)} if "Search" in name or name == "TPE" else {}
         zero = torch.zeros(2, dtype=torch.float64)
         run = kind(**options).start(problem, zero, zero)

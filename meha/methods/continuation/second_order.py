@@ -184,7 +184,8 @@ class SecondOrder:
             known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
             judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
         elif engine.tol > self.tol and (end.status is Status.CONVERGED or (lower and end.status is Status.FINISHED)):
-            engine.tol, engine.verdict, engine.objective.limit = self.tol, None, self._allowed(sure=False)
+            engine.tol, engine.verdict = self.tol, None
+            engine.objective.limit = math.inf if lower else self._allowed(sure=False)
             return True
         elif end.status is Status.CONVERGED or lower:
             self._add(engine, lower=lower)
