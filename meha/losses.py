@@ -221,7 +221,7 @@ class LeastSquares(LinearModelLoss):
 
 
 class Huber(LinearModelLoss):
-    """Huber's loss: l_i(z) = r^2 / 2 for r = |z - b_i| <= delta, and delta (r - delta / 2) beyond.
+    """Huber's loss: l_i(z) = r^2 / 2 where the distance r of z and b_i is at most delta, and delta (r - delta / 2) beyond.
 
     Args:
         A: the data, (n, p).

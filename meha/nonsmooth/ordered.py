@@ -17,7 +17,7 @@ __all__ = ["FusedLasso", "OrderedL1", "TotalVariation"]
 
 
 class TotalVariation(NonSmooth):
-    """g(x, y) = sum_i w_i |y_{i+1} - y_i| along the last axis of each leaf; its prox is exact, by dynamic programming.
+    """Weighted absolute differences of neighbours along the last axis of each leaf; the prox is exact, by dynamic programming.
 
     Args:
         weight: w: one number, or one per difference (a tensor that broadcasts to them).
@@ -51,7 +51,7 @@ class TotalVariation(NonSmooth):
 
 
 class FusedLasso(TotalVariation):
-    """g(x, y) = v sum_i |y_i| + sum_i w_i |y_{i+1} - y_i|; prox: that of the total variation, then soft thresholding.
+    """L1 and total variation together; prox: that of the total variation, then soft thresholding.
 
     Args:
         l1: v: one number for each leaf.
@@ -75,7 +75,9 @@ class FusedLasso(TotalVariation):
 
 
 class OrderedL1(NonSmooth):
-    """g(x, y) = sum_i w_i |y|_(i) with |y|_(1) >= |y|_(2) >= ... of each leaf (SLOPE); its prox is exact, by pooling.
+    """Ordered weighted L1 (SLOPE): w_1 times the largest absolute value of each leaf of y, plus w_2 times the next, and so on.
+
+    The prox is exact, by pooling.
 
     Args:
         weight: w: one number (then g is the L1 norm), or one per coordinate of a leaf, from the largest to the smallest.
