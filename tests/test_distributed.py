@@ -89,6 +89,7 @@ def test_optimizers_equal_one_process():
     in_processes(2, equal, ("modules", "fully_shard", "fully_shard, x by example"), tuple(ADAMS))
 
 
+@pytest.mark.slow
 def test_meshes_of_two_dimensions_equal_one_process():
     in_processes(4, equal, (*GRIDS, "modules", "fully_shard"), ("StochasticMEHA",))
 
@@ -141,6 +142,7 @@ def methods_on_modules(methods, wrapped):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda text, m=method: f"{m.name}: {text}")
 
 
+@pytest.mark.slow
 def test_first_order_methods_take_modules_whole_or_sharded():
     in_processes(2, methods_on_modules, FIRST_ORDER, False)
     in_processes(2, methods_on_modules, FIRST_ORDER, True)
