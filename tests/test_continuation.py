@@ -157,8 +157,8 @@ def test_different_local_solutions_are_reported():
     assert "another" not in solution.message
     assert solution.report["starts"].endswith("agree")
     alone = meha.solve(problem, problem.x0, problem.y0, Continuation(both_starts=False, second_order=False))
-    assert "starts" not in alone.report
-    assert alone.counts.upper < 100
+    assert "lower level first" not in alone.report.get("starts", "")
+    assert alone.counts.upper < 300
 
 
 def test_the_report():
