@@ -22,7 +22,7 @@ from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Judgement"]
 
-FLAGS = ("several", "explored", "confirmed")
+FLAGS = ("several", "explored", "confirmed", "large")
 
 
 class Judgement:
@@ -40,6 +40,7 @@ class Judgement:
         several: whether some of them differ in height, at some x.
         explored: whether other x were tried.
         confirmed: whether it was asked if the best solution should be found once more.
+        large: whether x has too many coordinates for a search: one other start is made, and must end at the answer.
         pairs: what is known about the curvature of f.
     """
 
@@ -48,7 +49,7 @@ class Judgement:
         self.results: list[Result] = []
         self.plan: list[Start] = []
         self.valleys: list[Tensor] = []
-        self.several = self.explored = self.confirmed = False
+        self.several = self.explored = self.confirmed = self.large = False
         self.pairs = Pairs(1)
 
     # The results
@@ -70,9 +71,12 @@ class Judgement:
         best = self.results[self.best]
         end = judged(best)
         rivals, _ = self._rivals(best)
-        if not rivals:
+        if rivals:
+            note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
+        elif not self.sure:
+            note = "A start on another side of the answer did not end there; there may be better solutions."
+        else:
             return end
-        note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
         status = Status.LOCAL if end.status is Status.CONVERGED and not self.sure else end.status
         return Verdict(status, f"{end.message} {note}")
 
@@ -84,10 +88,12 @@ class Judgement:
 
     @property
     def sure(self) -> bool:
-        """Whether there is no other solution than the best, or it was found several times."""
+        """Whether no other solution than the best is to be expected, or it was found several times."""
         rivals, alike = self._rivals(self.results[self.best])
         cheap = all(result.second_order for result in self.results)
-        return not rivals or alike >= (TUNING.found if cheap else TUNING.found_by_passes)
+        if rivals:
+            return alike >= (TUNING.found if cheap else TUNING.found_by_passes)
+        return alike >= TUNING.found_large or not self.large
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""
@@ -287,6 +293,14 @@ class Judgement:
                 continue
             d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
             away = TUNING.wider ** (k // 2 % 2) * units * d
+
+    def other_side(self, x: Tensor) -> Tensor:
+        """A point of X whose coordinates are as far from x as those of x0, about half of them on the other side."""
+        generator = torch.Generator().manual_seed(len(x))
+        signs = torch.randint(0, 2, (len(x),), generator=generator, device="cpu").to(x) * 2 - 1
+        moved = self.sizes.x0 - x
+        moved = torch.where(moved != 0, moved, self.sizes.x_size(x) / math.sqrt(len(x)))
+        return self.levels.project(x + signs * moved)
 
     def _look_beyond(self, i: int) -> None:
         """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""

@@ -26,7 +26,10 @@ SAVED = ("ended", "answered", "cost", "tried", "elsewhere")
 
 
 class SecondOrder:
-    """Steps of the engine: from x0 to a verified answer, then from other x. The best of several solutions must appear twice.
+    """Steps of the engine: from x0 to a verified answer, then from other x, as often as the size of x lets them mean something.
+
+    With few coordinates of x, the best of several solutions must appear three times. With many, one other start must end at
+    the answer.
 
     Args:
         levels: the problem.
@@ -103,7 +106,8 @@ class SecondOrder:
         if stands and self._stands(engine):
             self.answered, self.cost = True, engine.objective.calls
             self.elsewhere = self._look_around(engine)
-            self.engine = engine
+            self.judgement.large = not self._searchable
+            self.engine, engine.lower.limit = engine, self.max_gradients
 
     def _result(self, engine: Engine, name: str) -> Result:
         now = engine.now
@@ -137,9 +141,16 @@ class SecondOrder:
 
     # Further attempts
 
+    @property
+    def _searchable(self) -> bool:
+        """Whether x has so few coordinates that some points say where other solutions may be."""
+        return self.judgement.sizes.x0.numel() <= TUNING.searchable
+
     def _look_around(self, engine: Engine) -> list[tuple[Tensor, Tensor]]:
         """The best of some x far and near, with their y."""
         (best,) = self.judgement.results
+        if not self._searchable:
+            return [(self.judgement.other_side(best.x), best.y)]
         points = itertools.islice(self.judgement.samples(best.x), max(TUNING.least_look, int(TUNING.look * self.cost)))
         found: list[tuple[float, Tensor, Tensor]] = []
         with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
@@ -163,7 +174,9 @@ class SecondOrder:
     def _allowed(self, *, sure: bool) -> float:
         """The evaluations, in all, after which attempts end."""
         least, share = TUNING.least_repeat, TUNING.repeat
-        if not sure and self.judgement.sizes.x0.numel() <= TUNING.searchable:
+        if not self._searchable:
+            share = TUNING.repeat_large
+        elif not sure:
             least, share = TUNING.least_repeat_several, TUNING.repeat_several
         return self.cost + max(least, share * self.cost)
 

@@ -118,7 +118,8 @@ class Tuning:
     most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
     repeat_several: float = 4.0
     least_repeat_several: int = 100
-    searchable: int = 20  # most coordinates of x for these: with more, the best of several solutions is hardly found twice
+    searchable: int = 20  # most coordinates of x for all this: with more, a few points say nothing about where F is low
+    repeat_large: float = 1.0  # with more, evaluations of the only other attempt: as many as the first
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     # The lower level solved again
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
@@ -126,6 +127,7 @@ class Tuning:
     # The choice between the results
     found: int = 3  # where there are several solutions, attempts of the engine that must end at the best
     found_by_passes: int = 2  # the same for passes, which take longer
+    found_large: int = 2  # the same where x has many coordinates, even if no other solution was met
     better: float = 1e-6  # gain in F, relative to its range, that makes the second result the better one
     agreement: float = 100.0  # two results agree if x differs by less than this many tol
     least_agreement: float = 1e-3  # or by less than this
