@@ -19,6 +19,7 @@ from meha.sets import ConvexSet
 
 __all__ = [
     "BATCHES",
+    "DIRECT",
     "WHOLE",
     "Course",
     "StochasticMEHAState",
@@ -44,6 +45,7 @@ class Course:
         patience, power: rates are divided by (1 + k / patience)^power.
         weight: c, relative to where both levels weigh the same at the start.
         pull: the share of its distance to theta that y loses in each step.
+        linear: whether F is differentiated at theta, so that y is the response of theta to F to first order.
     """
 
     lr: float
@@ -52,17 +54,22 @@ class Course:
     power: float
     weight: float
     pull: float
+    linear: bool
 
     def age(self, k: int) -> float:
         """What the rates are divided by in step k."""
         return (1 + k / self.patience) ** self.power
 
 
-BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01)
+BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, linear=True)
 """With batches: y stays close to the solution that training gives. The sum of its rates grows as log k, so that a longer run
 changes little: networks learn wrong labels by heart only on a long way."""
 
-WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.1, pull=0.001)
+DIRECT = 10.0
+"""With batches, and an F that depends on x itself: factor of c. y then must keep its distance to theta, since F_x and the
+response of y are added, and a small distance serves as well."""
+
+WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.1, pull=0.001, linear=False)
 """With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
 
 TENSORS = 5.0
@@ -158,17 +165,24 @@ def mixes(domain: ConvexSet | None) -> bool:
 
 
 def find_directions(
-    oracle: Oracle, state: StochasticMEHAState, wrt: tuple[Variable, ...], c: Tensor, batch: Any
+    oracle: Oracle,
+    state: StochasticMEHAState,
+    wrt: tuple[Variable, ...],
+    c: Tensor,
+    batch: Any,
+    *,
+    linear: bool = False,
 ) -> tuple[list[Tensor], list[Leaves]]:
     """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
-    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.)"""
+    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta."""
     x, y, theta = state.x, state.y, state.theta
     if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
-        values, of_x = find_directions(oracle, state, wrt[:1], c, batch)
-        return values, of_x + find_directions(oracle, state, wrt[1:], c, batch)[1]
+        values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear)
+        return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
     f = oracle.phi if x in wrt else oracle.lower
-    of_upper = tuple(v for v in wrt if v is not theta)
-    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, y)], batch, own=True)
+    at = theta if linear else y
+    of_upper = tuple(at if v is y else v for v in wrt if v is not theta)
+    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, at)], batch, own=True)
     (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch, own=True)
     directions = []
     for variable, gradient in zip(wrt, second, strict=True):

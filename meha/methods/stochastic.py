@@ -20,6 +20,7 @@ from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, build_optimizer
 from meha.methods._stochastic import (
     BATCHES,
+    DIRECT,
     FRESH_RATE,
     FRESH_STEP,
     FRESH_STEPS,
@@ -53,21 +54,23 @@ __all__ = ["StochasticMEHA", "StochasticMEHAState"]
 class StochasticMEHA(Method):
     """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
 
-    Step k = 0, 1, ... takes the gradients of F(x, y), f(x, y) and f(x, theta) on one batch, and moves all variables at once:
+    Step k = 0, 1, ... takes the gradients of F(x, theta), f(x, y) and f(x, theta) on one batch, and moves all variables at
+    once:
 
         theta <- theta - r_k D^-1 < f_y(x, theta) >
-        y     <- y - r_k D^-1 < F_y(x, y) / c + f_y(x, y) > - s_k (y - theta)
-        x     <- x - a_k D_x^-1 < F_x(x, y) + c (f_x(x, y) - f_x(x, theta)) >
+        y     <- y - r_k D^-1 < F_y(x, theta) / c + f_y(x, y) > - s_k (y - theta)
+        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, y) - f_x(x, theta)) >
 
     where < > is a running mean of the directions. With t = k / 100,
 
-        r_k = lr / (1 + t),    a_k = x_lr / (1 + t),    s_k = 0.01 (or 0.01 / (1 + t) if F depends on x),    c = 10 q,
+        r_k = lr / (1 + t),    a_k = x_lr / (1 + t),    s_k = 0.01,    c = 10 q,
 
-    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and y stays
-    near theta, a little better for F: y - theta says how x should change for the y that training gives, and not for a y that
-    fits the data of the upper level directly. Where F depends on x itself, s_k falls with r_k, so that F_x keeps its proportion
-    to the response of y. Without batches, rates fall with the root of 1 + k / 1000, and c = q / 10, s_k = 0.001: then F
-    chooses among the solutions of the lower level. What makes it work for networks:
+    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and y is its
+    response to F, to first order: a little better for F than theta. So y - theta says how x should change for the y that
+    training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
+    s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q. Without batches, F is
+    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 10, s_k = 0.001: then F chooses among the solutions of the
+    lower level. What makes it work for networks:
 
     - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
       moves both alike, and leaves y - theta, which is all that x learns from.
@@ -96,8 +99,9 @@ class StochasticMEHA(Method):
     A set of intervals is projected on. For other sets, and with a non-smooth g, only steps that scale all coordinates alike are
     correct: D is then the root of the mean over all coordinates, and each step waits for it.
 
-    The numbers of a step, at the point where x begins to move: ``upper`` F(x, y), ``lower`` (f+g)(x, y), ``gap``
-    (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is taken, ``c`` the penalty.
+    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) where F is taken there,
+    ``lower`` (f+g)(x, y), ``gap`` (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
+    taken, ``c`` the penalty.
 
     >>> problem = Problem(
     ...     upper=lambda x, y, noise: (x - 1).square().sum() + (y - noise[0]).square().sum(),
@@ -156,7 +160,7 @@ class StochasticMEHA(Method):
         if not state.fresh:
             age = course.age(state.k - 1)
             rates = f"steps of {course.x_lr / age:.2g} for the numbers of x, {course.lr / age:.2g} for those of y and theta"
-            return {**lines, "course": f"c = {course.weight * q:.2g}; {rates}"}
+            return {**lines, "course": f"c = {self._weight(state, course) * q:.2g}; {rates}"}
         steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
         found = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
         lower = "gradients times {:.2g} and {:.2g} for y and theta".format(*steps)
@@ -197,20 +201,25 @@ class StochasticMEHA(Method):
         if k == 0:
             self._measure(oracle, state, batch)
         steps, course = self.inner_steps or (FRESH_STEPS if state.fresh else 1), self._course(batch, y.has_modules)
-        c = state.numbers.value["steepness"] * (penalty(k) if state.fresh else course.weight)
+        c = state.numbers.value["steepness"] * (penalty(k) if state.fresh else self._weight(state, course))
         if state.fresh:
             descend(oracle, state, steps, c, batch)
             values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
         else:
             for j in range(k * steps + 1, (k + 1) * steps):
-                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch)
+                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=course.linear)
                 self._move_lower(oracle, state, lower_directions, c, j, course)
-            values, (d_x, *lower_directions) = find_directions(oracle, state, (x, y, theta), c, batch)
+            values, (d_x, *lower_directions) = find_directions(oracle, state, (x, y, theta), c, batch, linear=course.linear)
             self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course)
         size = norm(d_x)
         self._move_x(oracle, state, d_x, course)
         upper, lower, best = values
         return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}
+
+    @staticmethod
+    def _weight(state: StochasticMEHAState, course: Course) -> float:
+        """c / q where y goes on."""
+        return course.weight * (DIRECT if state.direct and course.linear else 1.0)
 
     def _watch(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
         """Compare f where theta went on with its value where it began, on a new batch; decide after some steps."""
