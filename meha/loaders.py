@@ -151,6 +151,10 @@ class Endless(Iterator[Any]):
                     raise ValueError(
                         f"batches: ended after {taken}, but the saved position is {position}; pass the same batches as before."
                     ) from None
+            sampler: Any = getattr(self.loader, "sampler", None)
+            if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
+                told = f"pass {sampler.epoch} instead of {self._epoch}, which was saved; pass a plain DataLoader"
+                raise ValueError(f"batches: the loader sets its sampler to {told}, whose passes are counted here.")
 
 
 class Together(Iterator[Any]):

@@ -384,6 +384,28 @@ def test_samplers_get_the_number_of_the_pass():
     assert [next(other).tolist() for _ in range(3)] == taken[3:]
 
 
+class Counting(DataLoader):
+    """A loader that sets its sampler to the number of its own passes."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.sampler.set_epoch(self.passes)
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_a_loader_that_counts_its_own_passes_cannot_be_resumed():
+    def batches():
+        return Endless(Counting(range(8), 2, sampler=DistributedSampler(range(8), num_replicas=2, rank=0)))
+
+    first = batches()
+    position = [(next(first), first.state_dict())[1] for _ in range(3)]
+    batches().load_state_dict(position[1])  # of the first pass
+    with pytest.raises(ValueError, match="sets its sampler to pass 0 instead of 1.*pass a plain DataLoader"):
+        batches().load_state_dict(position[2])
+
+
 # Checkpoints
 
 
