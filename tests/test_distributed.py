@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -142,7 +143,22 @@ ON_TENSORS = (
     meha.AdaptiveMEHA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
+    meha.RandomSearch(space=meha.Uniform(-2.0, 2.0), seed=1),
+    meha.TPE(space=meha.Uniform(-2.0, 2.0), seed=1),
 )
+
+
+ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
+ALONE = (meha.IGJO(), meha.VFiDCA())
+
+
+def test_the_table_of_methods_is_whole():
+    methods = {name for name, item in vars(meha.methods).items() if isinstance(item, type) and issubclass(item, meha.Method)}
+    tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE)
+    assert {type(method).__name__ for method in tested} == methods - {"Method"}
+    table = (HERE.parent / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(rows))) == methods - {"Method"}
 
 
 def methods_on_modules(methods, wrapped):
@@ -213,6 +229,43 @@ def test_methods_on_tensors_share_the_data():
     in_processes(2, methods_on_tensors)
 
 
+def coupled(targets):
+    """A lower level y <= x with targets that each process has some of."""
+    return Problem(
+        lambda x, y: (x - 1).square().sum() + (y * targets).mean() / 10,
+        lambda x, y: (y - targets).square().mean(),
+        lower_constraints=meha.constraints.Linear([[-1.0]], [[1.0]], [0.0]),
+    )
+
+
+def coupled_and_cornered():
+    targets, group = torch.linspace(1, 3, 8, dtype=torch.float64), dist.group.WORLD
+    mine = targets[4 * dist.get_rank() :][:4]
+    start = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    method, refusing = ON_CONSTRAINTS
+    expected = meha.solve(coupled(targets), *start, method, max_steps=20, tol=None)
+    found = meha.solve(coupled(mine), *start, method, max_steps=20, tol=None, group=group)
+    torch.testing.assert_close((found.x, found.y), (expected.x, expected.y), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.history["gap"], expected.history["gap"], rtol=1e-12, atol=1e-12)
+    for other in (refusing, meha.Continuation()):
+        with pytest.raises(ValueError, match=f"{other.name} cannot take several processes.*use BiCGAFFA"):
+            meha.solve(coupled(mine), *start, other, group=group)
+    problems = [
+        Problem(
+            lambda x, y: (y - 1).square().sum(),
+            lambda x, y, part=part: (y - x * part).square().mean(),
+            x_set=sets.Polyhedron([[1.0]], [0.5]),
+        )
+        for part in (targets, mine)
+    ]
+    expected, found = meha.solve(problems[0], *start), meha.solve(problems[1], *start, group=group)
+    torch.testing.assert_close((found.x, found.y), (expected.x, expected.y), rtol=1e-5, atol=1e-5)
+
+
+def test_constraints_that_couple_are_shared_or_refused():
+    in_processes(2, coupled_and_cornered)
+
+
 # What is refused
 
 
@@ -274,7 +327,7 @@ def refusals(folder):
     if dist.get_rank() == 1:
         refused(ValueError, "does not belong to it", PROBLEM, x, network(), group=other)
     lasso = meha.problems.lasso(4)
-    for method in (meha.IGJO(), meha.VFiDCA()):
+    for method in ALONE:
         with pytest.raises(ValueError, match=f"{method.name} cannot take several processes"):
             method.start(lasso, lasso.x0, lasso.y0, group=world)
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
