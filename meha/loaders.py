@@ -153,8 +153,8 @@ class Endless(Iterator[Any]):
                     ) from None
             sampler: Any = getattr(self.loader, "sampler", None)
             if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
-                told = f"pass {sampler.epoch} instead of {self._epoch}, which was saved; pass a plain DataLoader"
-                raise ValueError(f"batches: the loader sets its sampler to {told}, whose passes are counted here.")
+                found = f"pass {sampler.epoch}, but {self._epoch} was saved"
+                raise ValueError(f"batches: the loader sets its sampler to {found}; give a plain DataLoader instead.")
 
 
 class Together(Iterator[Any]):
