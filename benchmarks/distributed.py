@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import meha
 
 WIDTH, CLASSES, EXAMPLES, BATCH = 512, 10, 4096, 128
+ROUNDS = 7
 STEPS = {"alpha": 1.0, "beta": 0.01, "eta": 0.01}
 METHODS = {
     "MEHA(gradients=4)": meha.MEHA(**STEPS, gamma=5.0, c=2.0),
@@ -144,9 +145,9 @@ def messages():
 
 
 def timed(step, data, number):
-    for _ in range(2):
-        step(data)
+    """Milliseconds of a step, the median of some; all processes begin together."""
     times = []
+    dist.barrier()
     for _ in range(number):
         begin = time.perf_counter()
         step(data)
@@ -155,18 +156,25 @@ def timed(step, data, number):
 
 
 def durations(number):
+    """Every row is measured in turns, so that other work on the machine meets all of its entries."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mesh, data = init_device_mesh("cpu", (dist.get_world_size(),)), batch(dist.get_rank())
     if dist.get_rank() == 0:
-        print("ms a step (medians): the process alone, replicated, with fully_shard")
+        print(
+            "ms a step (medians): each process alone, replicated, with fully_shard; times that of the process alone (medians)"
+        )
     for name in ("training", *METHODS):
-        row = []
-        for where, group in ((None, None), (None, dist.group.WORLD), (mesh, None)):
-            dist.barrier()
-            row.append(timed(steps(name, where, group), data, number))
+        ways = [steps(name, where, group) for where, group in ((None, None), (None, dist.group.WORLD), (mesh, None))]
+        for step in ways:
+            timed(step, data, 2)
+        rounds = [[timed(step, data, number) for step in ways] for _ in range(ROUNDS)]
         if dist.get_rank() == 0:
-            print(f"{name:18s} {row[0]:7.1f} {row[1]:7.1f} ({row[1] / row[0] - 1:+.0%}) {row[2]:7.1f}", flush=True)
+            times = [f"{statistics.median(column):7.1f}" for column in zip(*rounds, strict=True)]
+            ratios = [sorted(row[i] / row[0] for row in rounds) for i in (1, 2)]
+            spread = [f"{statistics.median(r):.2f} ({r[0]:.2f} to {r[-1]:.2f})" for r in ratios]
+            print(f"{name:18s} {' '.join(times)}   {'   '.join(spread)}", flush=True)
+        del ways, step  # DDP must not outlive the group
     dist.destroy_process_group()
 
 
@@ -212,7 +220,7 @@ def rounding():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["messages", "time", "rounding"], required=True)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     arguments = parser.parse_args()
     {"messages": messages, "time": lambda: durations(arguments.steps), "rounding": rounding}[arguments.part]()
 

@@ -121,7 +121,7 @@ class Alive(TorchDispatchMode):
 
 
 def measured(name, mesh):
-    """Bytes between steps, and at most in a step."""
+    """Bytes between steps, at most in the first step, and at most in the next."""
     with Alive() as alive:
         text = torch.zeros(1, TOKENS + 1, dtype=torch.long)
         if name == "training, AdamW":
@@ -134,16 +134,19 @@ def measured(name, mesh):
                 optimizer.step()
         else:
             step = METHODS[name].start(PROBLEM, torch.ones(8), build(mesh)).step
-        step(text)
-        now, alive.peak = alive.now, 0
-        step(text)
-        return now, alive.peak
+        peaks = []
+        for _ in range(2):
+            alive.peak = 0
+            step(text)
+            peaks.append(alive.peak)
+        return alive.now, *peaks
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--methods", nargs="+", choices=["training, AdamW", *METHODS], default=["training, AdamW", *METHODS])
     arguments = parser.parse_args()
     globals()["LAYERS"] = arguments.layers
     Variable.check_finite = lambda self: None  # fake tensors have no values
@@ -151,10 +154,11 @@ def main():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
         mesh = init_device_mesh("cpu", (processes,))
         with FakeTensorMode():
-            for name in ("training, AdamW", *METHODS):
-                now, peak = measured(name, mesh)
+            for name in arguments.methods:
+                now, first, later = (f"{size / 1e9:.1f} GB" for size in measured(name, mesh))
                 print(
-                    f"{processes} processes, {name}: {now / 1e9:.1f} GB between steps, {peak / 1e9:.1f} GB at most", flush=True
+                    f"{processes} processes, {name}: {now} between steps, {first} in the first, {later} later",
+                    flush=True,
                 )
         dist.destroy_process_group()
 

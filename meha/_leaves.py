@@ -75,10 +75,12 @@ def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
 
 
 def scaled(leaves: Leaves, factor: Tensor) -> Leaves:
-    """Return factor * leaves as new leaves."""
+    """Return factor * leaves as new leaves; the list is used up, which frees each leaf once its product is made."""
     if any(is_dtensor(leaf) for leaf in leaves):
-        return [leaf * factor for leaf in leaves]
-    return list(foreach_mul(leaves, factor))
+        return [leaves.pop(0) * factor for _ in range(len(leaves))]
+    products = list(foreach_mul(leaves, factor))
+    leaves.clear()
+    return products
 
 
 def subtract(a: Leaves, b: Leaves) -> Leaves:

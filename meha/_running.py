@@ -139,7 +139,7 @@ class Run:
         problem, x = problem.lifted(x, second)
         method.check(problem)
         first = Variable(x, "x")
-        self.group = self._gather(method, first, second, group)
+        self.group = self._gather(problem, method, first, second, group)
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
         self.constants: Constants | None = None
@@ -161,7 +161,7 @@ class Run:
         self.seconds = time.perf_counter() - begin
 
     @staticmethod
-    def _gather(method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
+    def _gather(problem: Problem, method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
         """The processes that take part, with the start of the first of them in all.
 
         Raises:
@@ -173,9 +173,11 @@ class Run:
         shards = method.refuses_shards if y.divided or x.divided else ""
         if method.refuses_group or shards:
             what = "several processes" if method.refuses_group else "variables that are divided among processes"
+            remedy = "StochasticMEHA, MEHA, F2SA, VPBGD or BOME"
+            if problem.coupled:
+                remedy = "BiCGAFFA, with x and y whole in each process"
             raise ValueError(
-                f"group: {method.name} cannot take {what}, because {method.refuses_group or shards}; use StochasticMEHA, MEHA,"
-                " F2SA, VPBGD or BOME."
+                f"group: {method.name} cannot take {what}, because {method.refuses_group or shards}; use {remedy}."
             )
         for variable in (x, y):
             group.check(variable.leaves, variable.managed, variable.argument)

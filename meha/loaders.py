@@ -151,6 +151,10 @@ class Endless(Iterator[Any]):
                     raise ValueError(
                         f"batches: ended after {taken}, but the saved position is {position}; pass the same batches as before."
                     ) from None
+            sampler: Any = getattr(self.loader, "sampler", None)
+            if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
+                found = f"pass {sampler.epoch}, but {self._epoch} was saved"
+                raise ValueError(f"batches: the loader sets its sampler to {found}; give a plain DataLoader instead.")
 
 
 class Together(Iterator[Any]):

@@ -423,6 +423,23 @@ def test_micro_batches_are_one_batch():
     assert torch.allclose(once.x, twice.x, atol=1e-4)
 
 
+def test_micro_batches_are_one_batch_for_an_x_that_all_examples_share():
+    generator = torch.Generator().manual_seed(0)
+    rows, targets = torch.randn(12, 3, generator=generator).double(), torch.randn(12, generator=generator).double()
+    problem = meha.Problem(
+        lambda x, y, batch: (rows[batch] @ y - 1).square().mean(),
+        lambda x, y, batch: (torch.sigmoid(rows[batch] @ x) * (rows[batch] @ y - targets[batch]).square()).mean(),
+    )
+    once, twice = (meha.StochasticMEHA().start(problem, torch.ones(3).double(), torch.ones(3).double()) for _ in range(2))
+    first = twice.step(meha.MicroBatches([range(6), range(6, 12)]))
+    assert once.step(range(12))["d_x"] == first["d_x"] == 0  # y and theta begin together: there is nothing to learn yet
+    for _ in range(10):
+        once.step(range(12))
+        twice.step(meha.MicroBatches([range(6), range(6, 12)]))
+    assert not torch.allclose(once.x, torch.ones(3).double(), atol=1e-3)
+    torch.testing.assert_close(once.x, twice.x, rtol=1e-12, atol=1e-12)
+
+
 def test_solve_takes_it():
     data = Noisy()
     solution = meha.solve(

@@ -172,12 +172,17 @@ def find_directions(
     batch: Any,
     *,
     linear: bool = False,
+    together: bool = False,
 ) -> tuple[list[Tensor], list[Leaves]]:
     """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
-    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta."""
+    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta.
+
+    Where y and theta are ``together``, f drops out of the direction of x. Sums over micro-batches would leave rounding of it,
+    along which x would take a step of full length.
+    """
     x, y, theta = state.x, state.y, state.theta
     if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
-        values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear)
+        values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear, together=together)
         return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
     f = oracle.phi if x in wrt else oracle.lower
     at = theta if linear else y
@@ -186,7 +191,7 @@ def find_directions(
     (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch, own=True)
     directions = []
     for variable, gradient in zip(wrt, second, strict=True):
-        directions.append(scaled(gradient, -c if variable is theta else c))
+        directions.append(scaled(gradient, -c if variable is theta else 0 * c if together and variable is x else c))
     for direction, gradient in zip(directions, first, strict=False):
         add_(direction, gradient, 1.0)
     values = [upper, lower, best]

@@ -73,6 +73,7 @@ class BiCGAFFA(Method):
 
     takes_coupling: ClassVar[bool] = True
     refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    refuses_shards: ClassVar[str] = "its constraints are functions of x and y as whole vectors"
     penalties: ClassVar[tuple[str, ...]] = ("c",)
 
     alpha: Schedule = 0.01

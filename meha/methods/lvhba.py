@@ -81,6 +81,7 @@ class LVHBA(Method):
 
     takes_coupling: ClassVar[bool] = True
     refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    refuses_group: ClassVar[str] = "its projection recognises quadratic functions on the data of one"
     penalties: ClassVar[tuple[str, ...]] = ("c",)
 
     alpha: Schedule = 0.01

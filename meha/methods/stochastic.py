@@ -209,7 +209,9 @@ class StochasticMEHA(Method):
             for j in range(k * steps + 1, (k + 1) * steps):
                 _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=course.linear)
                 self._move_lower(oracle, state, lower_directions, c, j, course)
-            values, (d_x, *lower_directions) = find_directions(oracle, state, (x, y, theta), c, batch, linear=course.linear)
+            values, (d_x, *lower_directions) = find_directions(
+                oracle, state, (x, y, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
+            )
             self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course)
         size = norm(d_x)
         self._move_x(oracle, state, d_x, course)

@@ -113,7 +113,12 @@ class Continuation(Method):
             )
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> ContinuationState:
-        if oracle.problem.coupled or _cornered(oracle.problem, x, y):
+        if oracle.problem.coupled and oracle.group is not None:
+            raise ValueError(
+                f"group: {self.name} cannot take several processes where constraints couple x and y, because it recognises"
+                " quadratic objectives on the data of one; use BiCGAFFA, with x and y whole in each process."
+            )
+        if oracle.problem.coupled or (oracle.group is None and _cornered(oracle.problem, x, y)):
             return ContinuationState(x=x, y=y, course=CoupledCourse(oracle, x, y, self.max_gradients), settled=False)
         return ContinuationState(
             x=x,
