@@ -100,6 +100,11 @@ class Coupling:
         for flat, part in zip(self.flat, (z[: self.n], z[self.n :]), strict=True):
             flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
 
+    def forget(self) -> None:
+        """Forget all values, so that what follows does not depend on what came before."""
+        self._known.clear()
+        self._last = b"", np.zeros(0)
+
     # Functions
 
     def _list(

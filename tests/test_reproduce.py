@@ -27,7 +27,8 @@ from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
 from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
-from meha.reproduce.experiments.nonsmooth import NUMBERS, _row, _speed
+from meha.reproduce.experiments.group_lasso import _speed
+from meha.reproduce.experiments.nonsmooth import NUMBERS, _row
 from meha.reproduce.experiments.racing import ends_table, first, own_end, race_table
 from meha.reproduce.memory import peak
 from meha.reproduce.page import Mark

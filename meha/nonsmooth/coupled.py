@@ -133,6 +133,14 @@ class GroupL2(NonSmooth):
         along[self.count] = 0
         return _split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
 
+    def labels(self, size: int) -> Tensor:
+        """The group of each of ``size`` coordinates, on the host; each coordinate in no group has one of its own."""
+        named = self._named.numel()
+        free = torch.where(self._named == self.count, 1, 0).cumsum(0) - 1
+        own = torch.where(self._named == self.count, self.count + free, self._named)
+        after = self.count + int((self._named == self.count).sum())
+        return torch.cat([own, torch.arange(after, after + size - named)])
+
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
         vector = leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
         if self._labels.device != vector.device or self._labels.numel() != vector.numel():

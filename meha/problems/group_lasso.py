@@ -25,6 +25,7 @@ def group_lasso(
     *,
     seed: int = 0,
     design: Literal["gaussian", "orthogonal"] = "gaussian",
+    start: float = 0.1,
     dtype: torch.dtype = torch.float64,
     device: Any = None,
 ) -> KnownProblem:
@@ -45,6 +46,7 @@ def group_lasso(
         groups: number of groups, a divisor of m.
         seed: seed of the data.
         design: the design matrix; see above.
+        start: every weight of x0, which the paper does not state.
         dtype: precision of the data.
         device: device of the data.
 
@@ -60,6 +62,8 @@ def group_lasso(
         raise ValueError(f"m and groups: m must be at least 3 and a multiple of groups, got {m} and {groups}.")
     if design not in ("gaussian", "orthogonal"):
         raise ValueError(f"design: must be 'gaussian' or 'orthogonal', got {design!r}.")
+    if not 0 <= start < math.inf:
+        raise ValueError(f"start: must be a number >= 0, got {start!r}.")
     size = m // groups
     truth = _coefficients(m)
     generator = torch.Generator().manual_seed(seed)
@@ -85,7 +89,7 @@ def group_lasso(
         "lower": lambda x, y: loss(train, y),
         "nonsmooth": GroupL2([size] * groups, weight=lambda x: x),
         "x_set": NonNegative(),
-        "x0": torch.full((groups,), 0.1, dtype=dtype, device=device),
+        "x0": torch.full((groups,), start, dtype=dtype, device=device),
         "y0": torch.zeros(m, dtype=dtype, device=device),
         "constants": Constants(
             L_F=smoothness[1], L_f=smoothness[0], rho_f=0.0, L_g=1.0, F_xx=0.0, F_yy=smoothness[1], F_xy=0.0, f_xy=0.0

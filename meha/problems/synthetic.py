@@ -12,6 +12,7 @@ from meha.methods import MEHA
 from meha.nonsmooth import L1
 from meha.nonsmooth._base import soft
 from meha.problems.base import Distance, KnownProblem, relative
+from meha.schedules import InversePower
 from meha.sets import Box
 from meha.theory import Constants
 
@@ -79,7 +80,7 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
         answer=lambda x: x.detach().double().cpu().expand(2, n).clone(),
         constants=Constants(L_F=2.0, L_f=GOLDEN, rho_f=0.0, F_xx=1.0, F_yy=1.0, F_xy=1.0, f_yy=1.0, f_xy=1.0),
         presets={
-            "paper": MEHA(alpha=0.012, beta=0.1, eta=0.009, gamma=5.0, c=0.167, p=0.49),
+            "paper": MEHA(alpha=InversePower(0.012), beta=InversePower(0.1), eta=0.009, gamma=5.0, c=0.167, p=0.49),
             "recipe": MEHA(alpha=0.12, beta=0.1, eta=0.9, gamma=5.0, c=0.167, p=0.49),
         },
     )

@@ -44,8 +44,10 @@ class Case:
         seconds: upper bound on the time.
         steps: upper bound on the number of steps; None for no bound.
         stay: the target is reached for good when the errors stay below it for as much work again, and for at least this much.
-        looks: number of steps whose x is judged by solving the lower level; without a target only. In training, number of
+        looks: number of steps whose x is judged by solving the lower level; without a target only. With none, the record has
+            the last numbers only, with those of theta beside those of y. In training, number of
             evaluations, spread evenly over the steps, or over the work where no steps are given.
+        rest: the run also ends when a step changes x by at most this share; without a target only. None for no such end.
         data: whether a seed draws the data of the problem; otherwise it moves the start.
         tuned_at: name of the case on which settings are chosen; this one when empty.
         tuning_seeds: seeds on which settings are chosen.
@@ -60,6 +62,7 @@ class Case:
     steps: int | None = None
     stay: int = 1000
     looks: int = 10
+    rest: float | None = None
     data: bool = False
     tuned_at: str = ""
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
@@ -125,7 +128,8 @@ class Cell:
         """
         case, numbers = self.case, sorted(self.setting.items())
         limits = (case.target, case.work, case.seconds, case.steps, case.stay, case.looks, case.data)
-        problem = (case.name, case.build.__name__, case.arguments, limits)
+        rest = () if case.rest is None else (case.rest,)
+        problem = (case.name, case.build.__name__, case.arguments, (*limits, *rest))
         content = (PROTOCOL, self.kind, problem, self.contender.name, self.name, numbers, self.seed)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
 

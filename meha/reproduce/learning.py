@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from meha.loaders import Endless
-from meha.methods import Method, default_method
+from meha.methods import Method, Optimizer, default_method
 from meha.reproduce.cells import Cell, Record, ended
 from meha.reproduce.contenders import Setting
 from meha.schedules import InversePower, Power, Ramp
@@ -26,7 +26,7 @@ WARM_STEPS = 2
 Attempt = list[Any]
 """A setting that was tried, with accuracy and F1 for "hyper-cleaning", or batches and seconds to the target for "few-shot".
 
-Both numbers are None where the run failed."""
+Both numbers are None where the run failed. A setting alone is declared, and not yet tried."""
 
 Attempts = dict[str, dict[str, list[Attempt]]]
 """By task and method."""
@@ -42,24 +42,25 @@ def shipped() -> Attempts:
 
 def loss(task: str, attempt: Attempt) -> float:
     """How good an attempt was (low is good); infinite where it failed."""
-    _, first, second = attempt
+    first, second = attempt[1:] or (None, None)
     if first is None or second is None:
         return math.inf
     return -(first + second) if task == "hyper-cleaning" else second
 
 
-def best(task: str, attempts: Sequence[Attempt]) -> Setting:
-    """The setting of the best attempt."""
-    return min(attempts, key=lambda attempt: loss(task, attempt))[0]
+def best(task: str, attempts: Sequence[Attempt], *, single_loop: bool = False) -> Setting:
+    """The setting of the best attempt; of those with one inner step, if ``single_loop``."""
+    allowed = [attempt for attempt in attempts if not single_loop or attempt[0].get("inner_steps", 1) == 1]
+    return min(allowed, key=lambda attempt: loss(task, attempt))[0]
 
 
-def chosen(task: str, method: str) -> Setting:
+def chosen(task: str, method: str, *, single_loop: bool = False) -> Setting:
     """The best of the shipped attempts.
 
     >>> chosen("few-shot", "RHG")["inner_steps"]
     2
     """
-    return best(task, shipped()[task][method])
+    return best(task, shipped()[task][method], single_loop=single_loop)
 
 
 def attempted(task: str, setting: Setting, record: Record) -> Attempt:
@@ -80,8 +81,8 @@ def lines(attempts: Attempts) -> dict[str, dict[str, str]]:
 
 
 def build(kind: type[Method], setting: Setting, examples: int = 1) -> Method:
-    """The method of a setting. Schedules are written as their name and numbers, ``lr`` is that of Adam for x, and alpha is
-    multiplied by the number of examples: in hyper-cleaning x_i moves along a mean over all of them.
+    """The method of a setting. Schedules are written as their name and numbers, ``lr`` is that of Adam for x (a number, or a
+    schedule), and alpha is multiplied by the number of examples: in hyper-cleaning x_i moves along a mean over all of them.
 
     >>> from meha.methods import F2SA
     >>> build(F2SA, {"alpha": 0.1, "c": {"Power": [0.15, 0.5]}}, examples=50).alpha
@@ -89,8 +90,16 @@ def build(kind: type[Method], setting: Setting, examples: int = 1) -> Method:
     """
     numbers = {name: _read(value, examples if name == "alpha" else 1) for name, value in setting.items() if name != "pool"}
     if "lr" in numbers:
-        numbers["x_optimizer"] = partial(torch.optim.Adam, lr=numbers.pop("lr"))
+        numbers["x_optimizer"] = _adam(numbers.pop("lr"))
     return kind(**numbers)
+
+
+def _adam(lr: Any) -> Any:
+    """Adam with a rate, or with one that follows a schedule."""
+    if not callable(lr):
+        return partial(torch.optim.Adam, lr=lr)
+    scheduler = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda k: lr(k) / lr(0))
+    return Optimizer(torch.optim.Adam, lr=lr(0), scheduler=scheduler)
 
 
 def _read(value: Any, scale: float) -> Any:

@@ -17,6 +17,7 @@ from meha._oracle import Oracle
 from meha._variables import Variable
 from meha._verdicts import Status
 from meha.methods import Run
+from meha.methods._semismooth import QuadraticLower
 from meha.problems import KnownProblem
 from meha.reproduce import learning, rates
 from meha.reproduce.architecture import measure_architecture
@@ -40,6 +41,9 @@ DENSITY = 1.15
 
 UNDRAWN = ("gradients", "null error")
 """Columns that no figure shows: curves leave them out."""
+
+LOWER_TOL = 1e-6
+"""Accuracy of the lower level where weights are judged."""
 
 SETTLED, LOOK = 1e-10, 200
 """A run that misses the target has settled elsewhere when (x, y) changes by at most this share in this number of steps."""
@@ -170,6 +174,8 @@ class _Course:
             return "target"
         if case.steps is not None and k >= case.steps:
             return "steps"
+        if case.rest is not None and k and float((run.x - self.previous).norm()) <= case.rest * float(run.x.norm()):
+            return "rest"
         if held or not self.reached:
             if work >= case.work:
                 return "target" if held else "work"
@@ -193,31 +199,46 @@ class _Course:
             row["direction"] = float((run.x - self.previous).norm()) / evaluate("alpha", alpha, run.k - 1)
         for name, value in self.problem.metrics.items():
             row[name] = value(run.x, run.y)
+            if not self.case.looks and hasattr(run.state, "theta"):
+                row[f"{name} of theta"] = value(run.x, run.state.theta.detached())
         self.rows.append(row)
-        if self.case.target is None and run.k:
+        if self.case.target is None and run.k and self.case.looks:
             self.looks.append((now, run.x.clone()))
 
     def result(self) -> Record:
         names = [name for name in dict.fromkeys(name for row in self.rows for name in row) if name not in UNDRAWN]
-        curve = {name: [row.get(name) for row in self.rows] for name in names}
+        curve = {name: [row.get(name) for row in self.rows] for name in names if self.case.looks}
         return {"reached": self.reached, "last": self.rows[-1], "curve": curve, "at weights": self._at_weights()}
 
     def _at_weights(self) -> list[dict[str, float]]:
         """Validation and test error of the lower solution at the weights of some steps, whatever the method's y is."""
+        if not self.looks:
+            return []
         chosen = self.looks[:: max(1, math.ceil(len(self.looks) / self.case.looks))]
-        if self.looks and chosen[-1] is not self.looks[-1]:
+        if chosen[-1] is not self.looks[-1]:
             chosen.append(self.looks[-1])
+        lower = self._solver()
         found, y, values, before = [], Variable(self.problem.y0, "y"), dict[str, float](), None
         for now, weights in chosen:
             if before is not None and torch.equal(weights, before):
                 found.append({**now, **values})
                 continue
             x, before = Variable(weights, "x"), weights
-            y = solve_lower(Oracle(self.problem, x, y), x, y, tol=1e-6, max_steps=20_000).theta
+            y = lower(x, y)
             values = {"F": float(self.problem.upper(x.value, y.detached()))}
             values |= {name: metric(x.detached(), y.detached()) for name, metric in self.problem.metrics.items()}
             found.append({**now, **values})
         return found
+
+    def _solver(self) -> Callable[[Variable, Variable], Variable]:
+        """Solves the lower level of the problem."""
+        x, y = Variable(self.problem.x0, "x"), Variable(self.problem.y0, "y")
+        oracle = Oracle(self.problem, x, y)
+        try:
+            quadratic = QuadraticLower.read(oracle, x, y, "the group lasso")
+        except ValueError:
+            return lambda x, y: solve_lower(oracle, x, y, tol=LOWER_TOL, max_steps=20_000).theta
+        return lambda x, y: quadratic.solve(x, y, tol=LOWER_TOL, max_steps=2000).theta
 
 
 def _memory(cell: Cell) -> Record:

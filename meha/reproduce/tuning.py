@@ -116,9 +116,9 @@ class Tuning:
             raise KeyError(f"No settings were chosen for {contender.name} on {where}; run meha reproduce with --tune.")
         return contender.settings()[self.best(where, contender.name)]
 
-    def trained(self, task: str, name: str) -> Setting:
-        """The chosen setting for a learning task."""
-        return learning.best(task, self.attempts[task][name])
+    def trained(self, task: str, name: str, *, single_loop: bool = False) -> Setting:
+        """The chosen setting for a learning task; of those with one inner step, if ``single_loop``."""
+        return learning.best(task, self.attempts[task][name], single_loop=single_loop)
 
 
 def _merged(one: Mapping[str, dict[str, Any]], other: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

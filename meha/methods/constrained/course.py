@@ -115,11 +115,8 @@ class CoupledCourse:
                 f"nonsmooth: the default cannot take {type(problem.nonsmooth).__name__} together with constraints; write it"
                 " with additional variables and constraints (|y| <= t), or use smooth terms."
             )
-        self.oracle, self.max_gradients = oracle, max_gradients
-        self.coupling = Coupling(oracle, x, y)
-        self.z0 = self.coupling.read()
-        self.region = Region.of(self.coupling, self.z0)
-        self.lower = LowerLevel(self.coupling, self.region)
+        self.oracle, self.max_gradients, self._variables = oracle, max_gradients, (x, y)
+        self._look()
         self.outcomes: list[Outcome] = []
         self.done: list[str] = []
         self.plan: list[tuple[str, Array]] = []
@@ -128,10 +125,18 @@ class CoupledCourse:
         self.over = False
         self._drawn = self._refined = False
 
+    def _look(self) -> None:
+        """Take the variables for the start, and see what kind of problem it is around it."""
+        self.coupling = Coupling(self.oracle, *self._variables)
+        self.z0 = self.coupling.read()
+        self.region = Region.of(self.coupling, self.z0)
+        self.lower = LowerLevel(self.coupling, self.region)
+
     # Steps
 
     def advance(self) -> Numbers:
         """Work off one start, and put the best point so far into the variables."""
+        self.coupling.forget()
         if not self._drawn:
             self._begin()
         elif self.plan:
@@ -378,7 +383,11 @@ class CoupledCourse:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        self.z0 = np.array(state["z0"])
+        if not np.array_equal(self.z0, state["z0"]):
+            here = self.coupling.read()
+            self.coupling.write(np.array(state["z0"]))
+            self._look()
+            self.coupling.write(here)
         self.outcomes = []
         for saved in state["outcomes"]:
             fields: dict[str, Any] = dict(saved)

@@ -55,9 +55,9 @@ class Quadratic:
         return float(torch.linalg.matrix_norm(self.factor, 2)) ** 2 if len(self.factor) else 0.0
 
 
-def read_quadratic(oracle: Oracle, function: Function, x: Variable, y: Variable) -> Quadratic:
-    """F or f as a quadratic function of y; refused when it is none, is not convex, or depends on x."""
-    needed = f"{function.level}: VFiDCA needs a convex quadratic function of y alone"
+def read_quadratic(oracle: Oracle, function: Function, x: Variable, y: Variable, reader: str = "VFiDCA") -> Quadratic:
+    """F or f as a quadratic function of y; refused, in the name of a reader, if it is none, not convex, or depends on x."""
+    needed = f"{function.level}: {reader} needs a convex quadratic function of y alone"
     leaf, at, generator = y.leaves[0], as_vector(y), torch.Generator().manual_seed(0)
     _, (gradient,) = oracle.gradient(y, [(1.0, function, x, y)])
     slope, products = gradient.reshape(-1).double().cpu(), oracle.hessian([(1.0, function, x, y)])

@@ -4,9 +4,10 @@ from meha.reproduce.experiments.architecture_search import ArchitectureSearch
 from meha.reproduce.experiments.automatic import Automatic
 from meha.reproduce.experiments.base import Claim, Experiment, Options, Records
 from meha.reproduce.experiments.comparison import Comparison
+from meha.reproduce.experiments.group_lasso import GroupLasso
 from meha.reproduce.experiments.learning import FewShotLearning, HyperCleaning
 from meha.reproduce.experiments.learning_tasks import LearningTasks
-from meha.reproduce.experiments.nonsmooth import GroupLasso, LassoToy, Sensitivity
+from meha.reproduce.experiments.nonsmooth import LassoToy, Sensitivity
 from meha.reproduce.experiments.smooth import HighDimension, LargeScale, MerelyConvex, NonConvex, StrongConvex
 from meha.reproduce.experiments.theorems import Rates
 from meha.reproduce.experiments.trust import Trust

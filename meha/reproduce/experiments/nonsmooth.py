@@ -1,12 +1,10 @@
-"""The non-smooth problems: the lasso toy, how MEHA's numbers matter there, and the group lasso."""
+"""The lasso toy, and how MEHA's numbers matter there."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-
-import numpy as np
 
 from meha.methods import Uniform
 from meha.problems import lasso
@@ -20,16 +18,10 @@ from meha.reproduce.experiments.base import (
     Options,
     Race,
     Records,
-    Spread,
-    holds,
-    mean_of,
-    plus_minus,
     prose,
-    spread,
 )
-from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO
+from meha.reproduce.experiments.cases import LASSO
 from meha.reproduce.experiments.racing import (
-    OWN,
     TWICE,
     ends_table,
     first,
@@ -38,14 +30,12 @@ from meha.reproduce.experiments.racing import (
     picture,
     race_table,
     reached,
-    shown,
-    times,
 )
 from meha.reproduce.figures import Curve, Panel
 from meha.reproduce.page import Block, Item, Mark, Section, Table
 from meha.reproduce.tuning import Tuning
 
-__all__ = ["GroupLasso", "LassoToy", "Sensitivity"]
+__all__ = ["LassoToy", "Sensitivity"]
 
 CANDIDATES = 100
 """What a search may try."""
@@ -236,160 +226,3 @@ def _row(base: str, change: Mapping[str, float], n: int) -> dict[str, float]:
     for name, value in change.items():
         numbers[name] = value if name == "p" else numbers[name] * (value / printed[name])
     return numbers
-
-
-PUBLISHED: Mapping[str, Setting] = {
-    "GridSearch": {"shared": True, "points": CANDIDATES, "lower_tol": 1e-6},
-    "RandomSearch": {"shared": False, "trials": CANDIDATES, "lower_tol": 1e-6},
-    "TPE": {"shared": False, "trials": CANDIDATES, "lower_tol": 1e-6},
-    "IGJO": {"lower_tol": 1e-6},
-    "VFiDCA": {},
-    "MEHA": {"preset": "recipe"},
-    "AdaptiveMEHA": {},
-    "automatic": {},
-}
-
-
-class GroupLasso(Experiment):
-    """Test errors and time."""
-
-    name = "group-lasso"
-    title = "Group lasso: one weight for each group of features"
-    about = "test error and time of six methods for m = 600, 1200, 2400, 3600 features, on data of five seeds"
-
-    def cells(self, options: Options, tuning: Tuning) -> list[Cell]:
-        cells = []
-        for case in [GROUP_LASSO[600]] if options.quick else list(GROUP_LASSO.values()):
-            for name, setting in PUBLISHED.items():
-                for seed in options.reported[:1] if options.quick and options.seeds is None else options.reported:
-                    drawn = {**setting, "seed": seed} if name in ("RandomSearch", "TPE") else setting
-                    if options.wants(name):
-                        cells.append(Cell("race", options.adapt(case), CONTENDERS[name], drawn, seed))
-        return cells
-
-    def section(self, results: Records) -> Section:
-        cases = [(m, case.name) for m, case in GROUP_LASSO.items() if results.methods(case.name)]
-        panels = [
-            Panel(
-                f"m = {m}",
-                "seconds",
-                "validation error",
-                [Curve(shown(method), [_course(r) for r in results.get(case, method)]) for method in results.methods(case)],
-                logy=False,
-            )
-            for m, case in cases
-        ]
-        return Section(
-            self.name,
-            self.title,
-            [
-                prose(self.name, "about"),
-                *[self._table(results, case, m) for m, case in cases],
-                picture(
-                    "group-lasso",
-                    "Least validation error so far of a method's weights, with the lower level solved at these weights outside"
-                    " of the clock: median and 20–80 % band over data sets.",
-                    "Panels of validation error against time, one line for each method.",
-                    panels,
-                ),
-                prose(self.name, "errors"),
-                prose(self.name, "automatic"),
-                prose(self.name, "why"),
-            ],
-        )
-
-    def _table(self, results: Records, case: str, m: int) -> Table:
-        methods = results.methods(case)
-        errors = {method: mean_of([r["last"]["test error"] for r in results.get(case, method)]) for method in methods}
-        best = min(errors, key=lambda method: errors[method][0])
-        rows: list[list[Item]] = []
-        for method in methods:
-            records, theirs = results.get(case, method), paper.GROUP_LASSO[m].get(method)
-            looks = [_best(record) for record in records if record["at weights"]]
-            speed = None if method == "MEHA" else _speed(results, case, method)
-            rows.append(
-                [
-                    shown(method),
-                    plus_minus(errors[method], "best" if method == best else "number"),
-                    plus_minus(mean_of([look["F"] for look in looks])),
-                    plus_minus(mean_of([look["test error"] for look in looks])),
-                    _took(records),
-                    None if speed is None else _factor(speed),
-                    None if theirs is None else Mark(f"{theirs[0]} ± {theirs[1]} ({theirs[2]} s)", "paper", theirs[0]),
-                ]
-            )
-        columns = ["method", "test error of y", "weights: validation error", "weights: test error", "seconds (steps)"]
-        null = mean_of([r["last"]["null error"] for r in results.get(case, best)])[0]
-        return Table(
-            f"group-lasso-{m}",
-            f"Group lasso, m = {m}: errors (mean ± standard deviation over data sets) and time.",
-            [*columns, "MEHA is faster by", "paper: test error (time)"],
-            rows,
-            f"y = 0 has test error {null:.1f}. Weights: those of the least validation error along the run, with the lower level"
-            " solved at them. Steps: candidates for the searches. MEHA is faster by: seconds until the method's best"
-            " weights, over those until MEHA's were as good by validation.",
-        )
-
-    def claims(self, results: Records) -> list[Claim]:
-        claims = []
-        for m, case in GROUP_LASSO.items():
-            records, others = results.get(case.name, "MEHA"), [n for n in results.methods(case.name) if n not in OWN]
-            if not records:
-                continue
-            mean, deviation = mean_of([r["last"]["test error"] for r in records])
-            theirs, heading = paper.GROUP_LASSO[m]["MEHA"], f"Group lasso, m = {m}: "
-            inside: Answer = holds(abs(mean - theirs[0]) <= theirs[1]) if len(records) >= 5 else "open"
-            measured = f"{plus_minus((mean, deviation)).text} over {len(records)} data set{'s' if len(records) > 1 else ''}"
-            claims.append(Claim(f"{heading}MEHA's test error is {theirs[0]} ± {theirs[1]}", measured, inside))
-            if not others:
-                continue
-            errors = {n: mean_of([r["last"]["test error"] for r in results.get(case.name, n)])[0] for n in others}
-            best = min(errors, key=lambda n: errors[n])
-            measured = f"{mean:.1f}; the least of the others is {shown(best)} with {errors[best]:.1f}"
-            claims.append(Claim(f"{heading}MEHA's test error is the least", measured, holds(mean < errors[best])))
-            speeds = {n: speed for n in others if (speed := _speed(results, case.name, n)) is not None}
-            measured = ", ".join(
-                f"{shown(n)} {_factor(s).text.lstrip('×').strip()}" for n, s in speeds.items() if s.middle is not None
-            )
-            missed = [shown(n) for n, s in speeds.items() if s.middle is None]
-            measured = f"times faster than {measured}" if measured else "faster than none"
-            measured += f"; does not get to the validation error of {', '.join(missed)}" if missed else ""
-            first = all(s.middle is not None and s.middle >= 1 for s in speeds.values())
-            claims.append(Claim(f"{heading}MEHA is fastest to the same validation error", measured, holds(first)))
-        return claims
-
-
-def _best(record: Record) -> dict[str, float]:
-    """The weights of the least validation error along a run."""
-    return min(record["at weights"], key=lambda look: look["F"])
-
-
-def _course(record: Record) -> tuple[list[float], list[float | None]]:
-    """The least validation error so far, by time."""
-    looks = record["at weights"]
-    return [look["seconds"] for look in looks], list(np.minimum.accumulate([look["F"] for look in looks]))
-
-
-def _took(records: Sequence[Record]) -> Mark:
-    seconds, steps = (spread([r["last"][name] for r in records]) for name in ("seconds", "step"))
-    return Mark(f"{seconds.text(band=False)} ({steps.text(band=False)})", "number", seconds.middle)
-
-
-def _factor(speed: Spread) -> Mark:
-    if speed.middle is None:
-        return Mark("not reached", "failed")
-    return Mark(
-        times(speed.middle) + (f" ({speed.hits} of {speed.seeds})" if speed.hits < speed.seeds else ""), "number", speed.middle
-    )
-
-
-def _speed(results: Records, case: str, method: str) -> Spread | None:
-    """Seconds until a method's best weights, over those until MEHA's were as good by validation, by data set."""
-    ratios: list[float | None] = []
-    own = {record["seed"]: record for record in results.get(case, "MEHA")}
-    for record in results.get(case, method):
-        if record["seed"] in own and record["at weights"]:
-            goal = _best(record)
-            seconds = [look["seconds"] for look in own[record["seed"]]["at weights"] if look["F"] <= goal["F"]]
-            ratios.append(goal["seconds"] / seconds[0] if seconds else None)
-    return spread(ratios) if ratios else None
