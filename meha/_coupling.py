@@ -24,11 +24,14 @@ from meha.constraints import Constraint
 
 __all__ = ["Coupling", "Rows"]
 
-PROBES = 4
+PROBES = 12
 """Points at which a function is compared with its quadratic model."""
 
 QUADRATIC = 1e6
 """Rounding errors, relative to the size of a function and its model, within which both agree."""
+
+COARSE = 1e-4
+"""Largest of these tolerances, which single precision needs."""
 
 REACH = 3.0
 """Size of the coordinates of these points, beyond that of the start."""
@@ -179,17 +182,30 @@ class Coupling:
         self._gradient0, self._hessian0 = gradient, hessian
         generator = np.random.default_rng(0)
         agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
-        bent = np.zeros(self.count, dtype=bool)
         for _ in range(PROBES):
-            step = (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start))
-            here, model = self.call(start + step), self._model(step)
-            size = np.abs(values) + np.abs(gradient) @ np.abs(step) + np.abs(here) + self._bend(step)
-            with np.errstate(invalid="ignore"):
-                agrees &= np.abs(here - model) <= QUADRATIC * self.eps * size
+            agrees &= self._agrees(start + (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start)))
         bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
         self.quadratic, self.linear = agrees, agrees & ~bent
         self._hessian0[self.linear] = 0.0
         self._general = self._groups(~agrees)
+
+    def _agrees(self, z: Array) -> Array:
+        """Which functions equal their quadratic models at z."""
+        step = z - self._centre
+        here, model = self.call(z), self._model(step)
+        size = np.abs(self._value0) + np.abs(self._gradient0) @ np.abs(step) + np.abs(here) + self._bend(step)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
+
+    def confirm(self, z: Array) -> bool:
+        """Whether all models hold at z; functions whose models do not are no longer taken for quadratic."""
+        agrees = self._agrees(z) | ~self.quadratic
+        if not agrees.all():
+            self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
+            self._general = self._groups(~self.quadratic)
+            self._known.clear()
+            self._last = b"", np.zeros(0)
+        return bool(agrees.all())
 
     def _groups(self, which: Array) -> tuple[list[int], Array]:
         """The groups that hold some functions, and where all functions of these groups are."""
@@ -299,7 +315,7 @@ class Coupling:
         worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
         if level == "both":
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
-        return float(worst) if math.isfinite(float(worst)) else math.inf
+        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf
 
     def state_dict(self) -> dict[str, str]:
         """Nothing: it does not change in a run."""

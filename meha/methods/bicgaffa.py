@@ -72,6 +72,7 @@ class BiCGAFFA(Method):
     """
 
     takes_coupling: ClassVar[bool] = True
+    projects_start: ClassVar[bool] = True
     refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
     penalties: ClassVar[tuple[str, ...]] = ("c",)
 

@@ -157,10 +157,10 @@ class CoupledCourse:
             self.done.append("branch and bound")
             found = Branching(self.coupling).search()
             self.nodes, self.unbounded = found.nodes, found.unbounded
-            if found.z is not None:
+            if found.z is not None and self.coupling.confirm(found.z):
                 why = f"branch and bound over {found.nodes} nodes found nothing better" if found.complete else ""
                 self._note("branch and bound", found.z, found.lam, found.nu, why)
-            if found.complete:
+            if found.complete and Branching.fits(self.coupling):
                 return
         self.plan = self._starts()
 

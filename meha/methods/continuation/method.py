@@ -93,6 +93,7 @@ class Continuation(Method):
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
     takes_coupling: ClassVar[bool] = True
+    projects_start: ClassVar[bool] = True
     repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
