@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meha._lifting import Lifting
 from meha._oracle import Oracle
 from meha._quadratic import Array
 from meha._rows import set_rows
@@ -43,6 +44,10 @@ MEMORY = 1000
 """Points at which values are remembered."""
 
 
+Part = Callable[[Variable, Variable, Tensor], Tensor]
+"""Some of the functions: of x, y, and the bounds of the kinks of g."""
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where the functions of one kind are in the list of all."""
@@ -63,7 +68,7 @@ class Coupling:
         x, y: the variables, which give structure and the point around which quadratic functions are recognised.
 
     Attributes:
-        n, m: the sizes of x and y.
+        n, m: the sizes of x, and of y with the unknowns that bound the kinks of g.
         rows: where which function is.
         names: a name for each function, for reports.
         quadratic: which of them are quadratic (or linear).
@@ -74,7 +79,8 @@ class Coupling:
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle = oracle
         self.flat = Flat(x), Flat(y)
-        self.n, self.m = x.numel, y.numel
+        self.lifting = Lifting(oracle.problem, y)
+        self.n, self.m = x.numel, y.numel + self.lifting.size
         self.eps = max(flat.eps for flat in self.flat)
         self._parts, self.names, self.rows = self._list(oracle, x, y)
         self._known: dict[bytes, Array] = {}
@@ -82,7 +88,7 @@ class Coupling:
         start = self.read()
         size = len(start)
         with torch.no_grad():
-            self._sizes = [part(x, y).numel() for part in self._parts]
+            self._sizes = [part(x, y, self.lifting.start(y)).numel() for part in self._parts]
         values = self.call(start)
         self.count = len(values)
         if self.count * size**2 > LARGEST:
@@ -95,23 +101,24 @@ class Coupling:
         self._recognise(start, values)
 
     def read(self) -> Array:
-        """The variables as one vector."""
-        return np.concatenate([flat.read().double().cpu().numpy() for flat in self.flat])
+        """The variables as one vector, with the least bounds of the kinks of g."""
+        with torch.no_grad():
+            parts = [*(flat.read() for flat in self.flat), self.lifting.start(self.flat[1].variable)]
+        return np.concatenate([part.detach().double().cpu().numpy() for part in parts])
 
     def write(self, z: Array) -> None:
         """Put a vector into the variables."""
-        for flat, part in zip(self.flat, (z[: self.n], z[self.n :]), strict=True):
+        end = len(z) - self.lifting.size
+        for flat, part in zip(self.flat, (z[: self.n], z[self.n : end]), strict=True):
             flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
 
     # Functions
 
-    def _list(
-        self, oracle: Oracle, x: Variable, y: Variable
-    ) -> tuple[list[Callable[[Variable, Variable], Tensor]], list[str], Rows]:
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], Rows]:
         """The groups of functions, each a call; the names of the functions; and where they are."""
         problem = oracle.problem
         lower, upper = problem.constraints
-        groups: dict[str, list[Callable[[Variable, Variable], Tensor]]] = {"h": [], "e": [], "G": [], "E": []}
+        groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
         names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
         levels = (("h", "e", "lower_constraints", lower), ("G", "E", "upper_constraints", upper))
         for inequality, equation, argument, constraints in levels:
@@ -131,9 +138,15 @@ class Coupling:
                 key = inequality if kind == "inequality" else equation
                 groups[key].append(partial(_of_one, variable.argument, call))
                 names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
-        calls: list[Callable[[Variable, Variable], Tensor]] = [
-            lambda x, y: oracle.upper(x, y),
-            lambda x, y: oracle.lower(x, y),
+        lifting = self.lifting
+        with torch.no_grad():
+            kinks = len(lifting.rows(x, y, lifting.start(y)))
+        if kinks:
+            groups["h"].append(lifting.rows)
+            names["h"] += [f"nonsmooth row {i}" for i in range(kinks)]
+        calls: list[Part] = [
+            lambda x, y, t: oracle.upper(x, y),
+            lambda x, y, t: oracle.lower(x, y) + lifting.value(x, y, t),
         ]
         ends = [2]
         for kind in ("h", "e", "G", "E"):
@@ -142,26 +155,26 @@ class Coupling:
         slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
         return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], Rows(0, 1, *slices)
 
-    def _torch(self, z: Array) -> tuple[Tensor, Variable, Variable]:
+    def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
         """The point as a leaf of a graph, and as variables."""
         leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.flat[0].dtype).requires_grad_()
-        return leaf, *self._split(leaf)
+        return leaf, self._split(leaf)
 
-    def _split(self, leaf: Tensor) -> tuple[Variable, Variable]:
+    def _split(self, leaf: Tensor) -> tuple[Variable, Variable, Tensor]:
         first, second = self.flat
-        x, y = first.split(leaf[: self.n]), second.split(leaf[self.n :])
-        return first.variable.moved(x), second.variable.moved(y)
+        end = self.n + self.m - self.lifting.size
+        x, y = first.split(leaf[: self.n]), second.split(leaf[self.n : end])
+        return first.variable.moved(x), second.variable.moved(y), leaf[end:]
 
-    def _stack(self, x: Variable, y: Variable, parts: list[int] | None = None) -> Tensor:
+    def _stack(self, at: tuple[Variable, Variable, Tensor], parts: list[int] | None = None) -> Tensor:
         """All functions, or those of some groups."""
         chosen = self._parts if parts is None else [self._parts[k] for k in parts]
-        return torch.cat([part(x, y).reshape(-1).to(self.flat[0].dtype) for part in chosen])
+        return torch.cat([part(*at).reshape(-1).to(self.flat[0].dtype) for part in chosen])
 
     def call(self, z: Array, parts: list[int] | None = None) -> Array:
         """All functions at z, or those of some groups, by the functions themselves."""
         with torch.no_grad():
-            _, x, y = self._torch(z)
-            return self._stack(x, y, parts).double().cpu().numpy()
+            return self._stack(self._torch(z)[1], parts).double().cpu().numpy()
 
     def many(self, points: Array) -> Array:
         """All functions at many points, one a row; in one call where the objectives allow it."""
@@ -170,7 +183,7 @@ class Coupling:
         try:
             with torch.no_grad():
                 leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.flat[0].dtype)
-                return torch.vmap(lambda leaf: self._stack(*self._split(leaf)))(leaves).double().cpu().numpy()
+                return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
         except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
             return np.stack([self.values(z) for z in points])
 
@@ -263,8 +276,8 @@ class Coupling:
         parts, where = self._groups(which)
         position = {int(k): i for i, k in enumerate(where)}
         with torch.enable_grad():
-            leaf, x, y = self._torch(z)
-            values = self._stack(x, y, parts)
+            leaf, at = self._torch(z)
+            values = self._stack(at, parts)
             for k in np.flatnonzero(which):
                 if not values.requires_grad:
                     break
@@ -292,9 +305,9 @@ class Coupling:
         if not weights.any() or not mu.any():
             return found
         with torch.enable_grad():
-            leaf, x, y = self._torch(z)
+            leaf, at = self._torch(z)
             parts, where = self._groups(weights != 0)
-            total = self._stack(x, y, parts) @ torch.from_numpy(weights[where]).to(leaf)
+            total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)
             (first,) = torch.autograd.grad(total, leaf, create_graph=True)
             if not first.requires_grad:
                 return found
@@ -334,11 +347,11 @@ def _flat(variable: Variable) -> Tensor:
     return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
 
 
-def _side(constraint: Constraint, which: int, x: Variable, y: Variable) -> Tensor:
+def _side(constraint: Constraint, which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
     """The inequalities or the equations of a constraint."""
     return constraint.values(x, y)[which]
 
 
-def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable) -> Tensor:
+def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable, t: Tensor) -> Tensor:
     """A function of x or of y alone."""
     return call(_flat(x if argument == "x" else y))

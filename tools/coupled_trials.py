@@ -27,8 +27,8 @@ import meha
 from meha.constraints import Bounds, Linear, Smooth
 from meha.sets import Box, NonNegative
 
-ANSWERS = Path(__file__).parents[1] / "results" / "coupled_answers.json"
-RECORDS = Path(__file__).parents[1] / "results" / "coupled_trials.jsonl"
+ANSWERS = Path(__file__).parents[1] / "benchmarks" / "results" / "coupled_answers.json"
+RECORDS = Path(__file__).parents[1] / "benchmarks" / "results" / "coupled_trials.jsonl"
 SEEDS = 6
 """Problems of each kind; the odd ones are held out."""
 
@@ -77,10 +77,16 @@ class Quadratic:
             upper.append(Linear(double(self.U[:, : self.n]), double(self.U[:, self.n :]), double(self.u)))
         x_set = None
         if self.low is not None:
-            x_set = NonNegative() if self.high is None and not np.any(self.low) else Box(double(self.low), math.inf if self.high is None else double(self.high))
+            x_set = (
+                NonNegative()
+                if self.high is None and not np.any(self.low)
+                else Box(double(self.low), math.inf if self.high is None else double(self.high))
+            )
+
         def F(x, y):
             z = torch.cat([x, y])
             return z @ P @ z / 2 + p @ z
+
         return meha.Problem(
             F,
             lambda x, y: y @ Q @ y / 2 + y @ (R @ x + c),
@@ -94,7 +100,11 @@ class Quadratic:
         """The lower inequalities, those of the set included."""
         if not self.split:
             return self.A, self.B, self.b
-        return np.vstack([self.A, np.zeros((self.m, self.n))]), np.vstack([self.B, -np.eye(self.m)]), np.concatenate([self.b, np.zeros(self.m)])
+        return (
+            np.vstack([self.A, np.zeros((self.m, self.n))]),
+            np.vstack([self.B, -np.eye(self.m)]),
+            np.concatenate([self.b, np.zeros(self.m)]),
+        )
 
     def answer(self):
         import cvxpy
@@ -197,7 +207,11 @@ def quadratic(seed, *, F="linear", f="linear", upper=0, equations=0, degenerate=
     eq = {}
     if equations:
         k = min(equations, max(m - 1, 1))
-        eq = dict(A_eq=whole(random, k, n, reach=2), B_eq=np.eye(k, m) + whole(random, k, m, reach=1), b_eq=random.integers(1, 6, size=k).astype(float))
+        eq = dict(
+            A_eq=whole(random, k, n, reach=2),
+            B_eq=np.eye(k, m) + whole(random, k, m, reach=1),
+            b_eq=random.integers(1, 6, size=k).astype(float),
+        )
     split = bool(random.random() < 0.5)
     if not split:
         A, B, b = np.vstack([A, np.zeros((m, n))]), np.vstack([B, -np.eye(m)]), np.concatenate([b, np.zeros(m)])
@@ -276,8 +290,10 @@ class Gridded:
     def lower(self, x):
         """Solutions of the lower level at one x, those that tie, best for F first and feasible above first; None if there are none."""
         if self.response is not None:
-            y = self.response(x)
-            return None if y is None else [y]
+            found = self.response(x)
+            if not isinstance(found, list):
+                return None if found is None else [found]
+            return sorted(found, key=lambda y: (self.above(x, y) > 1e-8, float(self.F(x, y))))
         points = self._line(x) if self.m == 1 else self._plane(x)
         if not points:
             return None
@@ -297,7 +313,9 @@ class Gridded:
                 ys = torch.linspace(low, high, 801 if zoom == 0 else 41, dtype=torch.float64)[:, None]
                 spacing = (high - low) / (len(ys) - 1)
                 values = self.f(x.expand(len(ys), -1), ys)
-                values = torch.where(self.broken(x.expand(len(ys), -1), ys) <= 1e-10, values, torch.full_like(values, math.inf)).numpy()
+                values = torch.where(
+                    self.broken(x.expand(len(ys), -1), ys) <= 1e-10, values, torch.full_like(values, math.inf)
+                ).numpy()
                 padded = np.concatenate([[math.inf], values, [math.inf]])
                 is_least = (padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:]) & np.isfinite(values)
                 for k in np.flatnonzero(is_least):
@@ -326,8 +344,10 @@ class Gridded:
                 break
             if all(float((ys[k] - other).abs().max()) > (self.y[0][1] - self.y[0][0]) / 8 for other in chosen):
                 chosen.append(ys[k])
+
         def as_numpy(function):
             return (lambda v: float(function(x, double(v)))), (lambda v: _slope(function, x, v))
+
         f, df = as_numpy(self.f)
         limits = []
         for h in self.h:
@@ -335,7 +355,15 @@ class Gridded:
             limits.append(dict(type="ineq", fun=lambda v, value=value: -value(v), jac=lambda v, slope=slope: -slope(v)))
         found = []
         for start in chosen:
-            end = minimize(f, start.numpy(), jac=df, bounds=self.y, constraints=limits, method="SLSQP", options=dict(ftol=1e-14, maxiter=200))
+            end = minimize(
+                f,
+                start.numpy(),
+                jac=df,
+                bounds=self.y,
+                constraints=limits,
+                method="SLSQP",
+                options=dict(ftol=1e-14, maxiter=200),
+            )
             y = double(end.x)
             if float(self.broken(x, y)) <= 1e-8:
                 found.append((float(self.f(x, y)), y))
@@ -346,7 +374,10 @@ class Gridded:
         u = double(u)
         if self.path is not None:
             x, y = self.path[1](u)
-            outside = any(float(v) < a - 1e-12 or float(v) > b + 1e-12 for v, (a, b) in zip(torch.cat([x, y]), (*self.x, *self.y), strict=True))
+            outside = any(
+                float(v) < a - 1e-12 or float(v) > b + 1e-12
+                for v, (a, b) in zip(torch.cat([x, y]), (*self.x, *self.y), strict=True)
+            )
             if outside or float(self.broken(x, y)) > 1e-9:
                 return math.inf, None
             ys = [y]
@@ -408,10 +439,35 @@ def bilinear(seed):
     r = np.random.default_rng(seed)
     a, b, k = r.uniform(1, 4), r.uniform(0.5, 2), r.uniform(0.3, 1)
     kinds = [
-        Gridded(lambda x, y: -x[..., 0] * y[..., 0], lambda x, y: (x[..., 0] - a) * y[..., 0], h=(lambda x, y: x[..., 0] + y[..., 0] - a - b,), x=((0.0, 6.0),), y=((0.0, 4.0),)),
-        Gridded(lambda x, y: -x[..., 0] * y[..., 0] + k * y[..., 0] ** 2, lambda x, y: (x[..., 0] - a) * y[..., 0] + 0.5 * y[..., 0] ** 2, h=(lambda x, y: x[..., 0] * y[..., 0] - b,), x=((0.0, 6.0),), y=((0.0, 4.0),)),
-        Gridded(lambda x, y: x[..., 0] * y[..., 0] - a * x[..., 1], lambda x, y: (x[..., 1] - k) * y[..., 0], h=(lambda x, y: y[..., 0] - x[..., 0] - b, lambda x, y: -y[..., 0] - 1), x=((-2.0, 2.0), (-1.0, 2.0)), y=((-4.0, 4.0),)),
-        Gridded(lambda x, y: -x[..., 0] * y[..., 0] - x[..., 1] * (b - y[..., 0]), lambda x, y: (x[..., 0] - x[..., 1] - k) * y[..., 0], h=(lambda x, y: y[..., 0] - b, lambda x, y: -y[..., 0], lambda x, y: x[..., 0] + x[..., 1] - 5 - y[..., 0]), x=((0.0, 3.0), (0.0, 3.0)), y=((-0.5, 4.0),), y_set=False),
+        Gridded(
+            lambda x, y: -x[..., 0] * y[..., 0],
+            lambda x, y: (x[..., 0] - a) * y[..., 0],
+            h=(lambda x, y: x[..., 0] + y[..., 0] - a - b,),
+            x=((0.0, 6.0),),
+            y=((0.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: -x[..., 0] * y[..., 0] + k * y[..., 0] ** 2,
+            lambda x, y: (x[..., 0] - a) * y[..., 0] + 0.5 * y[..., 0] ** 2,
+            h=(lambda x, y: x[..., 0] * y[..., 0] - b,),
+            x=((0.0, 6.0),),
+            y=((0.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] * y[..., 0] - a * x[..., 1],
+            lambda x, y: (x[..., 1] - k) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - x[..., 0] - b, lambda x, y: -y[..., 0] - 1),
+            x=((-2.0, 2.0), (-1.0, 2.0)),
+            y=((-4.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: -x[..., 0] * y[..., 0] - x[..., 1] * (b - y[..., 0]),
+            lambda x, y: (x[..., 0] - x[..., 1] - k) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - b, lambda x, y: -y[..., 0], lambda x, y: x[..., 0] + x[..., 1] - 5 - y[..., 0]),
+            x=((0.0, 3.0), (0.0, 3.0)),
+            y=((-0.5, 4.0),),
+            y_set=False,
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -420,14 +476,19 @@ def polynomial(seed):
     """Polynomials of degree three and four above, a convex quadratic below with linear coupling."""
     r = np.random.default_rng(seed)
     a = r.uniform(-1.5, 1.5, size=8)
+
     def F1(x, y):
         return x[..., 0] ** 3 * y[..., 0] + a[0] * y[..., 0] ** 3 + (x[..., 0] + a[1]) ** 4
+
     def F2(x, y):
         return (x[..., 0] ** 2 - 1) ** 2 + a[2] * x[..., 0] * y[..., 0] + (y[..., 0] - a[3]) ** 2
+
     def F3(x, y):
         return (x[..., 0] - a[0]) ** 4 + x[..., 1] ** 2 * y[..., 0] + (y[..., 0] - a[1]) ** 2 + a[4] * x[..., 1]
+
     def f(x, y):
         return (y[..., 0] - a[5] * x[..., 0] - a[6]) ** 2
+
     h = (lambda x, y: x[..., 0] + y[..., 0] - 2, lambda x, y: -2 * x[..., 0] + y[..., 0] - 3)
     two = (lambda x, y: x[..., 0] - y[..., 0] - 2 + 0.3 * x[..., 1], lambda x, y: y[..., 0] + x[..., 1] - 3)
     kinds = [
@@ -444,10 +505,34 @@ def transcendental(seed):
     a = r.uniform(0.5, 2, size=6)
     one = r.uniform(-1, 1)
     kinds = [
-        Gridded(lambda x, y: (a[0] + x[..., 0]) / (1 + y[..., 0]) + a[1] * y[..., 0], lambda x, y: (y[..., 0] - a[2] * x[..., 0]) ** 2, h=(lambda x, y: y[..., 0] + x[..., 0] - 3,), x=((0.0, 3.0),), y=((0.0, 4.0),)),
-        Gridded(lambda x, y: torch.exp(-x[..., 0] + y[..., 0]) + (x[..., 0] - a[0]) ** 2, lambda x, y: torch.exp(y[..., 0]) - a[1] * y[..., 0] + one * x[..., 0] * y[..., 0], h=(lambda x, y: y[..., 0] - x[..., 0] - 1,), x=((-2.0, 3.0),), y=((-4.0, 4.0),)),
-        Gridded(lambda x, y: (x[..., 0] - a[3]) ** 2 + torch.sqrt(1 + y[..., 0] ** 2), lambda x, y: -torch.log(1 + y[..., 0]) + a[4] * x[..., 0] * y[..., 0], h=(lambda x, y: y[..., 0] - 2 - x[..., 0],), x=((0.0, 3.0),), y=((0.0, 5.0),)),
-        Gridded(lambda x, y: (x[..., 0] + x[..., 1]) / (1 + x[..., 0] * x[..., 1]) - a[5] * y[..., 0] + x[..., 1] ** 2 / 4, lambda x, y: y[..., 0] ** 2 - (a[0] * x[..., 0] + 1 / (1 + x[..., 1])) * y[..., 0], h=(lambda x, y: y[..., 0] - 1 - x[..., 1] / 2,), x=((0.0, 3.0), (0.0, 3.0)), y=((0.0, 4.0),)),
+        Gridded(
+            lambda x, y: (a[0] + x[..., 0]) / (1 + y[..., 0]) + a[1] * y[..., 0],
+            lambda x, y: (y[..., 0] - a[2] * x[..., 0]) ** 2,
+            h=(lambda x, y: y[..., 0] + x[..., 0] - 3,),
+            x=((0.0, 3.0),),
+            y=((0.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: torch.exp(-x[..., 0] + y[..., 0]) + (x[..., 0] - a[0]) ** 2,
+            lambda x, y: torch.exp(y[..., 0]) - a[1] * y[..., 0] + one * x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] - x[..., 0] - 1,),
+            x=((-2.0, 3.0),),
+            y=((-4.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[3]) ** 2 + torch.sqrt(1 + y[..., 0] ** 2),
+            lambda x, y: -torch.log(1 + y[..., 0]) + a[4] * x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 2 - x[..., 0],),
+            x=((0.0, 3.0),),
+            y=((0.0, 5.0),),
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] + x[..., 1]) / (1 + x[..., 0] * x[..., 1]) - a[5] * y[..., 0] + x[..., 1] ** 2 / 4,
+            lambda x, y: y[..., 0] ** 2 - (a[0] * x[..., 0] + 1 / (1 + x[..., 1])) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 1 - x[..., 1] / 2,),
+            x=((0.0, 3.0), (0.0, 3.0)),
+            y=((0.0, 4.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -457,11 +542,39 @@ def wells(seed):
     r = np.random.default_rng(seed)
     a = r.uniform(-1, 1, size=6)
     kinds = [
-        Gridded(lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2, lambda x, y: y[..., 0] ** 4 / 4 - y[..., 0] ** 2 / 2 + (x[..., 0] - a[2]) * y[..., 0] / 2, x=((-1.0, 1.0),), y=((-1.0, 1.5),)),
-        Gridded(lambda x, y: x[..., 0] * (1 + a[3] / 2) + y[..., 0], lambda x, y: -y[..., 0] ** 2 / 2 + a[4] * x[..., 0] * y[..., 0] / 2, x=((-1.0, 1.0),), y=((-1.0, 1.0),)),
-        Gridded(lambda x, y: (x[..., 0] - a[0]) ** 2 - y[..., 0], lambda x, y: x[..., 0] * y[..., 0] ** 3 / 3 - (x[..., 0] + a[5] / 3) * y[..., 0], h=(lambda x, y: y[..., 0] - 1.5 - 0.5 * x[..., 0],), x=((-1.0, 1.0),), y=((-1.4, 2.5),)),
-        Gridded(lambda x, y: (x[..., 0] + a[1]) ** 2 + (y[..., 0] - 0.3) ** 2, lambda x, y: torch.sin(4 * y[..., 0] + x[..., 0]) + 0.2 * y[..., 0] ** 2, h=(lambda x, y: -y[..., 0] - 2 + a[2] * x[..., 0],), x=((-2.0, 2.0),), y=((-3.0, 3.0),)),
-        Gridded(lambda x, y: y[..., 0] ** 2 + x[..., 0] + a[0] * x[..., 1], lambda x, y: y[..., 0] ** 4 - 2 * x[..., 0] * y[..., 0] ** 2 + x[..., 1] * y[..., 0], G=(lambda x, y: -x[..., 0] - y[..., 0],), x=((-1.0, 1.0), (-1.0, 1.0)), y=((-1.2, 1.0),)),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2,
+            lambda x, y: y[..., 0] ** 4 / 4 - y[..., 0] ** 2 / 2 + (x[..., 0] - a[2]) * y[..., 0] / 2,
+            x=((-1.0, 1.0),),
+            y=((-1.0, 1.5),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] * (1 + a[3] / 2) + y[..., 0],
+            lambda x, y: -(y[..., 0] ** 2) / 2 + a[4] * x[..., 0] * y[..., 0] / 2,
+            x=((-1.0, 1.0),),
+            y=((-1.0, 1.0),),
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[0]) ** 2 - y[..., 0],
+            lambda x, y: x[..., 0] * y[..., 0] ** 3 / 3 - (x[..., 0] + a[5] / 3) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 1.5 - 0.5 * x[..., 0],),
+            x=((-1.0, 1.0),),
+            y=((-1.4, 2.5),),
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] + a[1]) ** 2 + (y[..., 0] - 0.3) ** 2,
+            lambda x, y: torch.sin(4 * y[..., 0] + x[..., 0]) + 0.2 * y[..., 0] ** 2,
+            h=(lambda x, y: -y[..., 0] - 2 + a[2] * x[..., 0],),
+            x=((-2.0, 2.0),),
+            y=((-3.0, 3.0),),
+        ),
+        Gridded(
+            lambda x, y: y[..., 0] ** 2 + x[..., 0] + a[0] * x[..., 1],
+            lambda x, y: y[..., 0] ** 4 - 2 * x[..., 0] * y[..., 0] ** 2 + x[..., 1] * y[..., 0],
+            G=(lambda x, y: -x[..., 0] - y[..., 0],),
+            x=((-1.0, 1.0), (-1.0, 1.0)),
+            y=((-1.2, 1.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -472,10 +585,39 @@ def curved(seed):
     a = r.uniform(-1, 1, size=8)
     ball = (lambda x, y: (y[..., 0] - a[0]) ** 2 + (y[..., 1] - x[..., 0]) ** 2 - 1.0,)
     kinds = [
-        Gridded(lambda x, y: (x[..., 0] - a[1]) ** 2 + y[..., 0] ** 2, lambda x, y: -y[..., 0] + a[2] * x[..., 0], h=(lambda x, y: x[..., 0] ** 2 + y[..., 0] ** 2 - 2 - a[3],), x=((-1.0, 1.0),), y=((-3.0, 3.0),), y_set=False),
-        Gridded(lambda x, y: (x[..., 0] - 2 * a[1]) ** 2 + y[..., 0] + a[4] * y[..., 1], lambda x, y: a[2] * y[..., 0] + (0.5 + a[3] ** 2) * y[..., 1] ** 2 + a[5] * x[..., 0] * y[..., 1], h=ball, x=((-2.0, 2.0),), y=((-3.0, 3.0), (-4.0, 4.0)), y_set=False),
-        Gridded(lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - a[0]) ** 2, lambda x, y: (y[..., 0] - 1 - a[1]) ** 2, h=(lambda x, y: y[..., 0] - x[..., 0] ** 2 - 0.1, lambda x, y: -y[..., 0] - 1 + 0.3 * x[..., 0]), x=((-2.0, 2.0),), y=((-4.0, 5.0),)),
-        Gridded(lambda x, y: x[..., 0] ** 2 + (x[..., 1] - a[0]) ** 2 - y[..., 0], lambda x, y: -y[..., 0] * (1 + a[1] * x[..., 1] / 3), h=(lambda x, y: y[..., 0] ** 2 + x[..., 0] ** 2 + x[..., 0] * x[..., 1] - 2, lambda x, y: y[..., 0] - 1.2 - x[..., 1]), x=((-1.0, 1.0), (-1.0, 1.0)), y=((-4.0, 4.0),)),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[1]) ** 2 + y[..., 0] ** 2,
+            lambda x, y: -y[..., 0] + a[2] * x[..., 0],
+            h=(lambda x, y: x[..., 0] ** 2 + y[..., 0] ** 2 - 2 - a[3],),
+            x=((-1.0, 1.0),),
+            y=((-3.0, 3.0),),
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 2 * a[1]) ** 2 + y[..., 0] + a[4] * y[..., 1],
+            lambda x, y: a[2] * y[..., 0] + (0.5 + a[3] ** 2) * y[..., 1] ** 2 + a[5] * x[..., 0] * y[..., 1],
+            h=ball,
+            x=((-2.0, 2.0),),
+            y=((-3.0, 3.0), (-4.0, 4.0)),
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - a[0]) ** 2,
+            lambda x, y: (y[..., 0] - 1 - a[1]) ** 2,
+            h=(lambda x, y: y[..., 0] - x[..., 0] ** 2 - 0.1, lambda x, y: -y[..., 0] - 1 + 0.3 * x[..., 0]),
+            x=((-2.0, 2.0),),
+            y=((-4.0, 5.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] ** 2 + (x[..., 1] - a[0]) ** 2 - y[..., 0],
+            lambda x, y: -y[..., 0] * (1 + a[1] * x[..., 1] / 3),
+            h=(
+                lambda x, y: y[..., 0] ** 2 + x[..., 0] ** 2 + x[..., 0] * x[..., 1] - 2,
+                lambda x, y: y[..., 0] - 1.2 - x[..., 1],
+            ),
+            x=((-1.0, 1.0), (-1.0, 1.0)),
+            y=((-4.0, 4.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -485,10 +627,43 @@ def above(seed):
     r = np.random.default_rng(seed)
     a = r.uniform(-1, 1, size=6)
     kinds = [
-        Gridded(lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2, lambda x, y: (y[..., 0] - x[..., 0]) ** 2, h=(lambda x, y: y[..., 0] - 1.5 + 0.5 * x[..., 0],), G=(lambda x, y: 1 - (x[..., 0] + y[..., 0]) ** 2 / 2,), x=((-3.0, 3.0),), y=((-4.0, 4.0),)),
-        Gridded(lambda x, y: x[..., 0] + a[2] * y[..., 0], lambda x, y: y[..., 0] * (1 + a[3] / 2), h=(lambda x, y: x[..., 0] - 1 - y[..., 0], lambda x, y: -x[..., 0] - 2 - y[..., 0] + a[0], lambda x, y: y[..., 0] - 4), G=(lambda x, y: -y[..., 0] + 0.2 * a[4],), x=((-5.0, 5.0),), y=((-9.0, 5.0),), y_set=False),
-        Gridded(lambda x, y: (x[..., 0] - 1) ** 2 + x[..., 1] ** 2 + y[..., 0], lambda x, y: (y[..., 0] + x[..., 0] * x[..., 1]) ** 2, h=(lambda x, y: y[..., 0] - 1,), G=(lambda x, y: 0.5 - (y[..., 0] - a[1]) ** 2,), x=((-2.0, 2.0), (-2.0, 2.0)), y=((-5.0, 5.0),)),
-        Gridded(lambda x, y: x[..., 0] ** 2 - 2 * x[..., 0] + y[..., 0] ** 2, lambda x, y: torch.abs(y[..., 0]) * 0 + (y[..., 0] - 2 * x[..., 0] + a[0]) ** 2, moving=(lambda x: x - 1, lambda x: 2 - x * x / 4), G=(lambda x, y: torch.sin(3 * x[..., 0]) + a[5] / 2,), x=((-2.0, 2.0),), y=((-4.0, 4.0),)),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2,
+            lambda x, y: (y[..., 0] - x[..., 0]) ** 2,
+            h=(lambda x, y: y[..., 0] - 1.5 + 0.5 * x[..., 0],),
+            G=(lambda x, y: 1 - (x[..., 0] + y[..., 0]) ** 2 / 2,),
+            x=((-3.0, 3.0),),
+            y=((-4.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] + a[2] * y[..., 0],
+            lambda x, y: y[..., 0] * (1 + a[3] / 2),
+            h=(
+                lambda x, y: x[..., 0] - 1 - y[..., 0],
+                lambda x, y: -x[..., 0] - 2 - y[..., 0] + a[0],
+                lambda x, y: y[..., 0] - 4,
+            ),
+            G=(lambda x, y: -y[..., 0] + 0.2 * a[4],),
+            x=((-5.0, 5.0),),
+            y=((-9.0, 5.0),),
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 1) ** 2 + x[..., 1] ** 2 + y[..., 0],
+            lambda x, y: (y[..., 0] + x[..., 0] * x[..., 1]) ** 2,
+            h=(lambda x, y: y[..., 0] - 1,),
+            G=(lambda x, y: 0.5 - (y[..., 0] - a[1]) ** 2,),
+            x=((-2.0, 2.0), (-2.0, 2.0)),
+            y=((-5.0, 5.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] ** 2 - 2 * x[..., 0] + y[..., 0] ** 2,
+            lambda x, y: torch.abs(y[..., 0]) * 0 + (y[..., 0] - 2 * x[..., 0] + a[0]) ** 2,
+            moving=(lambda x: x - 1, lambda x: 2 - x * x / 4),
+            G=(lambda x, y: torch.sin(3 * x[..., 0]) + a[5] / 2,),
+            x=((-2.0, 2.0),),
+            y=((-4.0, 4.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -498,9 +673,26 @@ def jumps(seed):
     r = np.random.default_rng(seed)
     a = r.uniform(0.2, 0.9, size=4)
     kinds = [
-        Gridded(lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - 1) ** 2, lambda x, y: (x[..., 0] - a[0] + 0.5) * y[..., 0], x=((-1.0, 2.0),), y=((-1.0, 1.0),)),
-        Gridded(lambda x, y: -x[..., 0] + 2 * y[..., 0] * a[1], lambda x, y: (a[2] - x[..., 0]) * y[..., 0], h=(lambda x, y: y[..., 0] - 1 - x[..., 0], lambda x, y: -y[..., 0]), x=((0.0, 2.0),), y=((-1.0, 4.0),)),
-        Gridded(lambda x, y: x[..., 0] ** 2 + (y[..., 0] + 1) ** 2, lambda x, y: -y[..., 0] ** 2 + 2 * (x[..., 0] - a[3]) * y[..., 0], h=(lambda x, y: y[..., 0] - 1, lambda x, y: -1 - y[..., 0] - 0.2 * x[..., 0]), x=((-1.0, 1.0),), y=((-2.0, 2.0),)),
+        Gridded(
+            lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - 1) ** 2,
+            lambda x, y: (x[..., 0] - a[0] + 0.5) * y[..., 0],
+            x=((-1.0, 2.0),),
+            y=((-1.0, 1.0),),
+        ),
+        Gridded(
+            lambda x, y: -x[..., 0] + 2 * y[..., 0] * a[1],
+            lambda x, y: (a[2] - x[..., 0]) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 1 - x[..., 0], lambda x, y: -y[..., 0]),
+            x=((0.0, 2.0),),
+            y=((-1.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] ** 2 + (y[..., 0] + 1) ** 2,
+            lambda x, y: -(y[..., 0] ** 2) + 2 * (x[..., 0] - a[3]) * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 1, lambda x, y: -1 - y[..., 0] - 0.2 * x[..., 0]),
+            x=((-1.0, 1.0),),
+            y=((-2.0, 2.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -509,14 +701,19 @@ def plane(seed):
     """Two y, not convex: saddles, wells and concave functions in a box, some with a coupling row."""
     r = np.random.default_rng(seed)
     a = r.uniform(-1, 1, size=8)
+
     def f1(x, y):
         return y[..., 0] ** 2 - y[..., 1] ** 2 + a[0] * x[..., 0] * y[..., 1] + a[1] * y[..., 0]
+
     def f2(x, y):
         return (y[..., 0] ** 2 - 1) ** 2 + (y[..., 1] - a[2] * y[..., 0]) ** 2 + a[3] * x[..., 0] * y[..., 0] + 0.1 * y[..., 0]
+
     def f3(x, y):
         return y[..., 0] * y[..., 1] + (x[..., 0] + 0.1) * y[..., 0] + a[4] * y[..., 1]
+
     def F(x, y):
         return (x[..., 0] - a[5]) ** 2 + (y[..., 0] - a[6]) ** 2 + (y[..., 1] - a[7]) ** 2
+
     coupled = (lambda x, y: y[..., 0] + y[..., 1] - 1.5 - x[..., 0],)
     box = ((-1.0, 1.0), (-1.0, 1.5))
     kinds = [
@@ -531,22 +728,50 @@ def flat(seed):
     """Lower levels with many solutions among which F chooses, equations that bind y, and games in which f = -F."""
     r = np.random.default_rng(seed)
     a = r.uniform(-1, 1, size=8)
+
     def line(u):
         return u[:1], torch.stack([u[1], u[0] + 0.5 * a[0] - u[1]])
+
     def F(x, y):
         return (x[..., 0] - a[1]) ** 2 + (y[..., 0] - a[2]) ** 2 + y[..., 0] * y[..., 1] * a[3] + y[..., 1] ** 2
+
     def zero(x):
         return 0.0
+
     def root(x):
         c = float(x[0])
         y = np.roots([1.0, 0.0, 1.0, -c])
         return double([float(y[np.argmin(np.abs(y.imag))].real)])
+
     def game(x, y):
         return (x[..., 0] - a[4]) * y[..., 0] + x[..., 0] ** 2 / 2 - y[..., 0] ** 2 * (0.6 + a[5] / 2)
+
     kinds = [
-        Gridded(F, lambda x, y: (y[..., 0] + y[..., 1] - x[..., 0] - 0.5 * a[0]) ** 2, x=((-1.0, 1.0),), y=((-3.0, 3.0), (-6.0, 6.0)), path=(((-1.0, 1.0), (-3.0, 3.0)), line, zero), h=(lambda x, y: -y[..., 0] - 3,), y_set=False),
-        Gridded(lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - a[6]) ** 4, lambda x, y: y[..., 0] * x[..., 0], e=(lambda x, y: y[..., 0] ** 3 + y[..., 0] - x[..., 0],), x=((-2.0, 2.0),), y=((-2.0, 2.0),), response=root, y_set=False),
-        Gridded(game, lambda x, y: -game(x, y), h=(lambda x, y: y[..., 0] - 1 - x[..., 0] / 2, lambda x, y: -1 + a[7] / 3 - y[..., 0]), x=((-1.5, 1.5),), y=((-3.0, 3.0),)),
+        Gridded(
+            F,
+            lambda x, y: (y[..., 0] + y[..., 1] - x[..., 0] - 0.5 * a[0]) ** 2,
+            x=((-1.0, 1.0),),
+            y=((-3.0, 3.0), (-6.0, 6.0)),
+            path=(((-1.0, 1.0), (-3.0, 3.0)), line, zero),
+            h=(lambda x, y: -y[..., 0] - 3,),
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - a[6]) ** 4,
+            lambda x, y: y[..., 0] * x[..., 0],
+            e=(lambda x, y: y[..., 0] ** 3 + y[..., 0] - x[..., 0],),
+            x=((-2.0, 2.0),),
+            y=((-2.0, 2.0),),
+            response=root,
+            y_set=False,
+        ),
+        Gridded(
+            game,
+            lambda x, y: -game(x, y),
+            h=(lambda x, y: y[..., 0] - 1 - x[..., 0] / 2, lambda x, y: -1 + a[7] / 3 - y[..., 0]),
+            x=((-1.5, 1.5),),
+            y=((-3.0, 3.0),),
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -556,9 +781,33 @@ def unbounded(seed):
     r = np.random.default_rng(seed)
     a = r.uniform(-2, 2, size=8)
     kinds = [
-        Gridded(lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2, lambda x, y: (y[..., 0] - a[2]) ** 2 + x[..., 0] * y[..., 0], h=(lambda x, y: y[..., 0] - a[3] - x[..., 0],), x=((-8.0, 8.0),), y=((-12.0, 12.0),), x_set=False, y_set=False),
-        Gridded(lambda x, y: (x[..., 0] - a[0]) ** 2 + (x[..., 1] - a[1]) ** 2 + y[..., 0] ** 2, lambda x, y: y[..., 0] ** 2 / 2 - (x[..., 0] + x[..., 1]) * y[..., 0], h=(lambda x, y: y[..., 0] + x[..., 0] - a[2], lambda x, y: -y[..., 0] - 3), x=((-6.0, 6.0), (-6.0, 6.0)), y=((-13.0, 13.0),), x_set=False, y_set=False),
-        Gridded(lambda x, y: torch.exp(x[..., 0] / 2) + torch.exp(-x[..., 0]) + a[4] * y[..., 0], lambda x, y: torch.cosh(y[..., 0]) - a[5] * x[..., 0] * y[..., 0], h=(lambda x, y: y[..., 0] ** 2 - 4 - x[..., 0] ** 2,), x=((-6.0, 6.0),), y=((-7.5, 7.5),), x_set=False, y_set=False),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[0]) ** 2 + (y[..., 0] - a[1]) ** 2,
+            lambda x, y: (y[..., 0] - a[2]) ** 2 + x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] - a[3] - x[..., 0],),
+            x=((-8.0, 8.0),),
+            y=((-12.0, 12.0),),
+            x_set=False,
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[0]) ** 2 + (x[..., 1] - a[1]) ** 2 + y[..., 0] ** 2,
+            lambda x, y: y[..., 0] ** 2 / 2 - (x[..., 0] + x[..., 1]) * y[..., 0],
+            h=(lambda x, y: y[..., 0] + x[..., 0] - a[2], lambda x, y: -y[..., 0] - 3),
+            x=((-6.0, 6.0), (-6.0, 6.0)),
+            y=((-13.0, 13.0),),
+            x_set=False,
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: torch.exp(x[..., 0] / 2) + torch.exp(-x[..., 0]) + a[4] * y[..., 0],
+            lambda x, y: torch.cosh(y[..., 0]) - a[5] * x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] ** 2 - 4 - x[..., 0] ** 2,),
+            x=((-6.0, 6.0),),
+            y=((-7.5, 7.5),),
+            x_set=False,
+            y_set=False,
+        ),
     ]
     return kinds[seed % len(kinds)]
 
@@ -589,6 +838,7 @@ class Mixed:
     def problem(self):
         def rows(x, y, name):
             return [g(u, v) for p, u, v in self.split(x, y) for g in getattr(p, name)]
+
         def boxed(x, y, level):
             found = []
             for p, u, v in self.split(x, y):
@@ -598,12 +848,15 @@ class Mixed:
                 if level == "y" and p.moving:
                     found += [p.moving[0](u) - v, v - p.moving[1](u)]
             return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+
         def below(x, y):
             h = rows(x, y, "h")
             return torch.cat([torch.stack(h) if h else torch.zeros(0, dtype=torch.float64), boxed(x, y, "y")])
+
         def over(x, y):
             G = rows(x, y, "G")
             return torch.cat([torch.stack(G) if G else torch.zeros(0, dtype=torch.float64), boxed(x, y, "x")])
+
         return meha.Problem(
             lambda x, y: sum(p.F(u, v) for p, u, v in self.split(x, y)),
             lambda x, y: sum(p.f(u, v) for p, u, v in self.split(x, y)),
@@ -630,9 +883,328 @@ class Mixed:
 
 def mixed(seed):
     r = np.random.default_rng(seed)
-    pool = [lambda: polynomial(3 * seed + 1), lambda: unbounded(3 * seed), lambda: curved(4 * seed + 2), lambda: above(4 * seed), lambda: bilinear(4 * seed + 1)]
+    pool = [
+        lambda: polynomial(3 * seed + 1),
+        lambda: unbounded(3 * seed),
+        lambda: curved(4 * seed + 2),
+        lambda: above(4 * seed),
+        lambda: bilinear(4 * seed + 1),
+    ]
     chosen = r.choice(len(pool), size=2 if seed % 2 else 3, replace=False)
     return Mixed([pool[k]() for k in chosen], seed)
+
+
+def domains(seed):
+    """Logarithms, roots and powers that are not defined at the usual starts, and poles beside the feasible points."""
+    r = np.random.default_rng(seed)
+    a = r.uniform(0.5, 1.5, size=6)
+    kinds = [
+        Gridded(
+            lambda x, y: -torch.log(x[..., 0]) + a[0] * x[..., 0] + y[..., 0],
+            lambda x, y: -a[1] * torch.log(y[..., 0]) + x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] - 2.5 + 0.2 * x[..., 0],),
+            x=((0.01, 5.0),),
+            y=((0.01, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 2) ** 2 + y[..., 0] ** 1.5,
+            lambda x, y: a[0] * y[..., 0] - 2 * torch.sqrt(y[..., 0] + x[..., 0]),
+            h=(lambda x, y: y[..., 0] - 3 * a[1],),
+            x=((0.0, 4.0),),
+            y=((0.0, 6.0),),
+        ),
+        Gridded(
+            lambda x, y: x[..., 0] + 1 / (x[..., 0] + y[..., 0]) + a[2] * y[..., 0] / 5,
+            lambda x, y: (y[..., 0] - a[0]) ** 2 - x[..., 0] * y[..., 0],
+            h=(lambda x, y: 1 - 2 * x[..., 0] - y[..., 0],),
+            x=((0.0, 4.0),),
+            y=((0.0, 6.0),),
+        ),
+        Gridded(
+            lambda x, y: -x[..., 0] * (6 - x[..., 0] - y[..., 0]) + a[3] * x[..., 0] ** 1.2,
+            lambda x, y: -y[..., 0] * (6 - x[..., 0] - y[..., 0]) + a[4] * y[..., 0] ** 1.2,
+            h=(lambda x, y: x[..., 0] + y[..., 0] - 3 - a[5],),
+            x=((0.0, 5.0),),
+            y=((0.0, 5.0),),
+        ),
+    ]
+    return kinds[seed % len(kinds)]
+
+
+def waves(seed):
+    """Many local solutions in x."""
+    r = np.random.default_rng(seed)
+    a = r.uniform(-1, 1, size=6)
+    kinds = [
+        Gridded(
+            lambda x, y: torch.sin(5 * x[..., 0]) + 0.1 * (x[..., 0] - a[0]) ** 2 + 0.5 * y[..., 0],
+            lambda x, y: (y[..., 0] - x[..., 0] / 2) ** 2,
+            h=(lambda x, y: y[..., 0] - 1 + 0.3 * a[1],),
+            x=((-4.0, 4.0),),
+            y=((-4.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: (
+                torch.cos(4 * x[..., 0]) * (1 + 0.2 * y[..., 0])
+                + 0.05 * (x[..., 0] - a[2]) ** 2
+                + torch.sin(3 * x[..., 1])
+                + 0.1 * x[..., 1] ** 2
+            ),
+            lambda x, y: (y[..., 0] - x[..., 0] + x[..., 1]) ** 2,
+            h=(lambda x, y: y[..., 0] - 1,),
+            x=((-3.0, 3.0), (-3.0, 3.0)),
+            y=((-9.0, 4.0),),
+        ),
+        Gridded(
+            lambda x, y: torch.sin(6 * y[..., 0]) + 0.1 * (x[..., 0] - a[3]) ** 2,
+            lambda x, y: y[..., 0] ** 2 - 2 * x[..., 0] * y[..., 0],
+            h=(lambda x, y: y[..., 0] + x[..., 0] - 4,),
+            x=((-4.0, 4.0),),
+            y=((-5.0, 5.0),),
+        ),
+    ]
+    return kinds[seed % len(kinds)]
+
+
+def thin(seed):
+    """Constraints without multipliers, sets that shrink to a point, and complementarity."""
+    r = np.random.default_rng(seed)
+    a = r.uniform(0.2, 1, size=6)
+
+    def near(x):
+        c = float(x[0])
+        return (
+            double([min(max(a[0], c - math.sqrt(max(0.0, 1 - c * c))), c + math.sqrt(max(0.0, 1 - c * c)))])
+            if abs(c) <= 1
+            else None
+        )
+
+    def square(x):
+        return double([float(x[0])])
+
+    def complement(x):
+        c = float(x[0])
+        return double([1.0 + a[3]]) if abs(c) < 1e-12 else double([0.0])
+
+    kinds = [
+        Gridded(
+            lambda x, y: (x[..., 0] - 2) ** 2 + y[..., 0],
+            lambda x, y: (y[..., 0] - a[0]) ** 2,
+            h=(lambda x, y: (y[..., 0] - x[..., 0]) ** 2 + x[..., 0] ** 2 - 1,),
+            x=((-1.0, 1.0),),
+            y=((-3.0, 3.0),),
+            response=near,
+            x_set=False,
+            y_set=False,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - a[1]) ** 2 + (y[..., 0] - a[2]) ** 2,
+            lambda x, y: -y[..., 0],
+            h=(lambda x, y: (y[..., 0] - x[..., 0]) ** 2,),
+            x=((-1.0, 1.0),),
+            y=((-3.0, 3.0),),
+            response=square,
+        ),
+        Gridded(
+            lambda x, y: (x[..., 0] - 1) ** 2 + (y[..., 0] - 1) ** 2,
+            lambda x, y: -y[..., 0],
+            h=(lambda x, y: x[..., 0] * y[..., 0], lambda x, y: y[..., 0] - 1 - a[3]),
+            x=((0.0, 2.0),),
+            y=((0.0, 3.0),),
+            response=complement,
+        ),
+    ]
+    return kinds[seed % len(kinds)]
+
+
+def scaled(seed):
+    """Other units: x, y, F and f multiplied by powers of ten."""
+    r = np.random.default_rng(seed)
+    parts = [bilinear, polynomial, transcendental, wells, curved]
+    base = parts[seed % len(parts)](int(r.integers(100)))
+    s, t, u, v = 10.0 ** r.integers(-3, 4, size=4)
+
+    def turned(g, factor=1.0):
+        return lambda x, y: factor * g(x / s, y / t)
+
+    box = [tuple((a * k, b * k) for a, b in ends) for ends, k in ((base.x, s), (base.y, t))]
+    return Gridded(
+        turned(base.F, u),
+        turned(base.f, v),
+        h=tuple(turned(h) for h in base.h),
+        G=tuple(turned(G) for G in base.G),
+        x=box[0],
+        y=box[1],
+        x_set=base.x_set,
+        y_set=base.y_set,
+    )
+
+
+def corners(seed):
+    """Concave functions of three y in a box: the lower solution is one of eight corners."""
+    r = np.random.default_rng(seed)
+    n = 1 + seed % 2
+    C, c, p, q = r.normal(size=(3, n)), r.normal(size=3), r.normal(size=n), r.normal(size=3)
+    signs = torch.cartesian_prod(*[double([-1.0, 1.0])] * 3)
+    K = np.eye(3) + (0.2 * r.normal(size=(3, 3)) if seed % 3 else 0.0)
+    K, C_, c_, p_, q_ = (double(v) for v in (K @ K.T, C, c, p, q))
+
+    def f(x, y):
+        return -0.5 * ((y @ K) * y).sum(-1) + (y * (x @ C_.T + c_)).sum(-1)
+
+    def F(x, y):
+        return (x - p_).square().sum(-1) + 0.5 * (y * q_).sum(-1) + 0.3 * x[..., 0] * y[..., 0]
+
+    def respond(x):
+        values = f(x.expand(8, -1), signs)
+        return [signs[k] for k in torch.nonzero(values <= values.min() + TIE).reshape(-1)]
+
+    box = ((-1.0, 1.0),) * 3
+    rows = (
+        ()
+        if seed % 3 == 0
+        else tuple((lambda x, y, k=k: -y[..., k] - 1) for k in range(3))
+        + tuple((lambda x, y, k=k: y[..., k] - 1) for k in range(3))
+    )
+    return Gridded(F, f, h=rows, x=((-2.0, 2.0),) * n, y=box, response=respond, y_set=not rows)
+
+
+@dataclass(eq=False)
+class Tolls:
+    """Tolls x on some columns of a transport polytope: F = -x'y, f = (cost + x)'y, B y <= b, y >= 0, sum y = demand."""
+
+    seed: int
+
+    def __post_init__(self):
+        r = np.random.default_rng(self.seed)
+        self.m = int(r.integers(3, 6))
+        self.n = int(r.integers(2, min(self.m, 4)))
+        self.cost = r.integers(1, 9, size=self.m).astype(float)
+        self.cost[-1] = 9.0
+        self.cap = r.integers(1, 4, size=self.m).astype(float)
+        self.cap[-1] = 10.0
+        self.demand = float(r.integers(2, 6))
+        self.top = 10.0
+
+    def problem(self):
+        n, m, cost = self.n, self.m, double(self.cost)
+        return meha.Problem(
+            lambda x, y: -(x * y[:n]).sum(),
+            lambda x, y: (cost * y).sum() + (x * y[:n]).sum(),
+            x_set=Box(0.0, self.top),
+            y_set=NonNegative(),
+            lower_constraints=[Linear(B=np.eye(m), b=self.cap), Linear(B_eq=np.ones((1, m)), b_eq=[self.demand])],
+        )
+
+    def answer(self):
+        """For each vertex y, the tolls with the largest revenue for which it is optimal, by a linear program."""
+        from scipy.optimize import linprog
+
+        n, m, best = self.n, self.m, (math.inf, None)
+        for full in itertools.product((0, 1, 2), repeat=m):  # at zero, at capacity, or between (one at most)
+            between = [i for i in range(m) if full[i] == 2]
+            if len(between) > 1:
+                continue
+            y = np.array([0.0 if k == 0 else c for k, c in zip(full, self.cap, strict=True)])
+            if between:
+                y[between[0]] = 0.0
+                y[between[0]] = self.demand - y.sum()
+            if abs(y.sum() - self.demand) > 1e-9 or (y < 0).any() or (y > self.cap + 1e-9).any():
+                continue
+            # unknowns: x, price nu, with cost_i + x_i - nu >= 0 at zero, <= 0 at capacity, = 0 between
+            A, b, C, d = [], [], [], []
+            for i in range(m):
+                row = np.zeros(n + 1)
+                if i < n:
+                    row[i] = 1.0
+                row[n] = -1.0
+                if full[i] == 2:
+                    C.append(row), d.append(-self.cost[i])
+                elif full[i] == 0:
+                    A.append(-row), b.append(self.cost[i])
+                else:
+                    A.append(row), b.append(-self.cost[i])
+            out = linprog(
+                np.concatenate([-y[:n], [0.0]]),
+                A or None,
+                b or None,
+                C or None,
+                d or None,
+                bounds=[(0, self.top)] * n + [(None, None)],
+            )
+            if out.status == 0 and out.fun < best[0] - 1e-9:
+                best = out.fun, (out.x[:n], y)
+        return best[0], *best[1]
+
+    def value(self, x):
+        from scipy.optimize import linprog
+
+        c = self.cost.copy()
+        c[: self.n] += x
+        return float(linprog(c, A_eq=np.ones((1, self.m)), b_eq=[self.demand], bounds=[(0, k) for k in self.cap]).fun)
+
+
+@dataclass(eq=False)
+class Blocks:
+    """A sum of linear and quadratic problems whose unknowns are mixed: many rows, and an answer of parts."""
+
+    seed: int
+
+    def __post_init__(self):
+        count = (4, 6, 8)[self.seed % 3]
+        kind = dict(F="quadratic", f="quadratic") if self.seed % 2 else dict(F="linear", f="linear")
+        self.parts, k = [], 0
+        while len(self.parts) < count:
+            part = quadratic(10_000 * (1 + self.seed) + k, size=(1, 1), **kind)
+            k += 1
+            found = part.answer()
+            if found is not None:
+                self.parts.append((part, found))
+        self.n = self.m = count
+        r = np.random.default_rng(self.seed)
+        self.S, self.T = (np.eye(count) + 0.2 * r.normal(size=(count, count)) for _ in range(2))
+
+    def _whole(self):
+        size = self.n
+        W = np.block([[self.S, np.zeros((size, size))], [np.zeros((size, size)), self.T]])
+        P, p = np.zeros((2 * size, 2 * size)), np.zeros(2 * size)
+        Q, R, c = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
+        A, B, b, U, u = [], [], [], [], []
+        for i, (part, _) in enumerate(self.parts):
+            at = [i, size + i]
+            P[np.ix_(at, at)], p[at] = part.P, part.p
+            Q[i, i], R[i, i], c[i] = part.Q[0, 0], part.R[0, 0], part.c[0]
+            for a_row, b_row, right in zip(*part.rows(), strict=True):
+                A.append(a_row[0] * np.eye(size)[i]), B.append(b_row[0] * np.eye(size)[i]), b.append(right)
+            U.append(-np.eye(2 * size)[i]), u.append(0.0)
+            if part.high is not None:
+                U.append(np.eye(2 * size)[i]), u.append(part.high[0])
+        return Quadratic(
+            W.T @ P @ W,
+            W.T @ p,
+            self.T.T @ Q @ self.T,
+            self.T.T @ R @ self.S,
+            self.T.T @ c,
+            np.array(A) @ self.S,
+            np.array(B) @ self.T,
+            np.array(b),
+            size,
+            size,
+            U=np.array(U) @ W,
+            u=np.array(u),
+        )
+
+    def problem(self):
+        return self._whole().problem()
+
+    def answer(self):
+        found = [a for _, a in self.parts]
+        u, v = np.array([a[1][0] for a in found]), np.array([a[2][0] for a in found])
+        return sum(a[0] for a in found), np.linalg.solve(self.S, u), np.linalg.solve(self.T, v)
+
+    def value(self, x):
+        parts = [part.value(u) for (part, _), u in zip(self.parts, (self.S @ x)[:, None], strict=True)]
+        return None if any(v is None for v in parts) else sum(parts)
 
 
 KINDS = {
@@ -645,7 +1217,9 @@ KINDS = {
     "QP over QP": lambda s: quadratic(s, F="quadratic", f="quadratic", upper=s % 2, equations=int(s % 3 == 2)),
     "QP over QP, free x": lambda s: quadratic(s, F="quadratic", f="quadratic", free=True),
     "x without influence": lambda s: quadratic(s, F="quadratic", f="quadratic" if s % 2 else "linear", idle=True),
-    "larger": lambda s: quadratic(s, F="quadratic" if s % 3 else "linear", f="quadratic" if s % 2 else "linear", size=((10, 4), (4, 4), (6, 3))[s % 3]),
+    "larger": lambda s: quadratic(
+        s, F="quadratic" if s % 3 else "linear", f="quadratic" if s % 2 else "linear", size=((10, 4), (4, 4), (6, 3))[s % 3]
+    ),
     "bilinear": bilinear,
     "polynomials": polynomial,
     "fractions and exponentials": transcendental,
@@ -657,6 +1231,13 @@ KINDS = {
     "many solutions, equations, games": flat,
     "free variables": unbounded,
     "mixed sums": mixed,
+    "domains and poles": domains,
+    "waves": waves,
+    "no multipliers": thin,
+    "other units": scaled,
+    "corners": corners,
+    "tolls": Tolls,
+    "blocks": Blocks,
 }
 
 
@@ -686,7 +1267,10 @@ def compute():
             raise SystemExit(f"{name}: no seed gives a problem with an answer")
         F, x, y = found
         stored[name] = {"seed": seed, "F": F, "x": list(map(float, x)), "y": list(map(float, y))}
-        print(f"{name}: seed {seed}, F = {F:.8g}, x = {np.round(x, 5)}, y = {np.round(y, 5)} ({time.process_time() - begin:.1f} s)", flush=True)
+        print(
+            f"{name}: seed {seed}, F = {F:.8g}, x = {np.round(x, 5)}, y = {np.round(y, 5)} ({time.process_time() - begin:.1f} s)",
+            flush=True,
+        )
         ANSWERS.write_text(json.dumps(stored, indent=0) + "\n")
 
 
@@ -725,7 +1309,9 @@ def run(half, only, starts, label):
             try:
                 solution = meha.solve(problem, x0, y0)
             except Exception as error:  # whatever a user would see
-                record |= dict(outcome="error", error=f"{type(error).__name__}: {error}"[:200], seconds=time.process_time() - begin)
+                record |= dict(
+                    outcome="error", error=f"{type(error).__name__}: {error}"[:200], seconds=time.process_time() - begin
+                )
             else:
                 error, violation, gap = judge(spec, problem, solution.x, solution.y, known["F"])
                 right = abs(error) <= 1e-3 and violation <= 1e-6 and gap <= 1e-5
@@ -764,7 +1350,9 @@ def table(label=None, half=None):
                 errors = sum(r["outcome"] == "error" for r in chosen)
                 local = sum(r["outcome"] == "right" and r.get("status") != "converged" for r in chosen)
                 times = sorted(r["seconds"] for r in chosen)
-                print(f"| {kind or 'all'} | {len(chosen)} | {right} | {claimed} | {errors} | {local} | {times[len(times) // 2]:.2f} | {times[-1]:.1f} |")
+                print(
+                    f"| {kind or 'all'} | {len(chosen)} | {right} | {claimed} | {errors} | {local} | {times[len(times) // 2]:.2f} | {times[-1]:.1f} |"
+                )
 
 
 def main():

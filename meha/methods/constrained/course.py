@@ -109,12 +109,6 @@ class CoupledCourse:
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, max_gradients: int) -> None:
-        problem = oracle.problem
-        if problem.nonsmooth is not None:
-            raise ValueError(
-                f"nonsmooth: the default cannot take {type(problem.nonsmooth).__name__} together with constraints; write it"
-                " with additional variables and constraints (|y| <= t), or use smooth terms."
-            )
         self.oracle, self.max_gradients = oracle, max_gradients
         self.coupling = Coupling(oracle, x, y)
         self.z0 = self.coupling.read()
