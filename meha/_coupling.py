@@ -191,7 +191,7 @@ class Coupling:
         """Find the functions that are quadratic, by comparing them with their models at some points."""
         every = np.ones(self.count, dtype=bool)
         gradient, hessian = self._derivatives(start, every)
-        self._centre, self._value0 = start, values
+        self._centre, self._value0 = start, values.copy()
         self._gradient0, self._hessian0 = gradient, hessian
         generator = np.random.default_rng(0)
         agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
@@ -200,14 +200,16 @@ class Coupling:
         bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
         self.quadratic, self.linear = agrees, agrees & ~bent
         self._hessian0[self.linear] = 0.0
+        for model in (self._value0, self._gradient0, self._hessian0):  # a start may be a pole of the others
+            model[~agrees] = 0.0
         self._general = self._groups(~agrees)
 
     def _agrees(self, z: Array) -> Array:
         """Which functions equal their quadratic models at z."""
         step = z - self._centre
-        here, model = self.call(z), self._model(step)
-        size = np.abs(self._value0) + np.abs(self._gradient0) @ np.abs(step) + np.abs(here) + self._bend(step)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
+            here, model = self.call(z), self._model(step)
+            size = np.abs(self._value0) + np.abs(self._gradient0) @ np.abs(step) + np.abs(here) + self._bend(step)
             return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
 
     def confirm(self, z: Array) -> bool:

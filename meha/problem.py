@@ -243,9 +243,8 @@ class Problem:
             if domain is None or variable.has_modules or variable.divided or domain.holds(variable):
                 continue
             with torch.no_grad():
-                Prox([(_projection(part), chosen) for part, chosen in _constraints(domain, variable)])(
-                    None, variable.leaves, 1.0
-                )
+                parts = [(_projection(part), chosen) for part, chosen in _constraints(domain, variable)]
+                Prox(parts)(None, variable.leaves, 1.0)
 
     def check_start(self, x: Variable, y: Variable) -> None:
         """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""

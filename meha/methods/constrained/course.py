@@ -133,6 +133,8 @@ class CoupledCourse:
             self._work(name, z)
             if (not self.plan or self._settled(self.best)) and not self._refined:
                 self._refine()
+        while self.best is None and self.plan and not math.isfinite(sum(self.coupling.exact(self.z0))):
+            self._work(*self.plan.pop(0))  # the start cannot stand for an answer meanwhile
         best = self.best
         if best is not None:
             self.coupling.write(best.z)
