@@ -85,6 +85,7 @@ class Coupling:
         self._parts, self.names, self.rows = self._list(oracle, x, y)
         self._known: dict[bytes, Array] = {}
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
+        self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
         start = self.read()
         size = len(start)
         with torch.no_grad():
@@ -219,7 +220,7 @@ class Coupling:
             self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
             self._general = self._groups(~self.quadratic)
             self._known.clear()
-            self._last = b"", np.zeros(0)
+            self._last, self._bent = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0))
         return bool(agrees.all())
 
     def _groups(self, which: Array) -> tuple[list[int], Array]:
@@ -262,11 +263,17 @@ class Coupling:
 
     def hessians(self, z: Array, needed: Array | None = None) -> Array:
         """Their Hessians; those that are not needed may be wrong."""
-        found = self._hessian0
         general = ~self.quadratic if needed is None else ~self.quadratic & needed
-        if general.any():
-            found = found.copy()
-            found[general] = self._derivatives(z, general)[1][general]
+        if not general.any():
+            return self._hessian0
+        key = z.tobytes()
+        if self._bent[0] != key:
+            self._bent = key, np.zeros(self.count, dtype=bool), self._hessian0.copy()
+        _, known, found = self._bent
+        missing = general & ~known
+        if missing.any():
+            found[missing] = self._derivatives(z, missing)[1][missing]
+            known |= missing
         return found
 
     def _derivatives(self, z: Array, which: Array, *, second: bool = True) -> tuple[Array, Array]:
