@@ -20,7 +20,7 @@ from meha._oracle import Oracle
 from meha._quadratic import Array
 from meha._rows import set_rows
 from meha._second_order import Flat
-from meha._variables import Variable
+from meha._variables import Leaves, Variable
 from meha.constraints import Constraint
 
 __all__ = ["Coupling", "Rows"]
@@ -81,8 +81,9 @@ class Coupling:
         self.flat = Flat(x), Flat(y)
         self.lifting = Lifting(oracle.problem, y)
         self.n, self.m = x.numel, y.numel + self.lifting.size
-        self.eps = max(flat.eps for flat in self.flat)
         self._parts, self.names, self.rows = self._list(oracle, x, y)
+        self.dtype = self._precision()
+        self.eps = torch.finfo(self.dtype).eps
         self._known: dict[bytes, Array] = {}
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
         self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
@@ -158,19 +159,28 @@ class Coupling:
 
     def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
         """The point as a leaf of a graph, and as variables."""
-        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.flat[0].dtype).requires_grad_()
+        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.dtype).requires_grad_()
         return leaf, self._split(leaf)
 
     def _split(self, leaf: Tensor) -> tuple[Variable, Variable, Tensor]:
         first, second = self.flat
         end = self.n + self.m - self.lifting.size
-        x, y = first.split(leaf[: self.n]), second.split(leaf[self.n : end])
+        x, y = _leaves(leaf[: self.n], first.variable), _leaves(leaf[self.n : end], second.variable)
         return first.variable.moved(x), second.variable.moved(y), leaf[end:]
+
+    def _precision(self) -> torch.dtype:
+        """Double precision, also for single variables, unless the functions cannot take it."""
+        self.dtype = torch.float64
+        try:
+            self.call(self.read())
+        except (RuntimeError, TypeError, ValueError):  # of data in single precision, which do not mix with double
+            return torch.promote_types(self.flat[0].dtype, self.flat[1].dtype)
+        return torch.float64
 
     def _stack(self, at: tuple[Variable, Variable, Tensor], parts: list[int] | None = None) -> Tensor:
         """All functions, or those of some groups."""
         chosen = self._parts if parts is None else [self._parts[k] for k in parts]
-        return torch.cat([part(*at).reshape(-1).to(self.flat[0].dtype) for part in chosen])
+        return torch.cat([part(*at).reshape(-1).to(self.dtype) for part in chosen])
 
     def call(self, z: Array, parts: list[int] | None = None) -> Array:
         """All functions at z, or those of some groups, by the functions themselves."""
@@ -183,7 +193,7 @@ class Coupling:
             return np.stack([self.values(z) for z in points])
         try:
             with torch.no_grad():
-                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.flat[0].dtype)
+                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.dtype)
                 return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
         except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
             return np.stack([self.values(z) for z in points])
@@ -210,7 +220,8 @@ class Coupling:
         step = z - self._centre
         with np.errstate(invalid="ignore", over="ignore"):
             here, model = self.call(z), self._model(step)
-            size = np.abs(self._value0) + np.abs(self._gradient0) @ np.abs(step) + np.abs(here) + self._bend(step)
+            reach = np.abs(step) + np.abs(z)
+            size = np.abs(self._value0) + np.abs(self._gradient0) @ reach + np.abs(here) + self._bend(reach)
             return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
 
     def confirm(self, z: Array) -> bool:
@@ -350,6 +361,12 @@ class Coupling:
         """F and f, by the functions themselves."""
         values = self.call(z)
         return float(values[0]), float(values[1])
+
+
+def _leaves(vector: Tensor, variable: Variable) -> Leaves:
+    """A vector in the shapes of the leaves."""
+    parts = vector.split([leaf.numel() for leaf in variable.leaves])
+    return [part.reshape(leaf.shape) for part, leaf in zip(parts, variable.leaves, strict=True)]
 
 
 def _flat(variable: Variable) -> Tensor:

@@ -5,9 +5,10 @@
     python tools/coupled_trials.py solve held-out
     python tools/coupled_trials.py table
 
-A problem is linear and quadratic with linear constraints, and its answer is the best of the convex programs of all active sets of its lower level;
-or it has one or two x, and its answer is found on a grid over x that is refined, with the lower level solved on a grid (one y) or by descents
-from many points (two y); or it is a sum of such problems with their unknowns mixed. No method of the library is used for the answers.
+A problem is linear and quadratic with linear constraints, and its answer is the best of the convex programs of all active sets
+of its lower level; or it has one or two x, and its answer is found on a grid over x that is refined, with the lower level
+solved on a grid (one y), by descents from many points (two y) or in closed form; or it is a sum of such problems with their
+unknowns mixed. No method of the library is used for the answers. Half of the problems of each kind are held out.
 """
 
 import argparse
@@ -220,8 +221,7 @@ def quadratic(seed, *, F="linear", f="linear", upper=0, equations=0, degenerate=
         U, u = whole(random, upper, total, reach=3), random.integers(0, 8, size=upper).astype(float)
     low = None if free else np.zeros(n)
     high = np.full(n, float(random.integers(5, 12))) if not free and random.random() < 0.4 else None
-    made = Quadratic(P, p, Q, R, c, A, B, b, n, m, U=U, u=u, low=low, high=high, split=split, **eq)
-    return made
+    return Quadratic(P, p, Q, R, c, A, B, b, n, m, U=U, u=u, low=low, high=high, split=split, **eq)
 
 
 # One or two x, on a grid
@@ -288,7 +288,7 @@ class Gridded:
         return worst
 
     def lower(self, x):
-        """Solutions of the lower level at one x, those that tie, best for F first and feasible above first; None if there are none."""
+        """Solutions of the lower level at one x that tie, the best for F first; None if there are none."""
         if self.response is not None:
             found = self.response(x)
             if not isinstance(found, list):
@@ -318,8 +318,7 @@ class Gridded:
                 ).numpy()
                 padded = np.concatenate([[math.inf], values, [math.inf]])
                 is_least = (padded[1:-1] <= padded[:-2]) & (padded[1:-1] <= padded[2:]) & np.isfinite(values)
-                for k in np.flatnonzero(is_least):
-                    new.append((float(values[k]), float(ys[k, 0]), spacing))
+                new += [(float(values[k]), float(ys[k, 0]), spacing) for k in np.flatnonzero(is_least)]
             new.sort()
             kept = []
             for v, y, s in new:
@@ -1267,10 +1266,8 @@ def compute():
             raise SystemExit(f"{name}: no seed gives a problem with an answer")
         F, x, y = found
         stored[name] = {"seed": seed, "F": F, "x": list(map(float, x)), "y": list(map(float, y))}
-        print(
-            f"{name}: seed {seed}, F = {F:.8g}, x = {np.round(x, 5)}, y = {np.round(y, 5)} ({time.process_time() - begin:.1f} s)",
-            flush=True,
-        )
+        seconds = time.process_time() - begin
+        print(f"{name}: seed {seed}, F = {F:.8g}, x = {np.round(x, 5)}, y = {np.round(y, 5)} ({seconds:.1f} s)", flush=True)
         ANSWERS.write_text(json.dumps(stored, indent=0) + "\n")
 
 
@@ -1350,9 +1347,9 @@ def table(label=None, half=None):
                 errors = sum(r["outcome"] == "error" for r in chosen)
                 local = sum(r["outcome"] == "right" and r.get("status") != "converged" for r in chosen)
                 times = sorted(r["seconds"] for r in chosen)
-                print(
-                    f"| {kind or 'all'} | {len(chosen)} | {right} | {claimed} | {errors} | {local} | {times[len(times) // 2]:.2f} | {times[-1]:.1f} |"
-                )
+                counts = [len(chosen), right, claimed, errors, local]
+                listed = " | ".join(map(str, [kind or "all", *counts]))
+                print(f"| {listed} | {times[len(times) // 2]:.2f} | {times[-1]:.1f} |")
 
 
 def main():
