@@ -15,20 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meha._lifting import Lifting
 from meha._oracle import Oracle
 from meha._quadratic import Array
 from meha._rows import set_rows
 from meha._second_order import Flat
-from meha._variables import Variable
+from meha._variables import Leaves, Variable
 from meha.constraints import Constraint
 
 __all__ = ["Coupling", "Rows"]
 
-PROBES = 4
+PROBES = 12
 """Points at which a function is compared with its quadratic model."""
 
 QUADRATIC = 1e6
 """Rounding errors, relative to the size of a function and its model, within which both agree."""
+
+COARSE = 1e-4
+"""Largest of these tolerances, which single precision needs."""
 
 REACH = 3.0
 """Size of the coordinates of these points, beyond that of the start."""
@@ -38,6 +42,10 @@ LARGEST = 1 << 27
 
 MEMORY = 1000
 """Points at which values are remembered."""
+
+
+Part = Callable[[Variable, Variable, Tensor], Tensor]
+"""Some of the functions: of x, y, and the bounds of the kinks of g."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Coupling:
         x, y: the variables, which give structure and the point around which quadratic functions are recognised.
 
     Attributes:
-        n, m: the sizes of x and y.
+        n, m: the sizes of x, and of y with the unknowns that bound the kinks of g.
         rows: where which function is.
         names: a name for each function, for reports.
         quadratic: which of them are quadratic (or linear).
@@ -71,15 +79,18 @@ class Coupling:
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle = oracle
         self.flat = Flat(x), Flat(y)
-        self.n, self.m = x.numel, y.numel
-        self.eps = max(flat.eps for flat in self.flat)
+        self.lifting = Lifting(oracle.problem, y)
+        self.n, self.m = x.numel, y.numel + self.lifting.size
         self._parts, self.names, self.rows = self._list(oracle, x, y)
+        self.dtype = self._precision()
+        self.eps = torch.finfo(self.dtype).eps
         self._known: dict[bytes, Array] = {}
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
+        self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
         start = self.read()
         size = len(start)
         with torch.no_grad():
-            self._sizes = [part(x, y).numel() for part in self._parts]
+            self._sizes = [part(x, y, self.lifting.start(y)).numel() for part in self._parts]
         values = self.call(start)
         self.count = len(values)
         if self.count * size**2 > LARGEST:
@@ -92,12 +103,15 @@ class Coupling:
         self._recognise(start, values)
 
     def read(self) -> Array:
-        """The variables as one vector."""
-        return np.concatenate([flat.read().double().cpu().numpy() for flat in self.flat])
+        """The variables as one vector, with the least bounds of the kinks of g."""
+        with torch.no_grad():
+            parts = [*(flat.read() for flat in self.flat), self.lifting.start(self.flat[1].variable)]
+        return np.concatenate([part.detach().double().cpu().numpy() for part in parts])
 
     def write(self, z: Array) -> None:
         """Put a vector into the variables."""
-        for flat, part in zip(self.flat, (z[: self.n], z[self.n :]), strict=True):
+        end = len(z) - self.lifting.size
+        for flat, part in zip(self.flat, (z[: self.n], z[self.n : end]), strict=True):
             flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
 
     def forget(self) -> None:
@@ -107,13 +121,11 @@ class Coupling:
 
     # Functions
 
-    def _list(
-        self, oracle: Oracle, x: Variable, y: Variable
-    ) -> tuple[list[Callable[[Variable, Variable], Tensor]], list[str], Rows]:
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], Rows]:
         """The groups of functions, each a call; the names of the functions; and where they are."""
         problem = oracle.problem
         lower, upper = problem.constraints
-        groups: dict[str, list[Callable[[Variable, Variable], Tensor]]] = {"h": [], "e": [], "G": [], "E": []}
+        groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
         names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
         levels = (("h", "e", "lower_constraints", lower), ("G", "E", "upper_constraints", upper))
         for inequality, equation, argument, constraints in levels:
@@ -133,9 +145,15 @@ class Coupling:
                 key = inequality if kind == "inequality" else equation
                 groups[key].append(partial(_of_one, variable.argument, call))
                 names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
-        calls: list[Callable[[Variable, Variable], Tensor]] = [
-            lambda x, y: oracle.upper(x, y),
-            lambda x, y: oracle.lower(x, y),
+        lifting = self.lifting
+        with torch.no_grad():
+            kinks = len(lifting.rows(x, y, lifting.start(y)))
+        if kinks:
+            groups["h"].append(lifting.rows)
+            names["h"] += [f"nonsmooth row {i}" for i in range(kinks)]
+        calls: list[Part] = [
+            lambda x, y, t: oracle.upper(x, y),
+            lambda x, y, t: oracle.lower(x, y) + lifting.value(x, y, t),
         ]
         ends = [2]
         for kind in ("h", "e", "G", "E"):
@@ -144,26 +162,35 @@ class Coupling:
         slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
         return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], Rows(0, 1, *slices)
 
-    def _torch(self, z: Array) -> tuple[Tensor, Variable, Variable]:
+    def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
         """The point as a leaf of a graph, and as variables."""
-        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.flat[0].dtype).requires_grad_()
-        return leaf, *self._split(leaf)
+        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.dtype).requires_grad_()
+        return leaf, self._split(leaf)
 
-    def _split(self, leaf: Tensor) -> tuple[Variable, Variable]:
+    def _split(self, leaf: Tensor) -> tuple[Variable, Variable, Tensor]:
         first, second = self.flat
-        x, y = first.split(leaf[: self.n]), second.split(leaf[self.n :])
-        return first.variable.moved(x), second.variable.moved(y)
+        end = self.n + self.m - self.lifting.size
+        x, y = _leaves(leaf[: self.n], first.variable), _leaves(leaf[self.n : end], second.variable)
+        return first.variable.moved(x), second.variable.moved(y), leaf[end:]
 
-    def _stack(self, x: Variable, y: Variable, parts: list[int] | None = None) -> Tensor:
+    def _precision(self) -> torch.dtype:
+        """Double precision, also for single variables, unless the functions cannot take it."""
+        self.dtype = torch.float64
+        try:
+            self.call(self.read())
+        except (RuntimeError, TypeError, ValueError):  # of data in single precision, which do not mix with double
+            return torch.promote_types(self.flat[0].dtype, self.flat[1].dtype)
+        return torch.float64
+
+    def _stack(self, at: tuple[Variable, Variable, Tensor], parts: list[int] | None = None) -> Tensor:
         """All functions, or those of some groups."""
         chosen = self._parts if parts is None else [self._parts[k] for k in parts]
-        return torch.cat([part(x, y).reshape(-1).to(self.flat[0].dtype) for part in chosen])
+        return torch.cat([part(*at).reshape(-1).to(self.dtype) for part in chosen])
 
     def call(self, z: Array, parts: list[int] | None = None) -> Array:
         """All functions at z, or those of some groups, by the functions themselves."""
         with torch.no_grad():
-            _, x, y = self._torch(z)
-            return self._stack(x, y, parts).double().cpu().numpy()
+            return self._stack(self._torch(z)[1], parts).double().cpu().numpy()
 
     def many(self, points: Array) -> Array:
         """All functions at many points, one a row; in one call where the objectives allow it."""
@@ -171,8 +198,8 @@ class Coupling:
             return np.stack([self.values(z) for z in points])
         try:
             with torch.no_grad():
-                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.flat[0].dtype)
-                return torch.vmap(lambda leaf: self._stack(*self._split(leaf)))(leaves).double().cpu().numpy()
+                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.dtype)
+                return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
         except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
             return np.stack([self.values(z) for z in points])
 
@@ -180,21 +207,37 @@ class Coupling:
         """Find the functions that are quadratic, by comparing them with their models at some points."""
         every = np.ones(self.count, dtype=bool)
         gradient, hessian = self._derivatives(start, every)
-        self._centre, self._value0 = start, values
+        self._centre, self._value0 = start, values.copy()
         self._gradient0, self._hessian0 = gradient, hessian
         generator = np.random.default_rng(0)
         agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
-        bent = np.zeros(self.count, dtype=bool)
         for _ in range(PROBES):
-            step = (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start))
-            here, model = self.call(start + step), self._model(step)
-            size = np.abs(values) + np.abs(gradient) @ np.abs(step) + np.abs(here) + self._bend(step)
-            with np.errstate(invalid="ignore"):
-                agrees &= np.abs(here - model) <= QUADRATIC * self.eps * size
+            agrees &= self._agrees(start + (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start)))
         bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
         self.quadratic, self.linear = agrees, agrees & ~bent
         self._hessian0[self.linear] = 0.0
+        for model in (self._value0, self._gradient0, self._hessian0):  # a start may be a pole of the others
+            model[~agrees] = 0.0
         self._general = self._groups(~agrees)
+
+    def _agrees(self, z: Array) -> Array:
+        """Which functions equal their quadratic models at z."""
+        step = z - self._centre
+        with np.errstate(invalid="ignore", over="ignore"):
+            here, model = self.call(z), self._model(step)
+            reach = np.abs(step) + np.abs(z)
+            size = np.abs(self._value0) + np.abs(self._gradient0) @ reach + np.abs(here) + self._bend(reach)
+            return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
+
+    def confirm(self, z: Array) -> bool:
+        """Whether all models hold at z; functions whose models do not are no longer taken for quadratic."""
+        agrees = self._agrees(z) | ~self.quadratic
+        if not agrees.all():
+            self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
+            self._general = self._groups(~self.quadratic)
+            self._known.clear()
+            self._last, self._bent = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0))
+        return bool(agrees.all())
 
     def _groups(self, which: Array) -> tuple[list[int], Array]:
         """The groups that hold some functions, and where all functions of these groups are."""
@@ -236,11 +279,17 @@ class Coupling:
 
     def hessians(self, z: Array, needed: Array | None = None) -> Array:
         """Their Hessians; those that are not needed may be wrong."""
-        found = self._hessian0
         general = ~self.quadratic if needed is None else ~self.quadratic & needed
-        if general.any():
-            found = found.copy()
-            found[general] = self._derivatives(z, general)[1][general]
+        if not general.any():
+            return self._hessian0
+        key = z.tobytes()
+        if self._bent[0] != key:
+            self._bent = key, np.zeros(self.count, dtype=bool), self._hessian0.copy()
+        _, known, found = self._bent
+        missing = general & ~known
+        if missing.any():
+            found[missing] = self._derivatives(z, missing)[1][missing]
+            known |= missing
         return found
 
     def _derivatives(self, z: Array, which: Array, *, second: bool = True) -> tuple[Array, Array]:
@@ -252,8 +301,8 @@ class Coupling:
         parts, where = self._groups(which)
         position = {int(k): i for i, k in enumerate(where)}
         with torch.enable_grad():
-            leaf, x, y = self._torch(z)
-            values = self._stack(x, y, parts)
+            leaf, at = self._torch(z)
+            values = self._stack(at, parts)
             for k in np.flatnonzero(which):
                 if not values.requires_grad:
                     break
@@ -281,9 +330,9 @@ class Coupling:
         if not weights.any() or not mu.any():
             return found
         with torch.enable_grad():
-            leaf, x, y = self._torch(z)
+            leaf, at = self._torch(z)
             parts, where = self._groups(weights != 0)
-            total = self._stack(x, y, parts) @ torch.from_numpy(weights[where]).to(leaf)
+            total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)
             (first,) = torch.autograd.grad(total, leaf, create_graph=True)
             if not first.requires_grad:
                 return found
@@ -304,7 +353,7 @@ class Coupling:
         worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
         if level == "both":
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
-        return float(worst) if math.isfinite(float(worst)) else math.inf
+        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf
 
     def state_dict(self) -> dict[str, str]:
         """Nothing: it does not change in a run."""
@@ -319,15 +368,21 @@ class Coupling:
         return float(values[0]), float(values[1])
 
 
+def _leaves(vector: Tensor, variable: Variable) -> Leaves:
+    """A vector in the shapes of the leaves."""
+    parts = vector.split([leaf.numel() for leaf in variable.leaves])
+    return [part.reshape(leaf.shape) for part, leaf in zip(parts, variable.leaves, strict=True)]
+
+
 def _flat(variable: Variable) -> Tensor:
     return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
 
 
-def _side(constraint: Constraint, which: int, x: Variable, y: Variable) -> Tensor:
+def _side(constraint: Constraint, which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
     """The inequalities or the equations of a constraint."""
     return constraint.values(x, y)[which]
 
 
-def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable) -> Tensor:
+def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable, t: Tensor) -> Tensor:
     """A function of x or of y alone."""
     return call(_flat(x if argument == "x" else y))

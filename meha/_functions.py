@@ -64,6 +64,8 @@ class Function:
                     " can pass; make it outside, or use tensor.clone()."
                 ) from error
             raise
+        if isinstance(value, Tensor) and value.ndim and value.numel() == 1:
+            value = value.reshape(())
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")

@@ -270,4 +270,7 @@ def _step(K: Array, right: Array) -> Array:
     size = np.abs(right).max(initial=0.0)
     if np.isfinite(step).all() and np.abs(K @ step - right).max(initial=0.0) <= USABLE * size:
         return step
-    return np.linalg.lstsq(K, right, rcond=SINGULAR)[0]
+    try:
+        return np.asarray(np.linalg.lstsq(K, right, rcond=SINGULAR)[0])
+    except np.linalg.LinAlgError:
+        return step

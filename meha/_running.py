@@ -140,6 +140,8 @@ class Run:
         method.check(problem)
         first = Variable(x, "x")
         self.group = self._gather(problem, method, first, second, group)
+        if method.projects_start:
+            problem.project_start(first, second)
         problem.check_start(first, second)
         self.problem, self.method, self._given = problem, method, method
         self.constants: Constants | None = None

@@ -225,6 +225,8 @@ class Expansion:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _images(self, outputs: Leaves, vectors: Tensor) -> Tensor:
+        if not len(vectors):  # a batch without rows breaks the derivatives of indexing
+            return torch.zeros(0, self._flat_y.size, dtype=vectors.dtype, device=vectors.device)
         images: Tensor = vmap(lambda row: self._pull(outputs, row, self._y, self._flat_y))(vectors)
         return images
 

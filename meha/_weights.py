@@ -30,7 +30,7 @@ def declared(term: str, name: str, weight: Weight) -> Weight:
 
 
 def per_leaf(
-    term: str, names: list[str], weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False
+    term: str, names: list[str], weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False, signed: bool = False
 ) -> list[tuple[Tensor, Tensor]]:
     """Pair each leaf with its weight.
 
@@ -38,6 +38,7 @@ def per_leaf(
         term: name of the term in errors.
         names: names of the leaves, for weights given by name.
         scalar: whether the weight of a leaf must be a single number.
+        signed: whether weights may be negative, as they may be at an x outside X.
     """
     weights = weight(x) if callable(weight) else weight
     if isinstance(weights, Mapping):
@@ -51,7 +52,7 @@ def per_leaf(
     many = weights if isinstance(weights, list | tuple) else [weights] * len(leaves)
     if len(many) != len(leaves):
         raise ValueError(f"{term}: got {len(many)} weights for {len(leaves)} leaves; give one for each, or a single one.")
-    return [(_fitted(w, leaf, term, scalar), leaf) for w, leaf in zip(many, leaves, strict=True)]
+    return [(_fitted(w, leaf, term, scalar, signed), leaf) for w, leaf in zip(many, leaves, strict=True)]
 
 
 def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Te
     return _not_negative(weights, term)
 
 
-def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool) -> Tensor:
+def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool, signed: bool) -> Tensor:
     if not isinstance(weight, Tensor | Real):
         raise TypeError(
             f"{term}: a weight must be a number or a tensor, got {type(weight).__name__}; wrap arrays with torch.as_tensor."
@@ -88,7 +89,7 @@ def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool) -> Tensor:
     if not fits:
         kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
         raise ValueError(f"{term}: weight has shape {tuple(fitted.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
-    return _not_negative(fitted, term)
+    return fitted if signed else _not_negative(fitted, term)
 
 
 def _on(value: Tensor | float, like: Tensor) -> Tensor:

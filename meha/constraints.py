@@ -52,7 +52,8 @@ class Linear(Constraint):
     """A x + B y <= b and A_eq x + B_eq y = b_eq.
 
     Args:
-        A, B: matrices with one row per inequality and one column per coordinate of x, and of y; None for zero.
+        A, B: matrices with one row per inequality and one column per coordinate of x, and of y; None for zero. A vector is
+            a row if there is one inequality, and a column otherwise.
         b: one entry per row.
         A_eq, B_eq, b_eq: the same for equations.
 
@@ -81,6 +82,8 @@ class Linear(Constraint):
                 if matrix is None:
                     continue
                 matrix = _tensor(matrix, f"Linear: {name}")
+                if matrix.ndim <= 1:  # one row, or one column for a variable with one coordinate
+                    matrix = matrix.reshape(1, -1) if len(right) == 1 else matrix.reshape(-1, 1)
                 if matrix.ndim != 2 or len(matrix) != len(right):
                     raise ValueError(
                         f"Linear: {name} must be a matrix with one row for each of the {len(right)} entries of {names[2]}, got"
@@ -109,7 +112,7 @@ class Smooth(Constraint):
 
     Args:
         h: a function of (x, y) in the structure of the start, which returns a tensor of any shape, or a dict or list of
-            tensors.
+            tensors and numbers; a function of y alone where there is no x.
         equations: e, likewise.
 
     >>> disc = Smooth(lambda x, y: (y - x).square().sum() - 1)
@@ -223,22 +226,29 @@ def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Te
 def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, y: Variable) -> Tensor:
     if function is None:
         return y.leaves[0].new_zeros(0)
-    value = function(x.value, y.value)
-    parts = [value] if isinstance(value, Tensor) else list(_tensors(value, name))
-    return torch.cat([part.reshape(-1) for part in parts])
+    try:
+        arguments = inspect.signature(function).bind(x.value, y.value).args
+    except TypeError:  # a function of y alone
+        arguments = (y.value,)
+    except ValueError:  # a builtin without a signature
+        arguments = (x.value, y.value)
+    like = y.leaves[0]
+    parts = [part.reshape(-1) for part in _tensors(function(*arguments), name, like)]
+    return torch.cat(parts) if parts else like.new_zeros(0)
 
 
-def _tensors(value: Any, name: str) -> list[Tensor]:
-    items = list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, list | tuple) else [value]
-    found: list[Tensor] = []
-    for item in items:
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, dict | list | tuple):
-            found += _tensors(item, name)
-        else:
-            raise TypeError(f"Smooth: {name} must return a tensor, or a dict or list of tensors, got {type(item).__name__}.")
-    return found
+def _tensors(value: Any, name: str, like: Tensor) -> list[Tensor]:
+    """The tensors and numbers in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, int | float):
+        return [like.new_tensor(float(value))]
+    if not isinstance(value, dict | list | tuple):
+        raise TypeError(
+            f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
+        )
+    items = value.values() if isinstance(value, dict) else value
+    return [tensor for item in items for tensor in _tensors(item, name, like)]
 
 
 def _tensor(value: Any, label: str) -> Tensor:

@@ -236,6 +236,16 @@ class Problem:
             after += [(_projection(part), last)] if last else []
         return Prox([*before, *((_proximal(term), chosen) for term, chosen in terms), *after])
 
+    def project_start(self, x: Variable, y: Variable) -> None:
+        """Move x into X and y into Y, unless they are there or are parameters of modules."""
+        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+            variable.check_finite()
+            if domain is None or variable.has_modules or variable.divided or domain.holds(variable):
+                continue
+            with torch.no_grad():
+                parts = [(_projection(part), chosen) for part, chosen in _constraints(domain, variable)]
+                Prox(parts)(None, variable.leaves, 1.0)
+
     def check_start(self, x: Variable, y: Variable) -> None:
         """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""
         if x.device != y.device:

@@ -9,6 +9,7 @@ import torch
 import meha
 from meha import Problem, Status
 from meha._coupling import Coupling
+from meha._lifting import Lifting
 from meha._oracle import Oracle
 from meha._variables import Variable
 from meha.constraints import Bounds, Linear, Smooth
@@ -98,9 +99,159 @@ def test_other_methods_refuse_in_one_sentence(kind):
         Method.check(method, capped())
 
 
-def test_the_default_refuses_g_with_constraints():
-    with pytest.raises(ValueError, match="nonsmooth: the default cannot take L1 together with constraints"):
-        meha.solve(capped(nonsmooth=meha.nonsmooth.L1(0.1)), t(0.0), t(0.0))
+def test_the_default_refuses_terms_that_are_not_polyhedral_with_constraints():
+    with pytest.raises(ValueError, match="nonsmooth: the default cannot take GroupL2 together with constraints; it takes L1"):
+        meha.solve(capped(nonsmooth=meha.nonsmooth.GroupL2([1], 0.1)), t(0.0), t(0.0))
+
+
+# Statements
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Linear([[-1.0]], [[1.0]], [0.0]),
+        Linear([-1.0], [1.0], 0.0),
+        Linear([-1.0, 0.0], [1.0, 1.0], [0.0, 9.0]),
+        Smooth(lambda x, y: [y - x, -1.0, []]),
+        Smooth(lambda x, y: {"row": y[0] - x[0], "idle": 0}),
+        Bounds(high=lambda x: x),
+    ],
+    ids=["matrix", "row", "columns", "list", "dict", "bounds"],
+)
+def test_forms_of_a_constraint(constraint):
+    """y = min(x, 2), and F has one value for each entry; its minimum (x - 1)^2 + y^2 is at x = 1/2."""
+    problem = Problem(
+        lambda x, y: (x - 1) ** 2 + y**2, lambda x, y: (y - 2) ** 2, x_set=Box(0.0, 4.0), lower_constraints=constraint
+    )
+    solution = meha.solve(problem, t(-3.0), t(7.0))
+    assert solution.status is Status.CONVERGED
+    assert solution.x.item() == pytest.approx(0.5, abs=1e-6)
+
+
+def test_constraints_of_y_alone_without_x():
+    """The nearest point to (2, 2) on y_1 + y_2 = 1 with y_1 <= 0.2."""
+    problem = Problem(
+        lambda y: (y - 2).square().sum(), lambda y: (y.sum() - 1) ** 2, lower_constraints=Smooth(lambda y: y[0] - 0.2)
+    )
+    assert torch.allclose(meha.solve(problem, None, t(0.0, 0.0)).y, t(0.2, 0.8), atol=1e-6)
+
+
+def test_a_start_outside_of_the_sets_is_moved_there():
+    """y = 2 x without constraints; F = (x - y)^2 is least at the x of the box that is nearest to zero."""
+    problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - 2 * x).square().sum(), x_set=Box(2.0, 3.0))
+    assert meha.solve(problem, t(0.0), t(0.0)).x.item() == pytest.approx(2.0, abs=1e-6)
+    with pytest.raises(ValueError, match="x0 is not in X"):
+        meha.solve(problem, t(0.0), t(0.0), meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0))
+
+
+def test_a_start_at_a_pole():
+    """y = max(1 - x, 1/2); F = x + 1 / (x + y) + y: 2 for x <= 1/2, and less than 2 in no place."""
+    problem = Problem(
+        lambda x, y: (x + 1 / (x + y) + y).sum() + 0.1 * (x - 0.3).square().sum(),
+        lambda x, y: (y - 0.5).square().sum(),
+        x_set=Box(0.0, 4.0),
+        y_set=Box(0.0, 4.0),
+        lower_constraints=Smooth(lambda x, y: 1 - x - y),
+    )
+    solution = meha.solve(problem, t(0.0), t(0.0))
+    assert solution.status is Status.CONVERGED
+    assert solution.x.item() == pytest.approx(0.3, abs=1e-5)
+
+
+def test_functions_that_look_quadratic_near_the_start():
+    """|y| is linear near the start, but not at the solution that branch and bound finds with its model."""
+    problem = Problem(
+        lambda x, y: x.square().sum() + (y + 60).abs().sum(),
+        lambda x, y: (y - x).square().sum(),
+        x_set=Box(-200.0, 200.0),
+        lower_constraints=Linear(None, [[1.0]], [500.0]),
+    )
+    solution = meha.solve(problem, t(0.0), t(0.0))
+    assert float(problem.upper(solution.x, solution.y)) == pytest.approx(59.75, abs=1e-6)  # x = -1/2
+    far = Problem(
+        lambda x, y: 0.001 * (x + 100).square().sum() + (y + 30).abs().sum(),
+        lambda x, y: (y - x).square().sum(),
+        x_set=Box(-200.0, 200.0),
+        lower_constraints=Linear(None, [[1.0]], [500.0]),
+    )
+    solution = meha.solve(far, t(0.0), t(0.0))
+    assert float(far.upper(solution.x, solution.y)) == pytest.approx(4.9, abs=1e-5)  # at the kink, x = -30
+
+
+# Non-smooth terms
+
+TERMS = {
+    "L1": meha.nonsmooth.L1(lambda x: x[0]),
+    "L1, a weight each": meha.nonsmooth.L1(t(0.1, 0.2, 0.3, 0.4)),
+    "non-negative": meha.nonsmooth.NonNegativeL1(lambda x: x[0]),
+    "elastic net": meha.nonsmooth.ElasticNet(lambda x: x[0], lambda x: x[1]),
+    "total variation": meha.nonsmooth.TotalVariation(lambda x: x[0]),
+    "fused": meha.nonsmooth.FusedLasso(lambda x: x[0], lambda x: x[1]),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", TERMS)
+def test_lifted_terms_have_the_value_of_g_at_their_least_bounds(name):
+    x = Variable(t(0.7, 0.4), "x")
+    y = Variable((t(1.0, -2.0, 0.0, 3.0).abs() if name == "non-negative" else t(1.0, -2.0, 0.0, 3.0)), "y")
+    problem = Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), nonsmooth=TERMS[name])
+    lifting = Lifting(problem, y)
+    least = lifting.start(y)
+    assert float(lifting.value(x, y, least)) == pytest.approx(float(problem.g.value(x.value, y.value)), abs=1e-12)
+    assert float(lifting.rows(x, y, least).max()) <= 0
+    if lifting.size:
+        assert float(lifting.rows(x, y, least - 0.01).max()) > 0
+        assert float(lifting.value(x, y, least + 0.01)) > float(lifting.value(x, y, least))
+
+
+def test_g_with_constraints_in_closed_form():
+    """y = min(max(2 - x, 0), 1.2) for f = (y - 2)^2 / 2 and g = x |y|; F = (y - 0.3)^2 + x^2 / 100 is least at 1.7 / 1.01."""
+    problem = Problem(
+        lambda x, y: (y - 0.3).square().sum() + 0.01 * x.square().sum(),
+        lambda x, y: (y - 2).square().sum() / 2,
+        nonsmooth=meha.nonsmooth.L1(lambda x: x),
+        x_set=NonNegative(),
+        lower_constraints=Linear(None, [[1.0]], [1.2]),
+    )
+    solution = meha.solve(problem, t(0.0), t(0.0))
+    assert solution.status is Status.CONVERGED
+    assert solution.x.item() == pytest.approx(1.7 / 1.01, abs=1e-6)
+    assert solution.y.item() == pytest.approx(2 - 1.7 / 1.01, abs=1e-6)
+
+
+def test_g_on_one_part_of_a_dict_with_constraints():
+    """The lower level at the answer, by a QP solver; no other weight is better."""
+    cvxpy = pytest.importorskip("cvxpy")
+    generator = np.random.default_rng(0)
+    A, b = generator.normal(size=(6, 3)), generator.normal(size=6)
+    matrix, right = torch.from_numpy(A), torch.from_numpy(b)
+
+    def respond(w):
+        v, s = cvxpy.Variable(3), cvxpy.Variable(1)
+        objective = cvxpy.sum_squares(A @ v + s - b) / 2 + w * cvxpy.norm1(v)
+        cvxpy.Problem(cvxpy.Minimize(objective), [cvxpy.sum(v) + s[0] <= 0.1]).solve(solver="CLARABEL")
+        return np.array(v.value), np.array(s.value)
+
+    def upper(x, y):
+        return (y["w"] - 0.4).square().sum() + (y["b"] - 1).square().sum() + 0.01 * x.square().sum()
+
+    problem = Problem(
+        upper,
+        lambda x, y: (matrix @ y["w"] + y["b"] - right).square().sum() / 2,
+        nonsmooth=meha.nonsmooth.L1(lambda x: x, part="w"),
+        x_set=Box(0.0, 5.0),
+        lower_constraints=Linear(None, [[1.0, 1.0, 1.0, 1.0]], [0.1]),
+    )
+    solution = meha.solve(problem, t(1.0), {"w": torch.zeros(3, dtype=D), "b": torch.zeros(1, dtype=D)})
+    assert solution.status is Status.CONVERGED
+    w, s = respond(solution.x.item())
+    assert np.abs(solution.y["w"].numpy() - w).max() <= 1e-4
+    assert np.abs(solution.y["b"].numpy() - s).max() <= 1e-4
+    for weight in np.linspace(0, 5, 26):
+        w, s = respond(weight)
+        assert float(upper(t(weight), {"w": torch.from_numpy(w), "b": torch.from_numpy(s)})) >= float(solution.upper) - 1e-6
 
 
 # Solutions

@@ -490,3 +490,59 @@ def test_methods_that_work_in_python_are_not_recorded():
         assert len([w for w in caught if w.category is meha.compiled.CompileWarning]) == compile
         results.append(solution.x)
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
+
+
+def coupled(device, **parts):
+    """One x and one y on a device, with rows below."""
+    options = dict(dtype=torch.float64, device=device)
+    problem = meha.Problem(
+        lambda x, y: (x - 5).square().sum() + (2 * y + 1).square().sum(),
+        lambda x, y: (y - 1).square().sum() - 1.5 * (x * y).sum(),
+        x_set=sets.NonNegative(),
+        lower_constraints=[
+            meha.constraints.Linear([[-3.0], [1.0], [1.0]], [[1.0], [-0.5], [1.0]], [-3.0, 4.0, 7.0]),
+            meha.constraints.Bounds(0.0, lambda x: 9 + x),
+        ],
+        **parts,
+    )
+    return problem, torch.tensor([4.0], **options), torch.tensor([0.0], **options)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"upper_constraints": meha.constraints.Smooth(lambda x, y: y * y - 30 + x.exp() / 1e3)},
+        {"nonsmooth": nonsmooth.L1(lambda x: 0.1 * x)},
+    ],
+    ids=["linear", "smooth above", "L1"],
+)
+def test_coupled_problems_equal_the_cpu(parts):
+    cpu, gpu = (meha.solve(*coupled(device, **parts)) for device in ("cpu", "cuda"))
+    assert gpu.x.is_cuda
+    assert gpu.y.is_cuda
+    assert gpu.status is cpu.status is meha.Status.CONVERGED
+    assert torch.allclose(cpu.x, gpu.x.cpu(), atol=1e-7)
+    assert torch.allclose(cpu.y, gpu.y.cpu(), atol=1e-7)
+
+
+@pytest.mark.parametrize("method", [meha.LVHBA(), meha.BiCGAFFA()], ids=lambda method: method.name)
+def test_methods_for_coupled_problems_equal_the_cpu(method):
+    runs = []
+    for device in ("cpu", "cuda"):
+        run = method.start(*coupled(device))
+        for _ in range(50):
+            run.step()
+        runs.append(run)
+    assert torch.allclose(runs[0].x, runs[1].x.cpu(), atol=1e-9)
+    assert torch.allclose(runs[0].y, runs[1].y.cpu(), atol=1e-9)
+
+
+def test_projection_on_a_polyhedron_equals_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(20, 10, generator=generator, dtype=torch.float64)
+    domain = sets.Polyhedron(A, torch.ones(20, dtype=torch.float64), A_eq=torch.ones(1, 10), b_eq=[0.1])
+    z = 3 * torch.randn(10, generator=generator, dtype=torch.float64)
+    there = domain.project(z.cuda())
+    assert there.is_cuda
+    assert torch.allclose(there.cpu(), domain.project(z), atol=1e-10)

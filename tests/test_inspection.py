@@ -308,7 +308,7 @@ def test_start_outside_of_the_sets():
     assert (report.upper, report.lower) == pytest.approx((inside.upper, inside.lower))
     weighted = Problem(upper, lower, nonsmooth=L1(lambda x: x), x_set=NonNegative())
     (only,) = meha.check(weighted, -ones(3), ones(3)).warnings
-    assert only.startswith("x0 is not in X = NonNegative(), so a run would refuse it")
+    assert only.startswith("x0 is not in X = NonNegative(), and only the default begins at the nearest point")
 
 
 def test_terms_that_do_not_fit_or_leave_their_domain():

@@ -24,7 +24,7 @@ SHOWN = 5  # constraints that are named
 
 def check_constraints(inspection: Inspection) -> None:
     """Values and gradients at the start, a feasible point of the lower level at x0, its active constraints and their rank."""
-    problem, result = inspection.problem, inspection.result
+    result = inspection.result
     try:
         coupling = Coupling(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
     except Exception as error:  # of a constraint, whatever it does
@@ -41,8 +41,6 @@ def check_constraints(inspection: Inspection) -> None:
         return
     _check_start(inspection, coupling, values)
     _check_gradients(inspection, coupling, z)
-    if problem.nonsmooth is not None:
-        inspection.warn("nonsmooth: the default takes no g together with constraints; write it with more variables (|y| <= t).")
     level = LowerLevel(coupling, Region.of(coupling, z))
     convexity = {True: "convex", None: "convex as far as seen", False: "non-convex"}[level.convex]
     result.convexity = "unknown" if level.convex is None else convexity

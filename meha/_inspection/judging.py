@@ -111,7 +111,8 @@ class Inspection:
                 if domain is not None and not domain.holds(variable):
                     name = variable.argument
                     remedy = f"start from {name}_set.project({name}0). The rest of this report is about that point"
-                    self.warn(f"{name}0 is not in {name.upper()} = {domain!r}, so a run would refuse it; {remedy}.")
+                    where = f"{name}0 is not in {name.upper()} = {domain!r}"
+                    self.warn(f"{where}, and only the default begins at the nearest point; {remedy}.")
             if not (self.result.warnings or math.isfinite(float(problem.g.value(x.value, y.value)))):
                 self.warn("nonsmooth: is not finite at the start; start inside its domain (y0 >= 0 for NonNegativeL1).")
             self.around = Surroundings(problem, x, y, self.batch)

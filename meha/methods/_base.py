@@ -98,6 +98,7 @@ class Method(ABC):
 
     Attributes:
         takes_coupling: whether the method takes constraints that couple x and y.
+        projects_start: whether a start outside X or Y is moved to the nearest point of the set, and not refused.
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
         refuses_group, refuses_shards: why it cannot run in several processes, or on variables that are divided among them.
         follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
@@ -110,6 +111,7 @@ class Method(ABC):
     """
 
     takes_coupling: ClassVar[bool] = False
+    projects_start: ClassVar[bool] = False
     refuses_nonsmooth: ClassVar[str] = ""
     refuses_y_set: ClassVar[str] = ""
     refuses_group: ClassVar[str] = ""

@@ -1,30 +1,26 @@
-"""The Lagrangian of a coupled lower level, f + <multipliers, h>, and its gradients, for first-order methods."""
+"""What LVHBA and BiCGAFFA share: the Lagrangian of a coupled lower level, f + <multipliers, h>, and steps on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from meha._checks import check_positive
 from meha._oracle import Function, Oracle
-from meha._variables import Leaves, Variable
-from meha.methods._base import Method
+from meha._running import At, Numbers
+from meha._variables import Leaves, Variable, norm
+from meha.methods._base import Method, State
 from meha.problem import Problem
+from meha.schedules import Power, Schedule, check_schedule
 
-__all__ = ["Lagrangian", "require_constraints"]
+__all__ = ["Lagrangian", "LagrangianMethod", "LagrangianState"]
 
-
-def require_constraints(method: Method, problem: Problem) -> None:
-    """Raise unless there are lower constraints, and neither g nor batches."""
-    if not problem.lower_constraints:
-        raise ValueError(
-            f"lower_constraints: {method.name} is for lower levels that constraints couple with x, and there are none; use"
-            " MEHA."
-        )
-    if problem.needs_batch:
-        raise ValueError(f"method: {method.name} takes no batches; use objectives of (x, y) on all data.")
+GROWING = Power(1.0, p=0.3)
+"""The penalty of the first experiment of both papers."""
 
 
 class Lagrangian:
@@ -75,3 +71,74 @@ class Lagrangian:
         _, found = oracle.gradients(wrt, [(1.0, total, x, y)], strict=False)
         oracle.average([], (), value)
         return value[0], found
+
+    def violation(self, values: Tensor) -> float:
+        """The largest violation among rows with these values."""
+        parts = values[: self.sizes[0]].clamp(min=0), values[self.sizes[0] :].abs()
+        return max((float(part.max()) for part in parts if len(part)), default=0.0)
+
+
+@dataclass
+class LagrangianState(State):
+    """x, y, the point theta of the proximal Lagrangian, and the multipliers z."""
+
+    theta: Variable
+    z: Variable
+    lagrangian: Lagrangian
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagrangianMethod(Method):
+    """Base class of single loops on the proximal Lagrangian of the lower level; its fields are those of both methods."""
+
+    takes_coupling: ClassVar[bool] = True
+    projects_start: ClassVar[bool] = True
+    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    penalties: ClassVar[tuple[str, ...]] = ("c",)
+    steps: ClassVar[tuple[str, ...]] = ("alpha", "eta")
+
+    alpha: Schedule = 0.01
+    eta: Schedule = 0.01
+    gamma1: float = 10.0
+    gamma2: float = 10.0
+    c: Schedule = GROWING
+    radius: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name in (*self.steps, "c"):
+            check_schedule(name, getattr(self, name))
+        for name in ("gamma1", "gamma2", "radius"):
+            check_positive(name, getattr(self, name))
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if not problem.lower_constraints:
+            raise ValueError(
+                f"lower_constraints: {self.name} is for lower levels that constraints couple with x, and there are none; use"
+                " MEHA."
+            )
+        if problem.needs_batch:
+            raise ValueError(f"method: {self.name} takes no batches; use objectives of (x, y) on all data.")
+
+    def descend(self, oracle: Oracle, state: LagrangianState, at: At, multipliers: Tensor) -> tuple[Tensor, Leaves]:
+        """f at theta, and theta after a step on the proximal Lagrangian."""
+        x, y, theta = state.x, state.y, state.theta
+        best, (d_theta,) = state.lagrangian.gradients((theta,), x, theta, multipliers)
+        moved = [t - at.eta * (d + (t - own) / self.gamma1) for t, d, own in zip(theta.leaves, d_theta, y.leaves, strict=True)]
+        oracle.prox(x.value, moved, 1.0)
+        return best, moved
+
+    def advance(self, variable: Variable, direction: Leaves, step: float) -> Leaves:
+        """The leaves of a variable after a step."""
+        return [leaf - step * d for leaf, d in zip(variable.leaves, direction, strict=True)]
+
+    def numbers(
+        self, at: At, upper: Tensor, lower: Tensor, best: Tensor, violation: float, directions: tuple[Leaves, Leaves]
+    ) -> Numbers:
+        """The numbers of a step."""
+        gap = lower - best
+        return {"upper": upper, "lower": lower, "gap": gap, "violation": violation, "d_x": norm(*directions), "c": at.c}
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        listed = ", ".join(self.steps[:-1]) + f" and {self.steps[-1]}"
+        return f"Take smaller {listed}, or use the default, which chooses its numbers."

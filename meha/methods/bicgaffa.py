@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from meha._checks import check_positive
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Variable, copy_, norm
-from meha.methods._base import Method, State
-from meha.methods._lagrangian import Lagrangian, require_constraints
+from meha._variables import Variable, copy_
+from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
 from meha.problem import Problem
-from meha.schedules import Power, Schedule, check_schedule
 
 __all__ = ["BiCGAFFA"]
 
-GROWING = Power(1.0, p=0.3)
-
-
-@dataclass
-class BiCGAFFAState(State):
-    """x, y, the multipliers z, and theta, the minimiser of the proximal Lagrangian."""
-
-    theta: Variable
-    z: Variable
-    lagrangian: Lagrangian
-
 
 @dataclass(frozen=True, kw_only=True)
-class BiCGAFFA(Method):
+class BiCGAFFA(LagrangianMethod):
     """Bilevel constrained gap function based first-order algorithm for coupled problems (Yao et al. 2024).
 
     With L = f + <lambda, h>, the gap of (y, z) as a saddle point of L,
@@ -71,44 +57,27 @@ class BiCGAFFA(Method):
     0.5
     """
 
-    takes_coupling: ClassVar[bool] = True
-    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
     refuses_shards: ClassVar[str] = "its constraints are functions of x and y as whole vectors"
-    penalties: ClassVar[tuple[str, ...]] = ("c",)
 
-    alpha: Schedule = 0.01
-    eta: Schedule = 0.01
-    gamma1: float = 10.0
     gamma2: float = 1.0
-    c: Schedule = GROWING
-    radius: float = 1000.0
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "eta", "c"):
-            check_schedule(name, getattr(self, name))
-        for name in ("gamma1", "gamma2", "radius"):
-            check_positive(name, getattr(self, name))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
-        require_constraints(self, problem)
         if problem.upper_constraints:
             raise ValueError(
                 "upper_constraints: BiCGAFFA takes none, because it moves (x, y) without a projection on them; use the default"
                 " or LVHBA()."
             )
 
-    def init(self, oracle: Oracle, x: Variable, y: Variable) -> BiCGAFFAState:
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> LagrangianState:
         lagrangian = Lagrangian(oracle, x, y)
-        zero = lagrangian.multipliers(y.leaves[0])
-        return BiCGAFFAState(x, y, theta=y.copy(), z=Variable(zero, "z"), lagrangian=lagrangian)
+        z = Variable(lagrangian.multipliers(y.leaves[0]), "z")
+        return LagrangianState(x, y, theta=y.copy(), z=z, lagrangian=lagrangian)
 
-    def step(self, oracle: Oracle, state: BiCGAFFAState, at: At) -> Numbers:
+    def step(self, oracle: Oracle, state: LagrangianState, at: At) -> Numbers:
         x, y, theta, lagrangian = state.x, state.y, state.theta, state.lagrangian
         z = state.z.leaves[0]
-        best, (d_theta,) = lagrangian.gradients((theta,), x, theta, z.detach())
-        moved = [t - at.eta * (d + (t - own) / self.gamma1) for t, d, own in zip(theta.leaves, d_theta, y.leaves, strict=True)]
-        oracle.prox(x.value, moved, 1.0)
+        best, moved = self.descend(oracle, state, at, z.detach())
         copy_(theta.leaves, moved)
         h = lagrangian.values(x, y).detach()
         lam = z.detach() + self.gamma2 * h
@@ -120,23 +89,10 @@ class BiCGAFFA(Method):
         d_x = [a / at.c + b - v for a, b, v in zip(F_x, l_x, v_x, strict=True)]
         d_y = [a / at.c + b - (own - t) / self.gamma1 for a, b, own, t in zip(F_y, l_y, y.leaves, theta.leaves, strict=True)]
         new_z = lagrangian.project(z - at.alpha * ((lam - z) / self.gamma2 - h_theta), self.radius)
-        new_y = [leaf - at.alpha * d for leaf, d in zip(y.leaves, d_y, strict=True)]
-        new_x = [leaf - at.alpha * d for leaf, d in zip(x.leaves, d_x, strict=True)]
+        new_x, new_y = self.advance(x, d_x, at.alpha), self.advance(y, d_y, at.alpha)
         oracle.prox(x.value, new_y, 1.0)
         oracle.project(x.value, new_x, 1.0)
         copy_(x.leaves, new_x)
         copy_(y.leaves, new_y)
         copy_([z], [new_z])
-        inequalities, equations = h[: lagrangian.sizes[0]], h[lagrangian.sizes[0] :]
-        violation = max((float(part.max()) for part in (inequalities.clamp(min=0), equations.abs()) if len(part)), default=0.0)
-        return {
-            "upper": upper,
-            "lower": lower,
-            "gap": lower - best,
-            "violation": violation,
-            "d_x": norm(d_x, d_y),
-            "c": at.c,
-        }
-
-    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return "Take a smaller alpha and eta, or use the default, which chooses its numbers."
+        return self.numbers(at, upper, lower, best, lagrangian.violation(h), (d_x, d_y))

@@ -7,37 +7,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from meha._checks import check_positive
 from meha._coupling import Coupling
 from meha._oracle import Oracle
 from meha._quadratic import solve_program
 from meha._running import At, Numbers
-from meha._variables import Variable, copy_, norm
-from meha.methods._base import Method, State
-from meha.methods._lagrangian import Lagrangian, require_constraints
+from meha._variables import Variable, copy_
+from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
 from meha.methods.constrained.programs import Relaxed
 from meha.methods.constrained.sqp import minimise
-from meha.problem import Problem
-from meha.schedules import Power, Schedule, check_schedule
+from meha.schedules import Schedule
 
 __all__ = ["LVHBA"]
 
-GROWING = Power(1.0, p=0.3)
-
 
 @dataclass
-class LVHBAState(State):
+class LVHBAState(LagrangianState):
     """x, y, the saddle point (theta, lam) of the proximal Lagrangian, and its centre z."""
 
-    theta: Variable
     lam: Variable
-    z: Variable
-    lagrangian: Lagrangian
     coupling: Coupling
 
 
 @dataclass(frozen=True, kw_only=True)
-class LVHBA(Method):
+class LVHBA(LagrangianMethod):
     """Lagrangian value function based Hessian-free algorithm for coupled problems (Yao et al. 2024).
 
     With L = f + <lambda, h> and the proximal Lagrangian value function
@@ -79,28 +71,10 @@ class LVHBA(Method):
     0.5
     """
 
-    takes_coupling: ClassVar[bool] = True
-    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
     refuses_group: ClassVar[str] = "its projection recognises quadratic functions on the data of one"
-    penalties: ClassVar[tuple[str, ...]] = ("c",)
+    steps: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
 
-    alpha: Schedule = 0.01
     beta: Schedule = 0.01
-    eta: Schedule = 0.01
-    gamma1: float = 10.0
-    gamma2: float = 10.0
-    c: Schedule = GROWING
-    radius: float = 1000.0
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "eta", "c"):
-            check_schedule(name, getattr(self, name))
-        for name in ("gamma1", "gamma2", "radius"):
-            check_positive(name, getattr(self, name))
-
-    def check(self, problem: Problem) -> None:
-        super().check(problem)
-        require_constraints(self, problem)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> LVHBAState:
         lagrangian = Lagrangian(oracle, x, y)
@@ -122,9 +96,7 @@ class LVHBA(Method):
         x, y, theta, lagrangian = state.x, state.y, state.theta, state.lagrangian
         lam, z = state.lam.leaves[0], state.z.leaves[0]
         h = lagrangian.values(x, theta).detach()
-        best, (d_theta,) = lagrangian.gradients((theta,), x, theta, lam.detach())
-        moved = [t - at.eta * (d + (t - own) / self.gamma1) for t, d, own in zip(theta.leaves, d_theta, y.leaves, strict=True)]
-        oracle.prox(x.value, moved, 1.0)
+        best, moved = self.descend(oracle, state, at, lam.detach())
         copy_([lam], [lagrangian.project(lam - at.eta * ((lam - z) / self.gamma2 - h), self.radius)])
         copy_(theta.leaves, moved)
         (upper, lower), (g_x, g_y) = oracle.gradients(
@@ -133,20 +105,11 @@ class LVHBA(Method):
         _, (v_x,) = lagrangian.gradients((x,), x, theta, lam.detach())
         d_x = [a - b for a, b in zip(g_x, v_x, strict=True)]
         d_y = [a - (own - t) / self.gamma1 for a, own, t in zip(g_y, y.leaves, theta.leaves, strict=True)]
-        for variable, direction in ((x, d_x), (y, d_y)):
-            copy_(variable.leaves, [leaf - at.alpha * d for leaf, d in zip(variable.leaves, direction, strict=True)])
+        copy_(x.leaves, self.advance(x, d_x, at.alpha))
+        copy_(y.leaves, self.advance(y, d_y, at.alpha))
         self._project(state)
         copy_([z], [lagrangian.project(z - at.beta * (z - lam) / self.gamma2, self.radius)])
-        inequalities, equations = h[: lagrangian.sizes[0]], h[lagrangian.sizes[0] :]
-        violation = max((float(part.max()) for part in (inequalities.clamp(min=0), equations.abs()) if len(part)), default=0.0)
-        return {
-            "upper": upper,
-            "lower": lower,
-            "gap": lower - best,
-            "violation": violation,
-            "d_x": norm(d_x, d_y),
-            "c": at.c,
-        }
+        return self.numbers(at, upper, lower, best, lagrangian.violation(h), (d_x, d_y))
 
     @staticmethod
     def _project(state: LVHBAState) -> None:
@@ -162,6 +125,3 @@ class LVHBA(Method):
             nearest = minimise(program, target).w
         if np.isfinite(nearest).all():
             coupling.write(nearest)
-
-    def advice(self, problem: Problem, x: Variable, y: Variable, batch: object) -> str:
-        return "Take smaller alpha, beta and eta, or use the default, which chooses its numbers."

@@ -13,7 +13,7 @@ from torch import Tensor
 from meha._variables import Leaves, Variable, copy_, select, short_step, subtract
 from meha._weights import Weight, declared, per_leaf
 
-__all__ = ["NonSmooth", "Sum", "Zero", "kink", "least", "soft", "total"]
+__all__ = ["NonSmooth", "Sum", "Zero", "joined", "kink", "least", "soft", "split", "total"]
 
 _HIDDEN = ("names", "rho", "count")
 """Attributes that a representation leaves out."""
@@ -47,9 +47,11 @@ class NonSmooth(ABC):
         """Return a weight of this term unchanged, after a first check."""
         return declared(type(self).__name__, name, weight)
 
-    def weighted(self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False) -> list[tuple[Tensor, Tensor]]:
+    def weighted(
+        self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False, signed: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
         """Pair each leaf with its weight, converted to the dtype and device of the leaf."""
-        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar)
+        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar, signed=signed)
 
     def value(self, x: Any, y: Any) -> Tensor:
         """g(x, y), differentiable in x."""
@@ -111,6 +113,20 @@ class NonSmooth(ABC):
         step = short_step(leaves, gradient) / max(c, 1.0)
         moved = self.prox_leaves(x, [y - step * d for y, d in zip(leaves, gradient, strict=True)], step * c)
         return [d / step for d in subtract(leaves, moved)]
+
+    def bounded(self, leaves: Leaves) -> Tensor | None:
+        """Linear functions a of y, as one vector, whose absolute values :meth:`lifted` bounds by further unknowns t.
+
+        None if g cannot be written with such bounds; the default then refuses it together with constraints.
+        """
+        return None
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        """A smooth function of (x, y, t) and inequalities, not positive where they hold, besides -t <= a(y) <= t.
+
+        Its least value over t is g. Weights may be negative, since x need not be in X here.
+        """
+        raise NotImplementedError
 
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves] | None:
         """The derivatives of g from the left and from the right in each coordinate; None if unknown or g is not separable."""
@@ -231,3 +247,14 @@ def total(terms: Iterable[Tensor]) -> Tensor:
     """Sum of all entries of all tensors."""
     result: Tensor = sum(term.sum() for term in terms)  # type: ignore[assignment]
     return result
+
+
+def joined(leaves: Leaves) -> Tensor:
+    """All leaves as one vector."""
+    return leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def split(vector: Tensor, leaves: Leaves) -> Leaves:
+    """A vector in the shapes of leaves."""
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

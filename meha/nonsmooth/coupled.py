@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meha._variables import Leaves
 from meha._weights import Groups, Weight, by_size, per_group, read_groups
-from meha.nonsmooth._base import NonSmooth, kink, least, soft, total
+from meha.nonsmooth._base import NonSmooth, joined, kink, least, soft, split, total
 
 __all__ = ["GroupL2", "Nuclear", "SparseGroup"]
 
@@ -99,7 +99,7 @@ class GroupL2(NonSmooth):
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         vector, labels = self._flatten(leaves)
-        return _split(
+        return split(
             self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
         )
 
@@ -109,10 +109,10 @@ class GroupL2(NonSmooth):
         radius = c * per_group(type(self).__name__, self.count, self.weight, x, vector).expand(self.count)
         norms = self._norms(vector, labels)
         factor = torch.where(norms > 0, radius / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
-        smooth = _split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)
+        smooth = split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)
         rest = least([d + s for d, s in zip(gradient, smooth, strict=True)], self._kinks(x, leaves), c, room)
         flat, _ = self._flatten(rest)
-        return _split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)
+        return split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)
 
     def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
         """The derivatives from both sides of what is separable in the term."""
@@ -122,7 +122,7 @@ class GroupL2(NonSmooth):
     def free(self, leaves: Leaves) -> Leaves | None:
         vector, labels = self._flatten(leaves)
         norms = self._norms(vector, labels)
-        return _split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
+        return split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
 
     def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
         """Stop a move at zero for each group that turns around on its way."""
@@ -131,7 +131,7 @@ class GroupL2(NonSmooth):
         (new, labels), (old, _) = self._flatten(leaves), self._flatten(start)
         along = new.new_zeros(self.count + 1).index_add_(0, labels, new * old)
         along[self.count] = 0
-        return _split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
+        return split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
 
     def labels(self, size: int) -> Tensor:
         """The group of each of ``size`` coordinates, on the host; each coordinate in no group has one of its own."""
@@ -142,7 +142,7 @@ class GroupL2(NonSmooth):
         return torch.cat([own, torch.arange(after, after + size - named)])
 
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
-        vector = leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
+        vector = joined(leaves)
         if self._labels.device != vector.device or self._labels.numel() != vector.numel():
             free = torch.full((vector.numel() - self._named.numel(),), self.count)
             self._labels = torch.cat([self._named, free]).to(vector.device)
@@ -194,8 +194,3 @@ class SparseGroup(GroupL2):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         thresholded = [soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]
         return super().prox_leaves(x, thresholded, step)
-
-
-def _split(vector: Tensor, leaves: Leaves) -> Leaves:
-    pieces = vector.split([leaf.numel() for leaf in leaves])
-    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

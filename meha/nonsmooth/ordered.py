@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meha._variables import Leaves
 from meha._weights import Weight
-from meha.nonsmooth._base import NonSmooth, soft, total
+from meha.nonsmooth._base import NonSmooth, joined, soft, split, total
 
 __all__ = ["FusedLasso", "OrderedL1", "TotalVariation"]
 
@@ -49,6 +49,13 @@ class TotalVariation(NonSmooth):
         weights = self.weighted(self.weight, x, [leaf.diff(dim=-1) for leaf in leaves])
         return [_along_last(leaf, step * w) for leaf, (w, _) in zip(leaves, weights, strict=True)]
 
+    def bounded(self, leaves: Leaves) -> Tensor:
+        return joined([leaf.diff(dim=-1) for leaf in leaves])
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = split(t, [leaf.diff(dim=-1) for leaf in leaves])
+        return total(w * size for w, size in self.weighted(self.weight, x, sizes, signed=True)), t[:0]
+
 
 class FusedLasso(TotalVariation):
     """L1 and total variation together; prox: that of the total variation, then soft thresholding.
@@ -72,6 +79,15 @@ class FusedLasso(TotalVariation):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         smooth = super().prox_leaves(x, leaves, step)
         return [soft(leaf, step * v) for v, leaf in self.weighted(self.l1, x, smooth, scalar=True)]
+
+    def bounded(self, leaves: Leaves) -> Tensor:
+        return torch.cat([super().bounded(leaves), joined(leaves)])
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        jumps = len(super().bounded(leaves))
+        variation, none = super().lifted(x, leaves, t[:jumps])
+        pairs = self.weighted(self.l1, x, split(t[jumps:], leaves), scalar=True, signed=True)
+        return variation + total(v * size for v, size in pairs), none
 
 
 class OrderedL1(NonSmooth):

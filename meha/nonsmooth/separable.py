@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meha._variables import Leaves
 from meha._weights import Weight
-from meha.nonsmooth._base import NonSmooth, kink, soft, total
+from meha.nonsmooth._base import NonSmooth, joined, kink, soft, split, total
 
 __all__ = ["L1", "MCP", "SCAD", "ElasticNet", "NonNegativeL1"]
 
@@ -46,6 +46,12 @@ class L1(NonSmooth):
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
         return _sides(kink(w, y, w) for w, y in self.weighted(self.weight, x, leaves))
 
+    def bounded(self, leaves: Leaves) -> Tensor:
+        return joined(leaves)
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        return total(w * size for w, size in self.weighted(self.weight, x, split(t, leaves), signed=True)), t[:0]
+
 
 class NonNegativeL1(NonSmooth):
     """g(x, y) = sum_i w_i y_i + indicator(y >= 0); prox: max(y_i - step * w_i, 0).
@@ -73,6 +79,12 @@ class NonNegativeL1(NonSmooth):
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
         pairs = [(w.expand_as(y), y) for w, y in self.weighted(self.weight, x, leaves)]
         return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]
+
+    def bounded(self, leaves: Leaves) -> Tensor:
+        return joined(leaves)[:0]
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        return total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves, signed=True)), -joined(leaves)
 
 
 class ElasticNet(NonSmooth):
@@ -105,6 +117,13 @@ class ElasticNet(NonSmooth):
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
         pairs = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
         return _sides(kink(w, y, w + v * y.abs()) for (w, y), (v, _) in pairs)
+
+    def bounded(self, leaves: Leaves) -> Tensor:
+        return joined(leaves)
+
+    def lifted(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        first = total(w * size for w, size in self.weighted(self.l1, x, split(t, leaves), signed=True))
+        return first + total(v * leaf.square() / 2 for v, leaf in self.weighted(self.l2, x, leaves, signed=True)), t[:0]
 
 
 class SCAD(NonSmooth):

@@ -60,6 +60,9 @@ def _respond(coupling: Coupling, lower: LowerLevel, x: Array, y: Array) -> tuple
     if answer is None:
         return z, math.inf
     z = np.concatenate([x, answer.w])
+    if lower.strict(x, answer):
+        F = coupling.exact(z)[0]
+        return z, F if coupling.violation(z) <= FEASIBLE and math.isfinite(F) else math.inf
     best = lower.best_for_upper(x, answer.w, answer.value + TIE * (1 + abs(answer.value)))
     chosen = np.concatenate([x, best.w])
     if np.isfinite(chosen).all() and coupling.violation(chosen) <= FEASIBLE:

@@ -19,8 +19,8 @@ from meha.methods.constrained.branching import Branching
 from meha.methods.constrained.compass import compass
 from meha.methods.constrained.descent import Found, descend
 from meha.methods.constrained.lower import LowerLevel, Region
-from meha.methods.constrained.programs import Cut, Relaxed
-from meha.methods.constrained.sqp import minimise
+from meha.methods.constrained.programs import Cut
+from meha.methods.constrained.starts import Starts
 
 __all__ = ["CoupledCourse"]
 
@@ -33,29 +33,17 @@ GAP = 1e-6
 AGREE = 1e-5
 """Difference of F, relative to 1 + |F|, within which two starts agree."""
 
-SCREENING = 48
-"""Random points at which the lower level is solved to choose starts."""
-
-STARTS = 12
-"""Descents from chosen and random points."""
-
 ENOUGH = 3
 """Starts that must agree, or a fifth of those that ended feasible if that is more, before the answer counts as global."""
 
 SHARE = 0.2
 """See ENOUGH."""
 
-CLOSE = 1e-3
-"""Distance of two starts, relative to the width of the region, below which one of them is enough."""
-
 FEW = 4
 """Largest number of x for which steps along the coordinates are taken in the end."""
 
 REFUTED = 4
 """Lower valleys that are followed from one start."""
-
-WEIGHT = 1e3
-"""Weight of violations where starts are compared."""
 
 BELOW = ", lower valley"
 """What the name of a start ends with that begins in a valley below what another found."""
@@ -109,12 +97,6 @@ class CoupledCourse:
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, max_gradients: int) -> None:
-        problem = oracle.problem
-        if problem.nonsmooth is not None:
-            raise ValueError(
-                f"nonsmooth: the default cannot take {type(problem.nonsmooth).__name__} together with constraints; write it"
-                " with additional variables and constraints (|y| <= t), or use smooth terms."
-            )
         self.oracle, self.max_gradients, self._variables = oracle, max_gradients, (x, y)
         self._look()
         self.outcomes: list[Outcome] = []
@@ -123,7 +105,7 @@ class CoupledCourse:
         self.nodes = 0
         self.unbounded = False
         self.over = False
-        self._drawn = self._refined = False
+        self._drawn = self._refined = self._again = False
 
     def _look(self) -> None:
         """Take the variables for the start, and see what kind of problem it is around it."""
@@ -131,6 +113,7 @@ class CoupledCourse:
         self.z0 = self.coupling.read()
         self.region = Region.of(self.coupling, self.z0)
         self.lower = LowerLevel(self.coupling, self.region)
+        self.starts = Starts(self.coupling, self.lower, self.z0)
 
     # Steps
 
@@ -142,8 +125,13 @@ class CoupledCourse:
         elif self.plan:
             name, z = self.plan.pop(0)
             self._work(name, z)
+            if not self.plan and not self._again and not self._confirmed(self.best):
+                self._again = True
+                self.plan += self.starts.further()
             if (not self.plan or self._settled(self.best)) and not self._refined:
                 self._refine()
+        while self.best is None and self.plan and not math.isfinite(sum(self.coupling.exact(self.z0))):
+            self._work(*self.plan.pop(0))  # the start cannot stand for an answer meanwhile
         best = self.best
         if best is not None:
             self.coupling.write(best.z)
@@ -162,67 +150,18 @@ class CoupledCourse:
             self.done.append("branch and bound")
             found = Branching(self.coupling).search()
             self.nodes, self.unbounded = found.nodes, found.unbounded
-            if found.z is not None:
+            if found.z is not None and self.coupling.confirm(found.z):
                 why = f"branch and bound over {found.nodes} nodes found nothing better" if found.complete else ""
                 self._note("branch and bound", found.z, found.lam, found.nu, why)
-            if found.complete:
+            if found.complete and Branching.fits(self.coupling):
                 return
-        self.plan = self._starts()
-
-    def _starts(self) -> list[tuple[str, Array]]:
-        """The given start, the best point without the lower level, and points spread over the region."""
-        coupling, rows = self.coupling, self.coupling.rows
-        generator = np.random.default_rng(0)
-        starts = [("the given start", self.z0)]
-        high = minimise(Relaxed(coupling), self.z0)
-        if np.isfinite(high.w).all() and high.violation <= FEASIBLE:
-            starts.append(("the upper level alone", high.w))
-        scored: list[tuple[float, Array]] = []
-        points = self.region.draw(generator, SCREENING)
-        for point in points if self.lower.convex is not False else points[: SCREENING // 2]:
-            z = self._respond(point)
-            values = coupling.values(z)
-            broken = np.maximum(values[rows.upper], 0.0).sum() + np.abs(values[rows.upper_equations]).sum()
-            broken += np.maximum(values[rows.lower], 0.0).sum() + np.abs(values[rows.lower_equations]).sum()
-            merit = float(values[rows.F] + WEIGHT * broken)
-            if math.isfinite(merit):
-                scored.append((merit, z))
-        return starts + [(f"point {k + 1}", z) for k, z in enumerate(self._spread(scored))]
-
-    def _spread(self, scored: list[tuple[float, Array]]) -> list[Array]:
-        """Some of many points: the best one of each active set of the lower level, then those farthest from the others."""
-        rows = self.coupling.rows
-        width = np.maximum(self.region.high - self.region.low, np.finfo(float).tiny)
-        best: dict[bytes, tuple[float, Array]] = {}
-        for merit, z in scored:
-            key = (self.coupling.values(z)[rows.lower] >= -FEASIBLE).tobytes()
-            if key not in best or merit < best[key][0]:
-                best[key] = merit, z
-        chosen = [z for _, z in sorted(best.values(), key=lambda pair: pair[0])][: STARTS // 2]
-        rest = [z for _, z in sorted(scored, key=lambda pair: pair[0])]
-        while rest and len(chosen) < STARTS:
-            distances = [min((float(np.abs((z - c) / width).max()) for c in chosen), default=1.0) for z in rest]
-            far = int(np.argmax(distances))
-            if distances[far] <= CLOSE:
-                break
-            chosen.append(rest.pop(far))
-        return chosen
-
-    def _respond(self, z: Array) -> Array:
-        """A point with a solution of the lower level, near z."""
-        n = self.coupling.n
-        met = self.lower.meet(z)
-        near = met.w if met.violation <= FEASIBLE else self.lower.meet(z, lower_only=True).w
-        if not np.isfinite(near).all():
-            return z
-        answer = self.lower.search(near[:n], near[n:], quick=True)
-        return near if answer is None else np.concatenate([near[:n], answer.w])
+        self.plan = self.starts.first()
 
     def _work(self, name: str, z: Array) -> None:
         """Descend from a start, and follow the lower valleys that refute what it finds."""
         coupling, n = self.coupling, self.coupling.n
         self.done.append(name)
-        z = self._respond(z)
+        z = self.starts.respond(z)
         answer = self.lower.solve(z[:n], z[n:])
         if not np.isfinite(answer.w).all():
             return
@@ -279,6 +218,9 @@ class CoupledCourse:
         least = self.lower.search(z[:n], z[n:], seed=len(self.done))
         value = math.inf if least is None else self.coupling.exact(np.concatenate([z[:n], least.w]))[1]
         gap = max(0.0, f - value) if math.isfinite(value) else 0.0
+        if least is not None and f < value - GAP * (1 + abs(f)):  # no solution of the lower level, but a violation that pays
+            own = self.lower.solve(z[:n], z[n:])
+            gap = max(0.0, own.value - f) if own.violation <= FEASIBLE else gap
         outcome = Outcome(name, z, F, f, lam, nu, self.coupling.violation(z), gap, certain)
         self.outcomes.append(outcome)
         return outcome, None if least is None else least.w
@@ -319,7 +261,7 @@ class CoupledCourse:
         if best.certain:
             return Verdict(Status.CONVERGED, f"{best.certain[0].upper()}{best.certain[1:]}; {feasible}.")
         reached, ended = self._agreement(best)
-        if reached >= max(ENOUGH, SHARE * ended):
+        if self._confirmed(best):
             return Verdict(Status.CONVERGED, f"{reached} of {ended} starts that ended feasible agree; {feasible}.")
         return Verdict(
             Status.LOCAL,
@@ -335,6 +277,13 @@ class CoupledCourse:
                 by_start[start] = min(outcome.F, by_start.get(start, math.inf))
         reached = sum(abs(F - best.F) <= AGREE * (1 + abs(best.F)) for F in by_start.values())
         return reached, len(by_start)
+
+    def _confirmed(self, best: Outcome | None) -> bool:
+        """Whether enough starts agree for the answer to count as global."""
+        if best is None or not best.good:
+            return False
+        reached, ended = self._agreement(best)
+        return reached >= max(ENOUGH, SHARE * ended)
 
     def _settled(self, best: Outcome | None) -> bool:
         """Whether enough starts agree that the others are not needed."""
@@ -378,7 +327,7 @@ class CoupledCourse:
             "done": list(self.done),
             "plan": [(name, z.tolist()) for name, z in self.plan],
             "numbers": {"nodes": self.nodes, "unbounded": self.unbounded, "over": self.over}
-            | {"drawn": self._drawn, "refined": self._refined},
+            | {"drawn": self._drawn, "refined": self._refined, "again": self._again},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -397,4 +346,5 @@ class CoupledCourse:
         self.plan = [(name, np.array(z)) for name, z in state["plan"]]
         numbers = state["numbers"]
         self.nodes, self.unbounded = numbers["nodes"], numbers["unbounded"]
-        self.over, self._drawn, self._refined = numbers["over"], numbers["drawn"], numbers["refined"]
+        self.over, self._drawn = numbers["over"], numbers["drawn"]
+        self._refined, self._again = numbers["refined"], numbers["again"]

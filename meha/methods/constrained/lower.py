@@ -38,6 +38,9 @@ SCREENED = 12
 CONVEX = 1e-9
 """Negative curvature, relative to the largest, that is due to rounding."""
 
+INDEPENDENT = 1e-6
+"""Singular values and curvatures, relative to the largest or 1, that count as more than zero."""
+
 LOOKS = 12
 """Points at which the curvature of functions that are not quadratic is looked at."""
 
@@ -158,6 +161,20 @@ class LowerLevel:
             if all(float(np.abs((points[k] - other) / width).max()) > distance for other in chosen):
                 chosen.append(points[k])
         return chosen
+
+    def strict(self, x: Array, at: Stationary) -> bool:
+        """Whether a solution is the only one nearby: f is curved along the directions that multipliers leave open."""
+        coupling, rows = self.coupling, self.coupling.rows
+        J = coupling.jacobian(np.concatenate([x, at.w]))[:, coupling.n :]
+        binding = at.lam > CONVEX * (1 + float(np.abs(at.lam).max(initial=0.0)))
+        held = np.vstack([J[rows.lower][binding], J[rows.lower_equations]])
+        _, sizes, directions = np.linalg.svd(held, full_matrices=True)
+        rank = int((sizes > INDEPENDENT * max(float(sizes.max(initial=0.0)), 1.0)).sum())
+        H = Lower(coupling, x).hessian(at.w, at.mu, at.lam)
+        if not np.isfinite(H).all():
+            return False
+        least = np.linalg.eigvalsh(directions[rank:] @ H @ directions[rank:].T)[:1]
+        return bool((least > INDEPENDENT * (1 + float(np.abs(H).max(initial=0.0)))).all())
 
     def best_for_upper(self, x: Array, y: Array, level: float) -> Stationary:
         """The solution with the smallest F among those with f at most ``level``."""

@@ -108,7 +108,8 @@ def minimise(problem: Nonlinear, w: Array, rounds: int = ROUNDS, step: float = S
         g, J, A = problem.jacobians(w)
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
             break
-        H = _convex(problem.hessian(w, mu, lam), J)
+        H = problem.hessian(w, mu, lam)
+        H = _convex(H if np.isfinite(H).all() else np.eye(len(w)), J)
         model = solve_program(H, g, A, -h, J, -e, lam > 0)
         if not model.solved:
             model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=PENALTY), weights[1].max(initial=PENALTY)))

@@ -20,6 +20,9 @@ from meha.sets import Intersection, Polyhedron
 
 __all__ = ["Continuation", "ContinuationState"]
 
+SMALL = 300
+"""Unknowns up to which problems with polyhedral sets take the way of coupled ones, whose Hessians are dense."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation(Method):
@@ -93,6 +96,7 @@ class Continuation(Method):
     follows: ClassVar[tuple[type[Response], ...]] = (Nearest,)
     vanishes: ClassVar[bool] = True
     takes_coupling: ClassVar[bool] = True
+    projects_start: ClassVar[bool] = True
     repeats: ClassVar[str] = "it compares values"
 
     tol: float = 1e-6
@@ -154,5 +158,5 @@ class ContinuationState(State):
 def _cornered(problem: Problem, x: Variable, y: Variable) -> bool:
     """Whether X or Y has faces that only the room for coupled problems knows, and it can take the rest of the problem."""
     known = any(isinstance(domain, Polyhedron | Intersection) for domain in (problem.x_set, problem.y_set))
-    plain = problem.nonsmooth is None and problem.selected is None and not problem.simple
+    plain = problem.nonsmooth is None and problem.selected is None and x.numel + y.numel <= SMALL
     return known and plain and not (x.has_modules or y.has_modules)
