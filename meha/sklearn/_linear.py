@@ -13,10 +13,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from meha._checks import check_count
 from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
 from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
-from meha.sklearn._folds import dealt
+from meha.sklearn._folds import check_folds, dealt
 from meha.sklearn._plots import plot_course, plot_penalties
 
 __all__ = ["PenalizedClassifier", "PenalizedRegressor"]
@@ -145,12 +144,6 @@ class _Penalized(BaseEstimator):
         self.path_ = {candidate.key: np.array(candidate.path) for candidate in tried}
         self.n_iter_ = sum(len(candidate.path) for candidate in tried)
 
-    def _count(self, examples: int) -> int:
-        check_count("folds", self.folds)
-        if self.folds < 2:
-            raise ValueError(f"folds: must be 2 or more, got {self.folds}.")
-        return min(self.folds, examples)
-
     def _coefficients(self, b: Tensor, outputs: int) -> tuple[Array, Array]:
         """Coefficients (outputs, features) and intercepts (outputs,) for the features as they were given."""
         table = b.view(-1, outputs).numpy().T
@@ -239,7 +232,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         centre = float(share @ y) if self.fit_intercept else 0.0
         size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
         b = torch.from_numpy((y - centre) / size)
-        folds = dealt(np.zeros(len(y)), self._count(len(y)), self.random_state)
+        folds = dealt(np.zeros(len(y)), check_folds(self.folds), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
             if not self.epsilon > 0:
@@ -289,7 +282,7 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = dealt(targets, self._count(len(targets)), self.random_state)
+        folds = dealt(targets, check_folds(self.folds), self.random_state)
         best = self._search(loss, folds, weights, X.shape[1])
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
