@@ -16,7 +16,7 @@ from sklearn.neural_network import MLPClassifier
 
 Array = NDArray[Any]
 Case = tuple[str, float, str, int]
-EXAMPLES, TRUSTED = 2000, 200
+EXAMPLES, TRUSTED = 1000, 100
 SHARES = (0.1, 0.3, 0.5)
 PICTURES = ("digits", "mnist", "fashion-mnist")
 LABELS = {

@@ -1,6 +1,7 @@
 """Estimators: scikit-learn's own checks, its tools, weights, groups, losses, wrong labels, covariate shift, errors."""
 
 import pickle
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from meha.sklearn import ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor
 
 ESTIMATORS = [ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor]
+QUIET = {"on_skip": None} if "on_skip" in signature(check_estimator).parameters else {}
 
 
 def regression(seed=0, n=60, p=12, noise=0.5):
@@ -38,12 +40,12 @@ def classification(seed=0, n=90, classes=2):
 @pytest.mark.parametrize("kind", ESTIMATORS, ids=lambda kind: kind.__name__)
 def test_scikit_learn_accepts_the_estimators(kind):
     """The quickest of them is also checked in the short run, below."""
-    check_estimator(kind(), on_skip=None)
+    check_estimator(kind(), **QUIET)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learn_accepts_the_quickest():
-    check_estimator(ExampleReweighter(), on_skip=None)
+    check_estimator(ExampleReweighter(), **QUIET)
 
 
 def test_a_single_weight_is_that_of_scikit_learn():

@@ -7,11 +7,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import ClassifierMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, has_fit_parameter, validate_data
+from sklearn.utils.validation import has_fit_parameter
 
+from meha.sklearn._base import Estimator
 from meha.sklearn._folds import check_folds, together
 from meha.sklearn._noise import true_classes
 from meha.tasks import clean
@@ -28,7 +29,7 @@ RARE = 1e-3
 NEUTRAL = 0.5
 
 
-class LabelCleaner(ClassifierMixin, BaseEstimator):
+class LabelCleaner(ClassifierMixin, Estimator):
     """Find wrong labels, with or without examples that are trusted, and fit a classifier that hardly uses them.
 
     With trusted examples and no ``estimator``, a network judges: :func:`meha.tasks.clean`, where the weights of examples are
@@ -78,10 +79,10 @@ class LabelCleaner(ClassifierMixin, BaseEstimator):
             y: (n,), the labels, some of which may be wrong.
             trusted: a mask, or the row numbers, of examples whose labels are right.
         """
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        X, y = self._read(X, y)
         check_classification_targets(y)
         check_folds(self.folds)
-        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
         mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
@@ -112,22 +113,13 @@ class LabelCleaner(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Predict classes with ``estimator_``."""
-        X = self._read(X)
+        X = self._read_again(X)
         return self.estimator_.predict(X)
 
     def predict_proba(self, X: Any) -> Array:
         """Predict probabilities of the classes with ``estimator_``."""
-        X = self._read(X)
+        X = self._read_again(X)
         return self.estimator_.predict_proba(X)
-
-    def _read(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
 
 class _Rounds:

@@ -7,12 +7,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, clone, is_classifier
+from sklearn.base import clone, is_classifier
 from sklearn.linear_model import Ridge
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, has_fit_parameter, validate_data
+from sklearn.utils.validation import check_array, has_fit_parameter
 
+from meha.sklearn._base import Estimator
 from meha.sklearn._folds import check_folds, together
 from meha.sklearn._linear import PenalizedClassifier
 
@@ -32,7 +33,7 @@ def _can_score(self: Any) -> bool:
     return hasattr(self.estimator_ if hasattr(self, "estimator_") else self._model(), "score")
 
 
-class ExampleReweighter(BaseEstimator):
+class ExampleReweighter(Estimator):
     """Fit an estimator for data whose features are distributed differently (covariate shift), by weights of its examples.
 
     A :class:`PenalizedClassifier` tells the features at hand from those of the target; its odds are the ratio r of densities.
@@ -72,7 +73,7 @@ class ExampleReweighter(BaseEstimator):
             y: (n,), targets or labels.
             X_target: (m, features), features from where predictions are wanted; without them all weights are 1.
         """
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        X, y = self._read(X, y)
         check_folds(self.folds)
         model = self._model()
         if is_classifier(model):
@@ -85,7 +86,7 @@ class ExampleReweighter(BaseEstimator):
             target = check_array(X_target, accept_sparse="csr", dtype=np.float64)
             if target.shape[1] != X.shape[1]:
                 raise ValueError(f"X_target: has {target.shape[1]} features, X has {X.shape[1]}; pass the same features.")
-            self._choose(model, X, np.asarray(y), self._ratios(X, target))
+            self._choose(model, X, y, self._ratios(X, target))
         self.estimator_ = clone(model).fit(X, y, sample_weight=self.sample_weight_)
         return self
 
@@ -124,20 +125,14 @@ class ExampleReweighter(BaseEstimator):
 
     def predict(self, X: Any) -> Array:
         """Predict with ``estimator_``."""
-        check_is_fitted(self)
-        return self.estimator_.predict(validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False))
+        X = self._read_again(X)
+        return self.estimator_.predict(X)
 
     @available_if(_can_score)
     def score(self, X: Any, y: ArrayLike) -> float:
         """The score of ``estimator_``."""
-        check_is_fitted(self)
-        return float(self.estimator_.score(validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False), y))
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.target_tags.required = True
-        return tags
+        X = self._read_again(X)
+        return float(self.estimator_.score(X, y))
 
 
 def _normal(weights: Array) -> Array:
