@@ -10,6 +10,7 @@ import numpy as np
 from estimator_data import SETS
 from estimator_labels import LABELS
 from estimator_records import Record
+from estimator_structure import STRUCTURE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SINGLE = ("RidgeCV", "LassoCV", "ElasticNetCV", "logistic ridge CV", "logistic lasso CV")
@@ -96,6 +97,19 @@ def label_table(records: Sequence[Record]) -> list[str]:
     return table(["data", *names], [*rows, ["mean", *map(cell, names)]])
 
 
+def structure_table(records: Sequence[Record]) -> list[str]:
+    """How often many weights are taken, and the mean test error with them over that of a single weight."""
+    rows = []
+    for title in STRUCTURE:
+        for method in sorted({r["method"] for r in records}):
+            mine = [r for r in records if r["set"] == title and r["method"] == method]
+            if mine:
+                ratio = np.mean([r["error"] for r in mine]) / np.mean([r["single"] for r in mine])
+                left = sum(r["left"] for r in mine)
+                rows.append([title, f"`{method}`", f"{left} of {len(mine)}", f"{ratio - 1:+.1%}"])
+    return table(["data", "method", "more than one weight", "test error against one weight"], rows)
+
+
 def write(page: Path, part: str, lines: Sequence[str]) -> None:
     """Replace a part of a page."""
     begin, end = f"<!-- {part}: written by benchmarks/estimators.py -->", f"<!-- end of {part} -->"
@@ -106,7 +120,11 @@ def write(page: Path, part: str, lines: Sequence[str]) -> None:
 
 def draw_pages(records: Sequence[Record]) -> None:
     """Write all tables for which there are records."""
-    for part, page, lines_of in (("errors", "estimators.md", error_tables), ("labels", "label-noise.md", label_table)):
+    for part, page, lines_of in (
+        ("errors", "estimators.md", error_tables),
+        ("labels", "label-noise.md", label_table),
+        ("structure", "estimators.md", structure_table),
+    ):
         mine = [record for record in records if record["part"] == part]
         if mine:
             write(DOCS / page, part, lines_of(mine))

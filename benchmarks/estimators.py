@@ -1,6 +1,6 @@
-"""The estimators of meha.sklearn beside those of scikit-learn: test errors and times on 12 data sets, and wrong labels.
+"""The estimators of meha.sklearn beside those of scikit-learn: errors on 12 data sets, wrong labels, data without structure.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels] [--splits 5] [--first 0] [--only NAME]
+    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels structure] [--splits 5] [--first 0] [--only NAME]
         [--methods NAME ...] [--jobs 1] [--out out/estimators.jsonl]
     python benchmarks/estimators.py --draw [FILE ...]
 
@@ -17,7 +17,7 @@ import argparse
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from estimator_data import SETS, Data, draw
 from estimator_labels import LABELS, label_methods
 from estimator_pages import OURS, TPE, draw_pages
 from estimator_records import append, key, read, store
+from estimator_structure import STRUCTURE, structure_methods
 from sklearn.linear_model import ElasticNet, ElasticNetCV, LassoCV, LogisticRegression, LogisticRegressionCV, Ridge, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 
@@ -157,7 +158,7 @@ def measure(task: Task, wanted: Callable[[str], bool], out: Path) -> None:
     part, name, split = task
     done = {key(record) for record in read([out])}
     try:
-        pairs = error_methods(name, split) if part == "errors" else label_methods(name, split)
+        pairs = PARTS[part][1](name, split)
     except FileNotFoundError as error:
         print(f"{name}: left out, {error}", flush=True)
         return
@@ -184,6 +185,14 @@ def errors(method: str, fit: Callable[[Data], Any], data: Data) -> dict[str, Any
     return {"error": error(model, data), "seconds": seconds, **chosen}
 
 
+PARTS: dict[str, tuple[Iterable[str], Callable[[str, int], dict[str, Callable[[], dict[str, Any]]]]]] = {
+    "errors": (SETS, error_methods),
+    "labels": (LABELS, label_methods),
+    "structure": (STRUCTURE, structure_methods),
+}
+"""The cases of each part, and what measures each method on one of them."""
+
+
 class Wanted:
     """Whether a method is asked for, and can run here."""
 
@@ -197,7 +206,7 @@ class Wanted:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", nargs="+", default=["errors", "labels"], choices=["errors", "labels"])
+    parser.add_argument("--part", nargs="+", default=["errors", "labels"], choices=list(PARTS))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="")
@@ -215,9 +224,8 @@ def main() -> None:
     for method in wanted.missing:
         print(f"{method}: left out, {NEEDS[method]} is not installed", flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    names = {"errors": SETS, "labels": LABELS}
     splits = range(arguments.first, arguments.first + arguments.splits)
-    tasks = [(p, name, split) for p in arguments.part for name in names[p] if arguments.only in name for split in splits]
+    tasks = [(p, name, split) for p in arguments.part for name in PARTS[p][0] if arguments.only in name for split in splits]
     job = partial(measure, wanted=wanted, out=arguments.out)
     if arguments.jobs == 1:
         for task in tasks:
