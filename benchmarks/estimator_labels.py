@@ -72,14 +72,19 @@ def label_methods(title: str, split: int) -> dict[str, Callable[[], dict[str, An
     X, y, wrong, trusted = drawn(*case)
     linear = LogisticRegression(C=0.1, max_iter=300)
     scores: dict[str, Callable[[], Array]] = {
-        "LabelCleaner": lambda: LabelCleaner().fit(X, y, trusted).label_quality_,
         "LabelCleaner, logistic": lambda: LabelCleaner(linear).fit(X, y, trusted).label_quality_,
+        "LabelCleaner, network": lambda: LabelCleaner("network").fit(_bytes(X), y, trusted).label_quality_,
         "trusted only, logistic": lambda: ranked(linear.fit(X[trusted], y[trusted]).predict_proba(X), y),
     }
     for name, network in (("logistic", False), ("network", True)):
         for method, score in (("cleanlab", by_cleanlab), ("loss ranking", ranked)):
             scores[f"{method}, {name}"] = partial(_scored, score, case, network, y)
     return {method: partial(_judged, score, wrong, trusted) for method, score in scores.items()}
+
+
+def _bytes(X: Array) -> Array:
+    """Pixels as bytes, as which the network knows them for pixels."""
+    return (255 * X).round().astype(np.uint8)
 
 
 def _scored(score: Callable[[Array, Array], Array], case: Case, network: bool, y: Array) -> Array:

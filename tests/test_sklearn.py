@@ -172,8 +172,8 @@ def test_wrong_labels_are_found_without_and_with_trusted_ones():
     trusted = np.flatnonzero(~wrong)[:30]
     for cleaner in (
         LabelCleaner().fit(X, y),
-        LabelCleaner(LogisticRegression()).fit(X, y, trusted),
         LabelCleaner().fit(X, y, trusted),
+        LabelCleaner("network").fit(X, y, trusted),
     ):
         quality = cleaner.label_quality_
         assert quality[~wrong].mean() > quality[wrong].mean() + 0.5
@@ -214,5 +214,11 @@ def test_errors_name_the_remedy():
             PenalizedRegressor(**options).fit(X, y)
     with pytest.raises(TypeError, match="estimator: Ridge needs"):
         LabelCleaner(Ridge()).fit(X, y > 3)
+    with pytest.raises(ValueError, match="trusted: estimator='network' needs"):
+        LabelCleaner("network").fit(X, y > 3)
+    with pytest.raises(TypeError, match="estimator: str needs"):
+        LabelCleaner("net").fit(X, y > 3)
+    with pytest.raises(ValueError, match="sample_weight: must not be negative, got -1"):
+        PenalizedRegressor().fit(X, y, sample_weight=np.r_[-1.0, np.ones(19)])
     with pytest.raises(ValueError, match="X_target: has 3 features"):
         ExampleReweighter().fit(X, y, X[:, :3])

@@ -32,9 +32,8 @@ NEUTRAL = 0.5
 class LabelCleaner(ClassifierMixin, Estimator):
     """Find wrong labels, with or without examples that are trusted, and fit a classifier that hardly uses them.
 
-    With trusted examples and no ``estimator``, a network judges: :func:`meha.tasks.clean`, where the weights of examples are
-    the upper variables, judged by the trusted ones. With an estimator (or without trusted examples), examples are judged by
-    models that have not seen them: out-of-fold probabilities p_j(x_i) give the probability that the true class is j,
+    Examples are judged by models that have not seen them: out-of-fold probabilities p_j(x_i) give the probability that the true
+    class is j,
 
         P(j | x_i, label k) = p_j(x_i)^a T_jk / sum_l p_l(x_i)^a T_lk,    T_jk the share of class j that is labelled k.
 
@@ -44,8 +43,10 @@ class LabelCleaner(ClassifierMixin, Estimator):
     trusted examples alone; the course with the smaller loss on trusted examples, which were left out in turn, is taken.
 
     Args:
-        estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default the network judges, and a logistic
-            regression predicts.
+        estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
+            network judges by :func:`meha.tasks.clean`, where the weights of examples are the upper variables and the trusted
+            examples, which it needs, are the upper level; a logistic regression predicts. It scales features column by column,
+            pixels (rows of square pictures of type uint8) as a whole.
         folds: number of folds.
         random_state: decides folds and networks.
 
@@ -79,6 +80,7 @@ class LabelCleaner(ClassifierMixin, Estimator):
             y: (n,), the labels, some of which may be wrong.
             trusted: a mask, or the row numbers, of examples whose labels are right.
         """
+        pixels = getattr(X, "dtype", None) == np.uint8
         X, y = self._read(X, y)
         check_classification_targets(y)
         check_folds(self.folds)
@@ -86,11 +88,14 @@ class LabelCleaner(ClassifierMixin, Estimator):
         if len(self.classes_) < 2:
             raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
         mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
-        model = LogisticRegression(max_iter=1000) if self.estimator is None else self.estimator
+        model = LogisticRegression(max_iter=1000) if self.estimator is None or self._by_network else self.estimator
         if not has_fit_parameter(model, "sample_weight") or not hasattr(model, "predict_proba"):
             raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit, and predict_proba; pass another.")
-        if self.estimator is None and mask.any():
-            cleaning = clean(X.toarray() if issparse(X) else X, labels, mask, seed=self.random_state)
+        if self._by_network:
+            if not mask.any():
+                raise ValueError("trusted: estimator='network' needs trusted examples; name some, or pass another estimator.")
+            features = X.toarray() if issparse(X) else X
+            cleaning = clean(features.astype(np.uint8) if pixels else features, labels, mask, seed=self.random_state)
             quality, suggested = cleaning.weights, cleaning.suggested
         else:
             quality, suggested = self._judge(model, X, labels, mask)
@@ -101,6 +106,10 @@ class LabelCleaner(ClassifierMixin, Estimator):
         weights = np.where(quality > RARE, quality, RARE)
         self.estimator_ = clone(model).fit(X, self.classes_[labels], sample_weight=weights)
         return self
+
+    @property
+    def _by_network(self) -> bool:
+        return isinstance(self.estimator, str) and self.estimator == "network"
 
     def _judge(self, model: Any, X: Any, labels: Array, mask: Array) -> tuple[Array, Array]:
         folds = together(X, labels, labels + len(self.classes_) * mask, self.folds, self.random_state)
