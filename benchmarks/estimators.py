@@ -231,7 +231,7 @@ def main() -> None:
         for task in tasks:
             job(task)
     else:
-        with multiprocessing.get_context("spawn").Pool(arguments.jobs, maxtasksperchild=1) as pool:
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
             for _ in pool.imap_unordered(job, tasks):
                 pass
 

@@ -218,6 +218,8 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         X, y = self._read(X, y, y_numeric=True)
         if self.loss not in ("squared", "huber"):
             raise ValueError(f"loss: must be 'squared' or 'huber', got {self.loss!r}.")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon: must be positive, got {self.epsilon!r}.")
         X, y, weights = self._prepared(X, y.astype(np.float64), sample_weight)
         A = torch.from_numpy(self._scaled(X, weights))
         share = weights / weights.sum()
@@ -227,8 +229,6 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         folds = dealt(np.zeros(len(y)), check_folds(self.folds), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
-            if not self.epsilon > 0:
-                raise ValueError(f"epsilon: must be positive, got {self.epsilon!r}.")
             deviation = MAD * float((2 * best.losses).sqrt().median())
             self.delta_ = self.epsilon * (deviation or 1.0) * size
             best = self._search(Huber(A, b, delta=self.delta_ / size), folds, weights, X.shape[1])
