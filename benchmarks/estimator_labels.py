@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.neural_network import MLPClassifier
 
 Array = NDArray[Any]
-EXAMPLES, TRUSTED = 2000, 200
+Case = tuple[str, float, str, int]
+EXAMPLES, TRUSTED = 1000, 100
 SHARES = (0.1, 0.3, 0.5)
 PICTURES = ("digits", "mnist", "fashion-mnist")
 LABELS = {
@@ -52,47 +52,50 @@ def _left_out(name: str, share: float, kind: str, split: int, network: bool) -> 
     return cross_val_predict(model, X, y, cv=StratifiedKFold(5, shuffle=True, random_state=0), method="predict_proba")
 
 
-def confident(probabilities: Array, y: Array) -> Array:
-    """Confident learning: the probability of the label, less the mean of this probability in its class."""
-    own = probabilities[np.arange(len(y)), y]
-    means = np.array([own[y == k].mean() for k in range(10)])
-    return own - means[y]
-
-
 def ranked(probabilities: Array, y: Array) -> Array:
     """Minus the loss of each label."""
     return np.log(probabilities[np.arange(len(y)), y].clip(1e-12))
 
 
-def judge_labels(task: tuple[str, int, Sequence[str]]) -> list[dict[str, Any]]:
-    """Scores of all methods for one draw; higher scores mean that a label looks right."""
+def by_cleanlab(probabilities: Array, y: Array) -> Array:
+    """Confident learning, by the package cleanlab: the margin of the label, less the mean probabilities of the classes."""
+    from cleanlab.rank import get_label_quality_scores
+
+    return get_label_quality_scores(y, probabilities, method="normalized_margin", adjust_pred_probs=True)
+
+
+def label_methods(title: str, split: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What measures each method on one draw; higher scores mean that a label looks right."""
     from meha.sklearn import LabelCleaner
 
-    warnings.simplefilter("ignore")
-    title, split, chosen = task
     case = (*LABELS[title], split)
     X, y, wrong, trusted = drawn(*case)
-    judged = np.setdiff1d(np.arange(len(y)), trusted)
     linear = LogisticRegression(C=0.1, max_iter=300)
-    methods: dict[str, Callable[[], Array]] = {
-        "LabelCleaner": lambda: LabelCleaner().fit(X, y, trusted).label_quality_,
+    scores: dict[str, Callable[[], Array]] = {
         "LabelCleaner, logistic": lambda: LabelCleaner(linear).fit(X, y, trusted).label_quality_,
-        "confident learning, logistic": lambda: confident(_left_out(*case, False), y),
-        "confident learning, network": lambda: confident(_left_out(*case, True), y),
-        "loss ranking, logistic": lambda: ranked(_left_out(*case, False), y),
-        "loss ranking, network": lambda: ranked(_left_out(*case, True), y),
+        "LabelCleaner, network": lambda: LabelCleaner("network").fit(_bytes(X), y, trusted).label_quality_,
+        "trusted only, logistic": lambda: ranked(linear.fit(X[trusted], y[trusted]).predict_proba(X), y),
     }
-    records = []
-    for method, score in methods.items():
-        if chosen and not any(part in method for part in chosen):
-            continue
-        start = time.process_time()
-        quality = score()[judged]
-        seconds = time.process_time() - start
-        count = int(wrong.sum())
-        worst = np.argsort(quality, kind="stable")[:count]
-        auc, precision = roc_auc_score(~wrong[judged], quality), float(wrong[judged][worst].mean())
-        records.append(
-            {"set": title, "split": split, "method": method, "auc": float(auc), "precision": precision, "seconds": seconds}
-        )
-    return records
+    for name, network in (("logistic", False), ("network", True)):
+        for method, score in (("cleanlab", by_cleanlab), ("loss ranking", ranked)):
+            scores[f"{method}, {name}"] = partial(_scored, score, case, network, y)
+    return {method: partial(_judged, score, wrong, trusted) for method, score in scores.items()}
+
+
+def _bytes(X: Array) -> Array:
+    """Pixels as bytes, as which the network knows them for pixels."""
+    return (255 * X).round().astype(np.uint8)
+
+
+def _scored(score: Callable[[Array, Array], Array], case: Case, network: bool, y: Array) -> Array:
+    return score(_left_out(*case, network), y)
+
+
+def _judged(score: Callable[[], Array], wrong: Array, trusted: Array) -> dict[str, Any]:
+    start = time.process_time()
+    quality = score()
+    seconds = time.process_time() - start
+    judged = np.setdiff1d(np.arange(len(wrong)), trusted)
+    quality, wrong = quality[judged], wrong[judged]
+    worst = np.argsort(quality, kind="stable")[: int(wrong.sum())]
+    return {"auc": float(roc_auc_score(~wrong, quality)), "precision": float(wrong[worst].mean()), "seconds": seconds}

@@ -1,42 +1,47 @@
-"""The estimators of meha.sklearn beside those of scikit-learn: test errors and times on 12 data sets, and wrong labels.
+"""The estimators of meha.sklearn beside those of scikit-learn: errors on 12 data sets, wrong labels, data without structure.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels] [--splits 5] [--only NAME] [--methods NAME ...]
-        [--first 0] [--jobs 1] [--page]
+    OMP_NUM_THREADS=1 python benchmarks/estimators.py [--part errors labels structure] [--splits 5] [--first 0] [--only NAME]
+        [--methods NAME ...] [--jobs 1] [--out out/estimators.jsonl]
+    python benchmarks/estimators.py --draw [FILE ...]
 
 The errors are mean squares over the variance of the targets, or mean cross entropies, on test data. Times are processor seconds
-of a second fit; those of one split are taken one after another. Records go to benchmarks/results/estimators.json, tables to
-docs/estimators.md and docs/label-noise.md (--page: without a run). TPE needs optuna, and is left out without it.
+of a second fit; those of one split are taken one after another. Each record is a line of --out, written when it is measured.
+The same command continues a run that was cut off: it skips what the file has. TPE needs the package optuna, and cleanlab its
+own: they are left out where these are not installed. --draw adds the records of the files to those stored in
+benchmarks/results/estimators.jsonl, and writes the tables of docs/estimators.md and docs/label-noise.md from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from estimator_data import SETS, Data, draw
-from estimator_labels import LABELS, judge_labels
+from estimator_labels import LABELS, label_methods
+from estimator_pages import OURS, TPE, draw_pages
+from estimator_records import append, key, read, store
+from estimator_structure import STRUCTURE, structure_methods
 from sklearn.linear_model import ElasticNet, ElasticNetCV, LassoCV, LogisticRegression, LogisticRegressionCV, Ridge, RidgeCV
 from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
 
 from meha.sklearn import PenalizedClassifier, PenalizedRegressor
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results/estimators.json"
-DOCS = HERE.parent / "docs"
-SINGLE = ("RidgeCV", "LassoCV", "ElasticNetCV", "logistic ridge CV", "logistic lasso CV")
-OURS = "meha.sklearn"
+RESULTS = HERE / "results/estimators.jsonl"
+OUT = HERE.parent / "out/estimators.jsonl"
 TRIALS = 50
-SEEN = 5
-"""Splits up to this one were looked at when numbers of the search were chosen."""
 ALPHAS = np.logspace(-3, 5, 30)
 RATIOS = [0.1, 0.5, 0.9, 0.99]
+NEEDS = {"TPE": "optuna", "cleanlab": "cleanlab"}
+"""Packages that methods need."""
 
 
 class Scaled:
@@ -59,7 +64,7 @@ def logistic_cv(data: Data, l1: bool) -> Any:
     if not l1:
         return LogisticRegressionCV(**common)
     try:
-        return LogisticRegressionCV(l1_ratios=(1.0,), solver="saga" if data.classes > 2 else "liblinear", **common)
+        return LogisticRegressionCV(l1_ratios=(1.0,), solver=solver, **common)
     except TypeError:
         return LogisticRegressionCV(penalty="l1", solver=solver, **common)
 
@@ -118,7 +123,7 @@ def ours(data: Data) -> Any:
 
 def methods(data: Data) -> dict[str, Callable[[Data], Any]]:
     """The methods that suit the data."""
-    shared = {OURS: ours, "adaptive lasso": adaptive_lasso, f"TPE, {TRIALS} trials": tpe}
+    shared = {OURS: ours, "adaptive lasso": adaptive_lasso, TPE: tpe}
     if data.classes:
         return {
             "logistic ridge CV": lambda d: logistic_cv(d, False).fit(d.X, d.y),
@@ -137,180 +142,98 @@ def methods(data: Data) -> dict[str, Callable[[Data], Any]]:
 def error(model: Any, data: Data) -> float:
     if not data.classes:
         return float(np.mean((model.predict(data.X_test) - data.y_test) ** 2) / np.var(data.y_test))
-    if not hasattr(model, "predict_proba"):
+    if not hasattr(model, "predict_proba"):  # LassoCV, which is measured for its time
         return float("nan")
     likely = model.predict_proba(data.X_test)[np.arange(len(data.y_test)), data.y_test]
     return float(-np.log(likely.clip(1e-12)).mean())
 
 
-def measure(task: tuple[str, int, Sequence[str]]) -> list[dict[str, Any]]:
-    """All methods on one split."""
-    name, split, chosen = task
+Task = tuple[str, str, int]
+"""Part, data set and split."""
+
+
+def measure(task: Task, wanted: Callable[[str], bool], out: Path) -> None:
+    """Measure all methods that are wanted and not in the file yet, and write a line for each."""
     warnings.simplefilter("ignore")
-    data, records = draw(name, split), []
-    for method, fit in methods(data).items():
-        if chosen and not any(part in method for part in chosen):
-            continue
+    part, name, split = task
+    done = {key(record) for record in read([out])}
+    try:
+        pairs = PARTS[part][1](name, split)
+    except FileNotFoundError as error:
+        print(f"{name}: left out, {error}", flush=True)
+        return
+    for method, act in pairs.items():
+        if wanted(method) and (*task, method) not in done:
+            append(out, {"part": part, "set": name, "split": split, "method": method, **act()})
+
+
+def error_methods(name: str, split: int) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What measures each method on one split."""
+    data = draw(name, split)
+    return {method: partial(errors, method, fit, data) for method, fit in methods(data).items()}
+
+
+def errors(method: str, fit: Callable[[Data], Any], data: Data) -> dict[str, Any]:
+    """Test error and time of a method."""
+    start = time.process_time()
+    model = fit(data)
+    if method != TPE:  # the first fit loads what it needs
         start = time.process_time()
-        try:
-            model = fit(data)
-        except ImportError:
-            continue
-        if not method.startswith("TPE"):  # the first fit loads what it needs
-            start = time.process_time()
-            fit(data)
-        seconds = time.process_time() - start
-        record = {"set": name, "split": split, "method": method, "error": error(model, data), "seconds": seconds}
-        if method == OURS:
-            record["penalty"] = model.penalty_
-        records.append(record)
-    return records
+        fit(data)
+    seconds = time.process_time() - start
+    chosen = {"penalty": model.penalty_} if method == OURS else {}
+    return {"error": error(model, data), "seconds": seconds, **chosen}
 
 
-def run(part: str, tasks: list[Any], job: Callable[[Any], list[dict[str, Any]]], jobs: int) -> None:
-    """Do all tasks, and save each when it is done; a record replaces an older one of the same key."""
-    if jobs > 1:
-        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            for records in pool.imap_unordered(job, tasks):
-                save(part, records)
-    else:
-        for task in tasks:
-            save(part, job(task))
+PARTS: dict[str, tuple[Iterable[str], Callable[[str, int], dict[str, Callable[[], dict[str, Any]]]]]] = {
+    "errors": (SETS, error_methods),
+    "labels": (LABELS, label_methods),
+    "structure": (STRUCTURE, structure_methods),
+}
+"""The cases of each part, and what measures each method on one of them."""
 
 
-def save(part: str, records: list[dict[str, Any]]) -> None:
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    table = {(r["set"], r["split"], r["method"]): r for r in [*stored.get(part, []), *records]}
-    stored[part] = [table[key] for key in sorted(table)]
-    RESULTS.write_text(json.dumps(stored, indent=1) + "\n")
-    for record in records:
-        print(record, flush=True)
+class Wanted:
+    """Whether a method is asked for, and can run here."""
 
+    def __init__(self, parts: list[str]) -> None:
+        self.parts = parts
+        self.missing = tuple(method for method, package in NEEDS.items() if find_spec(package) is None)
 
-def summary(records: list[dict[str, Any]]) -> tuple[list[list[str]], dict[str, float]]:
-    """Rows of the table of errors, and the figures that matter."""
-    rows, worst, gains, ratios, own = [], 0.0, [], [], []
-    for name in SETS:
-        mine = [r for r in records if r["set"] == name]
-        if not mine:
-            continue
-        mean = {m: np.mean([r["error"] for r in mine if r["method"] == m]) for m in {r["method"] for r in mine}}
-        seconds = {m: np.median([r["seconds"] or np.nan for r in mine if r["method"] == m]) for m in mean}
-        singles = {m: mean[m] for m in SINGLE if m in mean and np.isfinite(mean[m])}
-        best = min(singles, key=lambda m: singles[m])
-        ratio = mean[OURS] / singles[best]
-        worst, gains = max(worst, ratio), [*gains, ratio]
-        ratios.append(seconds[OURS] / seconds["LassoCV"])
-        own.append(seconds[OURS] / seconds["logistic ridge CV" if "logistic ridge CV" in mean else "LassoCV"])
-        others = [f"{mean[m]:.3f}" if m in mean else "" for m in ("adaptive lasso", f"TPE, {TRIALS} trials")]
-        first = [f"{singles[m]:.3f}" if m in singles else "" for m in SINGLE]
-        joined = [first[0] or first[3], first[1] or first[4], first[2]]
-        rows.append(
-            [
-                name,
-                *joined,
-                *others,
-                f"**{mean[OURS]:.3f}**",
-                f"{ratio - 1:+.1%}",
-                f"{seconds[OURS]:.2f} s",
-                f"{ratios[-1]:.1f}",
-            ]
-        )
-    figures = {
-        "worst": worst,
-        "better by 5 %": sum(ratio <= 0.95 for ratio in gains),
-        "median time": float(np.median(ratios)),
-        "median time, own kind": float(np.median(own)),
-    }
-    return rows, figures
-
-
-def sentence(figures: dict[str, float], count: int) -> str:
-    """The figures that matter, in words."""
-    return (
-        f"Worst case {figures['worst'] - 1:+.1%} against the best single weight; better by 5 % or more on"
-        f" {figures['better by 5 %']} of {count}; median time {figures['median time']:.1f} times `LassoCV`'s"
-        f" ({figures['median time, own kind']:.1f} times that of the method for the same kind of target)."
-    )
-
-
-def write(page: Path, part: str, lines: list[str]) -> None:
-    begin, end = f"<!-- {part}: written by benchmarks/estimators.py -->", f"<!-- end of {part} -->"
-    text = page.read_text()
-    head, rest = text.split(begin)
-    page.write_text("\n".join([head + begin, *lines, end]) + rest.split(end)[1])
-
-
-def pages() -> None:
-    """Write the tables."""
-    stored = json.loads(RESULTS.read_text())
-    if "errors" in stored:
-        rows, figures = summary([record for record in stored["errors"] if record["split"] < SEEN])
-        head = [
-            "data",
-            "ridge",
-            "lasso",
-            "elastic net",
-            "adaptive (group) lasso",
-            "TPE",
-            "`meha.sklearn`",
-            "against the best single weight",
-            "time",
-            "in `LassoCV`s",
-        ]
-        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(row) + " |" for row in rows)]
-        lines += ["", sentence(figures, len(rows))]
-        fresh, figures = summary([record for record in stored["errors"] if record["split"] >= SEEN])
-        if fresh:
-            lines += ["", f"On splits that played no part in any choice: {sentence(figures, len(fresh))}"]
-        write(DOCS / "estimators.md", "errors", lines)
-        print("\n".join(lines))
-    if "labels" in stored:
-        lines = label_table(stored["labels"])
-        write(DOCS / "label-noise.md", "labels", lines)
-        print("\n".join(lines))
-
-
-def label_table(records: list[dict[str, Any]]) -> list[str]:
-    names = sorted({r["method"] for r in records}, key=lambda m: (not m.startswith("LabelCleaner"), m))
-    lines = ["| data | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for name in dict.fromkeys(r["set"] for r in records):
-        cells = []
-        for method in names:
-            mine = [r for r in records if r["set"] == name and r["method"] == method]
-            cells.append(
-                f"{np.mean([r['auc'] for r in mine]):.3f}, {np.mean([r['precision'] for r in mine]):.3f}" if mine else ""
-            )
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    both = [[np.mean([r[key] for r in records if r["method"] == m]) for key in ("auc", "precision")] for m in names]
-    return [*lines, "| mean | " + " | ".join(f"{a:.3f}, {p:.3f}" for a, p in both) + " |"]
+    def __call__(self, method: str) -> bool:
+        return not method.startswith(self.missing) and (not self.parts or any(part in method for part in self.parts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--part", nargs="+", default=["errors", "labels"], choices=["errors", "labels"])
+    parser.add_argument("--part", nargs="+", default=["errors", "labels"], choices=list(PARTS))
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--draw", nargs="*", type=Path)
     arguments = parser.parse_args()
-    if not arguments.page:
-        splits = range(arguments.first, arguments.first + arguments.splits)
-        if "errors" in arguments.part:
-            names = [name for name in SETS if arguments.only in name]
-            tasks = [(name, split, arguments.methods) for name in names for split in splits]
-            run("errors", tasks, measure, arguments.jobs)
-        if "labels" in arguments.part:
-            names = [name for name in LABELS if arguments.only in name]
-            run(
-                "labels",
-                [(name, split, arguments.methods) for name in names for split in splits],
-                judge_labels,
-                arguments.jobs,
-            )
-    pages()
+    if arguments.draw is not None:
+        records = read([RESULTS, *arguments.draw])
+        store(RESULTS, records)
+        draw_pages(records)
+        return
+    wanted = Wanted(arguments.methods)
+    for method in wanted.missing:
+        print(f"{method}: left out, {NEEDS[method]} is not installed", flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    splits = range(arguments.first, arguments.first + arguments.splits)
+    tasks = [(p, name, split) for p in arguments.part for name in PARTS[p][0] if arguments.only in name for split in splits]
+    job = partial(measure, wanted=wanted, out=arguments.out)
+    if arguments.jobs == 1:
+        for task in tasks:
+            job(task)
+    else:
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+            for _ in pool.imap_unordered(job, tasks):
+                pass
 
 
 if __name__ == "__main__":

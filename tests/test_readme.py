@@ -23,6 +23,8 @@ PAGES = {
     "docs/trust.md": 2,
     "docs/responses.md": 2,
     "docs/training.md": 1,
+    "docs/estimators.md": 6,
+    "docs/label-noise.md": 2,
     "docs/tutorial/1-what.md": 1,
     "docs/tutorial/2-first-problem.md": 2,
     "docs/tutorial/3-report.md": 2,

@@ -5,7 +5,8 @@ try:
 except ImportError as error:
     raise ImportError('meha.sklearn needs scikit-learn: pip install "meha[sklearn]".') from error
 
-from meha.sklearn._examples import ExampleReweighter, LabelCleaner
+from meha.sklearn._labels import LabelCleaner
 from meha.sklearn._linear import PenalizedClassifier, PenalizedRegressor
+from meha.sklearn._shift import ExampleReweighter
 
 __all__ = ["ExampleReweighter", "LabelCleaner", "PenalizedClassifier", "PenalizedRegressor"]

@@ -8,17 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-__all__ = ["dealt", "together"]
+from meha._checks import check_count
+
+__all__ = ["check_folds", "dealt", "together"]
 
 Array = NDArray[Any]
 
 
+def check_folds(folds: int) -> int:
+    """Return the number of folds, if it is one."""
+    check_count("folds", folds)
+    if folds < 2:
+        raise ValueError(f"folds: must be 2 or more, got {folds}.")
+    return folds
+
+
 def dealt(strata: Array, count: int, seed: int) -> Array:
-    """Folds of examples in random order, each with its share of every stratum."""
+    """Folds of examples in random order, each with its share of every stratum; as many as examples, at most."""
     order = np.random.default_rng(seed).permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
     folds = np.empty(len(strata), dtype=np.int64)
-    folds[order] = np.arange(len(strata)) % count
+    folds[order] = np.arange(len(strata)) % min(count, len(strata))
     return folds
 
 
@@ -26,4 +36,4 @@ def together(X: Any, y: Array, strata: Array, count: int, seed: int) -> Array:
     """Folds in which equal examples stay together, whatever their order."""
     dense = X.toarray() if issparse(X) else X
     _, first, inverse = np.unique(np.column_stack([dense, y]), axis=0, return_index=True, return_inverse=True)
-    return dealt(strata[first], min(count, len(first)), seed)[inverse.reshape(-1)]
+    return dealt(strata[first], count, seed)[inverse.reshape(-1)]

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import issparse
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from meha._checks import check_count
 from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
 from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
-from meha.sklearn._folds import dealt
+from meha.sklearn._base import Estimator, sample_weights
+from meha.sklearn._folds import check_folds, dealt
 from meha.sklearn._plots import plot_course, plot_penalties
 
 __all__ = ["PenalizedClassifier", "PenalizedRegressor"]
@@ -32,7 +32,7 @@ MAD = 1.4826
 """Standard deviation of normal numbers over their median absolute deviation."""
 
 
-class _Penalized(BaseEstimator):
+class _Penalized(Estimator):
     """What the two estimators share: preparation of data, the search, and its results."""
 
     def __init__(
@@ -103,7 +103,7 @@ class _Penalized(BaseEstimator):
         """Distinct examples in a fixed order, and their weights: equal examples stay together, also in folds."""
         if issparse(X):
             X = X.toarray()
-        weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+        weights = sample_weights(sample_weight, X)
         rows, inverse = np.unique(np.column_stack([X, y])[weights > 0], axis=0, return_inverse=True)
         if len(rows) < 2:
             raise ValueError(f"X: has {len(rows)} sample(s) of positive weight; cross-validation needs two or more.")
@@ -145,27 +145,12 @@ class _Penalized(BaseEstimator):
         self.path_ = {candidate.key: np.array(candidate.path) for candidate in tried}
         self.n_iter_ = sum(len(candidate.path) for candidate in tried)
 
-    def _count(self, examples: int) -> int:
-        check_count("folds", self.folds)
-        if self.folds < 2:
-            raise ValueError(f"folds: must be 2 or more, got {self.folds}.")
-        return min(self.folds, examples)
-
     def _coefficients(self, b: Tensor, outputs: int) -> tuple[Array, Array]:
         """Coefficients (outputs, features) and intercepts (outputs,) for the features as they were given."""
         table = b.view(-1, outputs).numpy().T
         coef = table[:, : len(self._scale)] / self._scale
         intercept = table[:, -1] - coef @ self._centre if self.fit_intercept else np.zeros(outputs)
         return coef, intercept
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def _read(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
 
 
 class PenalizedRegressor(RegressorMixin, _Penalized):
@@ -230,20 +215,20 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Learn the penalties by folds, and fit the model on all data."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=True, ensure_min_samples=2)
+        X, y = self._read(X, y, y_numeric=True)
         if self.loss not in ("squared", "huber"):
             raise ValueError(f"loss: must be 'squared' or 'huber', got {self.loss!r}.")
-        X, y, weights = self._prepared(X, np.asarray(y, dtype=np.float64), sample_weight)
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon: must be positive, got {self.epsilon!r}.")
+        X, y, weights = self._prepared(X, y.astype(np.float64), sample_weight)
         A = torch.from_numpy(self._scaled(X, weights))
         share = weights / weights.sum()
         centre = float(share @ y) if self.fit_intercept else 0.0
         size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
         b = torch.from_numpy((y - centre) / size)
-        folds = dealt(np.zeros(len(y)), self._count(len(y)), self.random_state)
+        folds = dealt(np.zeros(len(y)), check_folds(self.folds), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
-            if not self.epsilon > 0:
-                raise ValueError(f"epsilon: must be positive, got {self.epsilon!r}.")
             deviation = MAD * float((2 * best.losses).sqrt().median())
             self.delta_ = self.epsilon * (deviation or 1.0) * size
             best = self._search(Huber(A, b, delta=self.delta_ / size), folds, weights, X.shape[1])
@@ -253,7 +238,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
 
     def predict(self, X: Any) -> Array:
         """Predict targets."""
-        return self._read(X) @ self.coef_ + self.intercept_
+        return self._read_again(X) @ self.coef_ + self.intercept_
 
 
 class PenalizedClassifier(ClassifierMixin, _Penalized):
@@ -278,9 +263,9 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Learn the penalties by folds, and fit the model on all data."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_min_samples=2)
+        X, y = self._read(X, y)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(np.asarray(y), return_inverse=True)
+        self.classes_, labels = np.unique(y, return_inverse=True)
         X, codes, weights = self._prepared(X, labels, sample_weight)
         kept, targets = np.unique(codes, return_inverse=True)
         self.classes_ = self.classes_[kept.astype(np.int64)]
@@ -289,14 +274,14 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = dealt(targets, self._count(len(targets)), self.random_state)
+        folds = dealt(targets, check_folds(self.folds), self.random_state)
         best = self._search(loss, folds, weights, X.shape[1])
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
 
     def decision_function(self, X: Any) -> Array:
         """Scores: (n,) for two classes, otherwise (n, classes)."""
-        scores = self._read(X) @ self.coef_.T + self.intercept_
+        scores = self._read_again(X) @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:

@@ -1,0 +1,167 @@
+"""LabelCleaner: wrong labels."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import ClassifierMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import has_fit_parameter
+
+from meha.sklearn._base import Estimator
+from meha.sklearn._folds import check_folds, together
+from meha.sklearn._noise import true_classes
+from meha.tasks import clean
+from meha.tasks._cleaning import check_trusted
+
+__all__ = ["LabelCleaner"]
+
+Array = NDArray[Any]
+
+ROUNDS = 3
+"""Times that the estimator is fitted again, to labels as they look after the round before."""
+RARE = 1e-3
+"""Smallest probability of a class, and weight of an example, that is taken seriously."""
+NEUTRAL = 0.5
+
+
+class LabelCleaner(ClassifierMixin, Estimator):
+    """Find wrong labels, with or without examples that are trusted, and fit a classifier that hardly uses them.
+
+    Examples are judged by models that have not seen them: out-of-fold probabilities p_j(x_i) give the probability that the true
+    class is j,
+
+        P(j | x_i, label k) = p_j(x_i)^a T_jk / sum_l p_l(x_i)^a T_lk,    T_jk the share of class j that is labelled k.
+
+    T makes the given labels most likely, under a prior for errors that go to all classes alike; folds choose the power a and
+    the strength of the prior. In each of three rounds the models are fitted to the two likeliest labels of each example, with
+    these probabilities as weights. If all classes have trusted examples, a second course of rounds begins with models of the
+    trusted examples alone; the course with the smaller loss on trusted examples, which were left out in turn, is taken.
+
+    Args:
+        estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
+            network judges by :func:`meha.tasks.clean`, where the weights of examples are the upper variables and the trusted
+            examples, which it needs, are the upper level; a logistic regression predicts. It scales features column by column,
+            pixels (rows of square pictures of type uint8) as a whole.
+        folds: number of folds.
+        random_state: decides folds and networks.
+
+    Attributes:
+        label_quality_: (n,), from 0 (the label looks wrong) to 1 (it looks right, or is trusted).
+        suspects_: row numbers of the examples with a quality below 0.5, most suspicious first.
+        suggested_: (n,), the label that looks right.
+        estimator_: the classifier, fitted with ``label_quality_`` as weights; ``predict`` and ``predict_proba`` are its own.
+        classes_: the classes.
+
+    >>> generator = np.random.default_rng(0)
+    >>> truth = np.arange(200) % 2
+    >>> X = generator.normal(size=(200, 3)) + 3 * truth[:, None]
+    >>> y = truth.copy()
+    >>> y[::9] = 1 - y[::9]
+    >>> cleaner = LabelCleaner().fit(X, y)
+    >>> bool(np.isin(np.arange(0, 200, 9), cleaner.suspects_).mean() > 0.9)
+    True
+    """
+
+    def __init__(self, estimator: Any = None, folds: int = 5, random_state: int = 0) -> None:
+        self.estimator = estimator
+        self.folds = folds
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: ArrayLike, trusted: ArrayLike | None = None) -> Self:
+        """Judge all labels.
+
+        Args:
+            X: (n, features).
+            y: (n,), the labels, some of which may be wrong.
+            trusted: a mask, or the row numbers, of examples whose labels are right.
+        """
+        pixels = getattr(X, "dtype", None) == np.uint8
+        X, y = self._read(X, y)
+        check_classification_targets(y)
+        check_folds(self.folds)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
+        mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
+        model = LogisticRegression(max_iter=1000) if self.estimator is None or self._by_network else self.estimator
+        if not has_fit_parameter(model, "sample_weight") or not hasattr(model, "predict_proba"):
+            raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit, and predict_proba; pass another.")
+        if self._by_network:
+            if not mask.any():
+                raise ValueError("trusted: estimator='network' needs trusted examples; name some, or pass another estimator.")
+            features = X.toarray() if issparse(X) else X
+            cleaning = clean(features.astype(np.uint8) if pixels else features, labels, mask, seed=self.random_state)
+            quality, suggested = cleaning.weights, cleaning.suggested
+        else:
+            quality, suggested = self._judge(model, X, labels, mask)
+        self.label_quality_ = quality
+        order = np.argsort(quality, kind="stable")
+        self.suspects_ = order[quality[order] < NEUTRAL]
+        self.suggested_ = self.classes_[suggested]
+        weights = np.where(quality > RARE, quality, RARE)
+        self.estimator_ = clone(model).fit(X, self.classes_[labels], sample_weight=weights)
+        return self
+
+    @property
+    def _by_network(self) -> bool:
+        return isinstance(self.estimator, str) and self.estimator == "network"
+
+    def _judge(self, model: Any, X: Any, labels: Array, mask: Array) -> tuple[Array, Array]:
+        folds = together(X, labels, labels + len(self.classes_) * mask, self.folds, self.random_state)
+        rounds = _Rounds(model, X, labels, mask, folds)
+        courses = [rounds.course(np.ones(len(labels), dtype=bool))]
+        if len(np.unique(labels[mask])) == len(self.classes_):
+            courses.append(rounds.course(mask))
+        posterior = min(courses, key=lambda course: course[1])[0]
+        return posterior[np.arange(len(labels)), labels], posterior.argmax(axis=1)
+
+    def predict(self, X: Any) -> Array:
+        """Predict classes with ``estimator_``."""
+        X = self._read_again(X)
+        return self.estimator_.predict(X)
+
+    def predict_proba(self, X: Any) -> Array:
+        """Predict probabilities of the classes with ``estimator_``."""
+        X = self._read_again(X)
+        return self.estimator_.predict_proba(X)
+
+
+class _Rounds:
+    """Models on folds of examples, fitted again and again to the labels that look right."""
+
+    def __init__(self, model: Any, X: Any, labels: Array, mask: Array, folds: Array) -> None:
+        self.model, self.X, self.labels, self.mask, self.folds = model, X, labels, mask, folds
+        self.given = np.eye(int(labels.max()) + 1)[labels]
+
+    def course(self, rows: Array) -> tuple[Array, float]:
+        """Probabilities of the true classes after rounds that begin with models of these rows, and the loss of trusted rows."""
+        probabilities = self._left_out(self.given * rows[:, None])
+        for _ in range(ROUNDS):
+            probabilities = self._left_out(self._posterior(probabilities))
+        trusted = probabilities[self.mask, self.labels[self.mask]]
+        return self._posterior(probabilities), -float(np.log(trusted).sum())
+
+    def _posterior(self, probabilities: Array) -> Array:
+        """Probabilities of the true class, given model and label."""
+        result, open_ = self.given.copy(), ~self.mask
+        result[open_] = true_classes(probabilities[open_], self.labels[open_], self.folds[open_])
+        return result
+
+    def _left_out(self, posterior: Array) -> Array:
+        """Probabilities by models that have not seen the example, fitted to the two likeliest classes of the others."""
+        result = np.full(posterior.shape, RARE)
+        for fold in np.unique(self.folds):
+            train, test = np.flatnonzero(self.folds != fold), self.folds == fold
+            likely = np.argsort(-posterior[train], axis=1)[:, :2].T
+            rows, classes = np.tile(train, 2), likely.reshape(-1)
+            weights = posterior[rows, classes]
+            kept = weights > RARE
+            if len(np.unique(classes[kept])) > 1:
+                fitted = clone(self.model).fit(self.X[rows[kept]], classes[kept], sample_weight=weights[kept])
+                result[np.ix_(test, fitted.classes_)] = fitted.predict_proba(self.X[test]).clip(min=RARE)
+        return result / result.sum(axis=1, keepdims=True)

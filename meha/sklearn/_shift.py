@@ -1,0 +1,142 @@
+"""ExampleReweighter: weights of examples for data from elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import issparse
+from sklearn.base import clone, is_classifier
+from sklearn.linear_model import Ridge
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, has_fit_parameter
+
+from meha.sklearn._base import Estimator
+from meha.sklearn._folds import check_folds, together
+from meha.sklearn._linear import PenalizedClassifier
+
+__all__ = ["ExampleReweighter"]
+
+Array = NDArray[Any]
+
+LARGEST = 20.0
+"""Largest weight of an example, relative to the mean."""
+POWERS = (0.25, 0.5, 0.75, 1.0)
+"""Powers of the ratio of densities that the folds choose from."""
+EVIDENCE = 1.0
+"""Standard errors by which weights must be better than none."""
+
+
+def _can_score(self: Any) -> bool:
+    return hasattr(self.estimator_ if hasattr(self, "estimator_") else self._model(), "score")
+
+
+class ExampleReweighter(Estimator):
+    """Fit an estimator for data whose features are distributed differently (covariate shift), by weights of its examples.
+
+    A :class:`PenalizedClassifier` tells the features at hand from those of the target; its odds are the ratio r of densities.
+    Examples get the weights r^a. The power a is the upper variable: folds choose it by the losses of examples left out, with
+    weights r; where no power is better than none by more than its standard error, all weights are 1.
+
+    Args:
+        estimator: a regressor or classifier with ``sample_weight``; by default a ridge.
+        folds: number of folds.
+        random_state: decides the folds.
+
+    Attributes:
+        sample_weight_: (n,), mean 1.
+        power_: a.
+        errors_: the weighted error for each power.
+        estimator_: the estimator, fitted with these weights; ``predict`` and ``score`` are its own.
+
+    >>> generator = np.random.default_rng(0)
+    >>> X, X_target = generator.normal(size=(300, 1)), generator.normal(1.5, 0.5, size=(300, 1))
+    >>> model = ExampleReweighter().fit(X, X[:, 0] ** 2, X_target)
+    >>> plain = Ridge().fit(X, X[:, 0] ** 2)
+    >>> errors = [np.mean((fitted.predict(X_target) - X_target[:, 0] ** 2) ** 2) for fitted in (model, plain)]
+    >>> bool(errors[0] < 0.2 * errors[1])
+    True
+    """
+
+    def __init__(self, estimator: Any = None, folds: int = 5, random_state: int = 0) -> None:
+        self.estimator = estimator
+        self.folds = folds
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: ArrayLike, X_target: Any = None) -> Self:
+        """Learn weights of the examples, and fit the estimator with them.
+
+        Args:
+            X: (n, features).
+            y: (n,), targets or labels.
+            X_target: (m, features), features from where predictions are wanted; without them all weights are 1.
+        """
+        X, y = self._read(X, y)
+        check_folds(self.folds)
+        model = self._model()
+        if is_classifier(model):
+            check_classification_targets(y)
+        if not has_fit_parameter(model, "sample_weight"):
+            raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit; pass another.")
+        self.power_, self.sample_weight_ = 0.0, np.ones(X.shape[0])
+        self.errors_: dict[float, float] = {}
+        if X_target is not None:
+            target = check_array(X_target, accept_sparse="csr", dtype=np.float64)
+            if target.shape[1] != X.shape[1]:
+                raise ValueError(f"X_target: has {target.shape[1]} features, X has {X.shape[1]}; pass the same features.")
+            self._choose(model, X, y, self._ratios(X, target))
+        self.estimator_ = clone(model).fit(X, y, sample_weight=self.sample_weight_)
+        return self
+
+    def _model(self) -> Any:
+        return Ridge() if self.estimator is None else self.estimator
+
+    def _ratios(self, X: Any, target: Any) -> Array:
+        """The ratio of the densities of target and data at each example, mean 1."""
+        both = np.concatenate([part.toarray() if issparse(part) else part for part in (X, target)])
+        judge = PenalizedClassifier(folds=self.folds, random_state=self.random_state)
+        judge.fit(both, np.arange(len(both)) >= X.shape[0])
+        ratios = np.exp(judge.decision_function(both[: X.shape[0]]).clip(-LARGEST, LARGEST))
+        return _normal(ratios)
+
+    def _choose(self, model: Any, X: Any, y: Array, ratios: Array) -> None:
+        folds = together(X, y, np.zeros(len(y)), self.folds, self.random_state)
+        losses = {power: self._losses(model, X, y, folds, _normal(ratios**power)) for power in (0.0, *POWERS)}
+        share = ratios / ratios.sum()
+        self.errors_ = {power: float(share @ loss) for power, loss in losses.items()}
+        for power in POWERS:
+            gain = losses[0.0] - losses[power]
+            mean = share @ gain
+            noise = np.sqrt(np.sum(share**2 * (gain - mean) ** 2))
+            if mean > EVIDENCE * noise and self.errors_[power] < self.errors_[self.power_]:
+                self.power_ = power
+        self.sample_weight_ = _normal(ratios**self.power_)
+
+    def _losses(self, model: Any, X: Any, y: Array, folds: Array, weights: Array) -> Array:
+        """Squared errors, or wrong classes, of examples left out."""
+        result = np.zeros(len(y))
+        for fold in np.unique(folds):
+            train, test = folds != fold, folds == fold
+            predicted = clone(model).fit(X[train], y[train], sample_weight=weights[train]).predict(X[test])
+            result[test] = predicted != y[test] if is_classifier(model) else (predicted - y[test]) ** 2
+        return result
+
+    def predict(self, X: Any) -> Array:
+        """Predict with ``estimator_``."""
+        X = self._read_again(X)
+        return self.estimator_.predict(X)
+
+    @available_if(_can_score)
+    def score(self, X: Any, y: ArrayLike) -> float:
+        """The score of ``estimator_``."""
+        X = self._read_again(X)
+        return float(self.estimator_.score(X, y))
+
+
+def _normal(weights: Array) -> Array:
+    """Weights with mean 1, none above the largest."""
+    weights = weights / weights.mean()
+    weights = weights.clip(max=LARGEST)
+    return weights / weights.mean()
