@@ -1,6 +1,8 @@
 """The declared learning tasks, and their experiment: tasks are whole, cells are what they say, tables show the records."""
 
 import dataclasses
+import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,3 +106,12 @@ def test_the_page_shows_scores_and_judges_them(tmp_path):
     assert len(row) == len(table.columns) == 6 + len(OTHERS)
     claims = EXPERIMENTS["learning-tasks"].claims(results)
     assert [claim.answer in ("holds", "does not hold") for claim in claims] == [True] * 3
+
+
+def test_the_table_of_the_documentation_is_that_of_the_records():
+    root = Path(__file__).parent.parent
+    spec = importlib.util.spec_from_file_location("learning_tasks_table", root / "tools/learning_tasks.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = (root / "docs/automatic.md").read_text()
+    assert text.partition(tool.BEGIN)[2].partition(tool.END)[0].strip() == tool.table()
