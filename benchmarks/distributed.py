@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import meha
 
 WIDTH, CLASSES, EXAMPLES, BATCH = 512, 10, 4096, 128
-ROUNDS = 7
+ROUNDS = 20
 STEPS = {"alpha": 1.0, "beta": 0.01, "eta": 0.01}
 METHODS = {
     "MEHA(gradients=4)": meha.MEHA(**STEPS, gamma=5.0, c=2.0),
@@ -145,35 +145,33 @@ def messages():
 
 
 def timed(step, data, number):
-    """Milliseconds of a step, the median of some; all processes begin together."""
+    """Milliseconds of some steps; all processes begin together."""
     times = []
     dist.barrier()
     for _ in range(number):
         begin = time.perf_counter()
         step(data)
-        times.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(times)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return times
 
 
 def durations(number):
-    """Every row is measured in turns, so that other work on the machine meets all of its entries."""
+    """The ways of a row take turns, so that other work on the machine meets all of them."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     mesh, data = init_device_mesh("cpu", (dist.get_world_size(),)), batch(dist.get_rank())
     if dist.get_rank() == 0:
-        print(
-            "ms a step (medians): each process alone, replicated, with fully_shard; times that of the process alone (medians)"
-        )
+        print("ms a step: each process alone, replicated (over alone), with fully_shard (over alone); medians")
     for name in ("training", *METHODS):
         ways = [steps(name, where, group) for where, group in ((None, None), (None, dist.group.WORLD), (mesh, None))]
         for step in ways:
             timed(step, data, 2)
         rounds = [[timed(step, data, number) for step in ways] for _ in range(ROUNDS)]
         if dist.get_rank() == 0:
-            times = [f"{statistics.median(column):7.1f}" for column in zip(*rounds, strict=True)]
-            ratios = [sorted(row[i] / row[0] for row in rounds) for i in (1, 2)]
-            spread = [f"{statistics.median(r):.2f} ({r[0]:.2f} to {r[-1]:.2f})" for r in ratios]
-            print(f"{name:18s} {' '.join(times)}   {'   '.join(spread)}", flush=True)
+            alone, whole, sharded = (statistics.median(itertools.chain(*column)) for column in zip(*rounds, strict=True))
+            print(
+                f"{name:18s} {alone:7.1f} {whole:7.1f} ({whole / alone:.2f}) {sharded:7.1f} ({sharded / alone:.2f})", flush=True
+            )
         del ways, step  # DDP must not outlive the group
     dist.destroy_process_group()
 
@@ -220,7 +218,7 @@ def rounding():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", choices=["messages", "time", "rounding"], required=True)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     {"messages": messages, "time": lambda: durations(arguments.steps), "rounding": rounding}[arguments.part]()
 
