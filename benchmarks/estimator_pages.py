@@ -47,10 +47,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def error_row(name: str, records: Sequence[Record]) -> Row:
-    """The line of one data set: means over splits, medians of times."""
+    """The line of one data set: means over the splits, of methods that have all of them, and medians of times."""
     methods = {record["method"] for record in records}
     errors = {m: [r["error"] for r in records if r["method"] == m and r["error"] is not None] for m in methods}
-    mean = {m: float(np.mean(values)) for m, values in errors.items() if values}
+    mean = {m: float(np.mean(values)) for m, values in errors.items() if len(values) == len(errors[OURS])}
     seconds = {m: np.median([r["seconds"] or np.nan for r in records if r["method"] == m]) for m in methods}
     ratio = mean[OURS] / min(mean[m] for m in SINGLE if m in mean)
     classes = "logistic ridge CV" in mean
