@@ -21,7 +21,7 @@ from meha._verdicts import TrainingWarning
 
 __all__ = ["Checkpoint"]
 
-VERSION = 3
+VERSION = 4
 """Of what the file holds; another one is refused."""
 
 REMEDY = "give another path, or delete the file to start over"

@@ -12,6 +12,7 @@ import torch
 
 from meha._checkpoints import Checkpoint
 from meha._faults import bad_numbers, undefined, warn_about_rounding
+from meha._fingerprints import constants, differing, values_at
 from meha._running import Run, StepInfo
 from meha._shared_checkpoints import SharedCheckpoint
 from meha._sources import Source
@@ -60,6 +61,7 @@ class Loop:
         self._last: StepInfo | None = None
         self._stepper: Stepper | None = None  # the one that took the last steps
         self._begun = run.k
+        self._values: dict[str, float] | None = None  # F and f at the start
         self._good: tuple[Any] | None = None  # the last batch on which a step went well
         variables = (run.state.x, run.state.y)
         self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
@@ -68,6 +70,10 @@ class Loop:
         for observer in (self.guard, *self.observers, self.recorder):
             getattr(observer, "begin", _nothing)(self.run, self.max_steps)
         return self
+
+    def remember(self) -> None:
+        """Keep the values of F and f at the start, by which a checkpoint is known to be of this problem."""
+        self._values = values_at(self.run, self.guard.start)
 
     def __exit__(self, *error: object) -> None:
         for observer in self.observers:
@@ -296,6 +302,7 @@ class Loop:
         return {
             "random": random_states(self.source.loader),
             "problem": self._problem(),
+            "values": self._values,
             "run": run.state_dict(),
             "seconds": run.seconds,
             "training": [module.training for module in self.modules],
@@ -313,7 +320,10 @@ class Loop:
         run.load_state_dict(state["run"])
         for name, value in self._problem().items():
             if state["problem"][name] != value:
-                raise ValueError(f"{name}: was {state['problem'][name]}, is {value}.")
+                raise ValueError(_changed(name, state["problem"][name], value))
+        self._values = values_at(run, state["guard"]["start"])
+        if reason := differing(state["values"], self._values, max(torch.finfo(leaf.dtype).eps for leaf in run.state.x.leaves)):
+            raise ValueError(reason)
         run.seconds = state["seconds"]
         run.constants = None if state["constants"] is None else Constants(**state["constants"])
         self.guard.load_state_dict(state["guard"])
@@ -335,9 +345,15 @@ class Loop:
         """What must be the same when a run goes on, besides the method and the variables."""
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
-        kinds = {name: None if part is None else type(part).__name__ for name, part in parts.items()}
+        kinds = {name: None if part is None else f"{type(part).__name__} {constants(part)}" for name, part in parts.items()}
         response = "optimistic" if problem.selected is None else type(problem.selected).__name__
         return {**kinds, "response": response, "modules": len(self.modules)}
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    """How a part of the problem differs from that in a checkpoint; a digest of its numbers follows its kind."""
+    (old, *_), (new, *_) = (str(part).split(" ") for part in (before, now))
+    return f"{name}: was {old}, is {new}{' with other numbers' if old == new else ''}."
 
 
 def _take(observers: list[Any], kind: type[T]) -> T:

@@ -129,6 +129,7 @@ def solve(
     warn_about_modules(run, resumes=file is not None)
     with Loop(run, Source(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
         if file is not None:
+            loop.remember()
             _resume(loop, file)
         pace = Pace(compile, run, max_steps, batches is not None)
         try:

@@ -69,6 +69,10 @@ class History(Mapping[str, list[float]]):
         """Keep the first rows."""
         self._columns, self._rows = {name: column[:rows] for name, column in self._columns.items()}, min(rows, self._rows)
 
+    def thin(self) -> None:
+        """Keep every second row, the second one first."""
+        self._columns, self._rows = {name: column[1::2] for name, column in self._columns.items()}, self._rows // 2
+
     def state_dict(self) -> dict[str, Tensor]:
         """The columns, as tensors."""
         return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
@@ -96,22 +100,37 @@ class Recorder:
 
     Args:
         every: record the steps that are multiples of it, and the last.
+        limit: upper bound on the number of rows. When there are more, every second one is dropped, and from then on half as
+            many are recorded: a checkpoint, which holds the history, does not grow without end.
+
+    >>> import meha
+    >>> problem = meha.problems.strong_convex(n=2)
+    >>> few = Recorder(limit=4)
+    >>> solution = meha.solve(problem, problem.x0, problem.y0, problem.preset("paper"), max_steps=11, callbacks=few)
+    >>> solution.history["step"]
+    [4.0, 8.0, 11.0]
     """
 
-    def __init__(self, every: int = 1) -> None:
+    def __init__(self, every: int = 1, limit: int = 100_000) -> None:
         check_count("Recorder: every", every)
-        self.every, self.history = every, History()
+        check_count("Recorder: limit", limit)
+        self.every, self.limit, self.history = every, limit, History()
+        self._interval = every  # of the steps that are recorded now
         self._last: dict[str, float] | None = None  # the row of the last step, while it is not recorded
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Begin a new history."""
-        self.history, self._last = History(), None
+        self.history, self._last, self._interval = History(), None, self.every
 
     def __call__(self, run: Run, info: StepInfo) -> None:
         row = {"step": info.step, "seconds": run.seconds, **info, **work(run)}
-        self._last = None if info.due(self.every) else row
+        self._last = None if info.due(self._interval) else row
         if self._last is None:
             self.history.append(row)
+            if len(self.history["step"]) > self.limit:
+                self.history.thin()
+                self._interval *= 2
+                self._last = row if self.history["step"][-1] != info.step else None
 
     def forget(self, step: int) -> None:
         """Forget what came after a step, to which the run went back."""
@@ -126,12 +145,12 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """The history so far, and the last step."""
-        return {"history": self.history.state_dict(), "last": self._last}
+        return {"history": self.history.state_dict(), "last": self._last, "interval": self._interval}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from another recorder's history."""
         self.history.load_state_dict(state["history"])
-        self._last = state["last"]
+        self._last, self._interval = state["last"], state["interval"]
 
 
 class DivergenceGuard:

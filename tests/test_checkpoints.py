@@ -556,7 +556,7 @@ def changed(value, path, rng):
         copied[path[0]] = changed(value[path[0]], path[1:], rng)
         return copied if isinstance(value, dict) else type(value)(copied)
     if isinstance(value, torch.Tensor):
-        return value.bool().logical_not() if rng.random() < 0.5 or not value.numel() else value[..., :0]
+        return value.bool().logical_not() if rng.random() < 0.5 or not value.numel() or not value.ndim else value[..., :0]
     others = [None, 7, -1.5, "text", [], True, float("nan")]
     return next(other for other in rng.sample(others, len(others)) if repr(other) != repr(value))
 
@@ -684,3 +684,75 @@ def test_a_full_disk_keeps_the_file(tmp_path, monkeypatch):
         assert solve(network(seed=0), max_steps=8, checkpoint=file).steps == 8
     assert file.read_bytes() == before
     assert os.listdir(tmp_path) == ["run.pt"]
+
+
+def simple(**parts):
+    """A small problem with an interval, a weight and two objectives, of which some may be others."""
+    base = {
+        "upper": lambda x, y: (y - 1).square().sum() + x.square().sum(),
+        "lower": lambda x, y: (y - x).square().sum(),
+        "nonsmooth": meha.nonsmooth.L1(0.1),
+        "x_set": meha.sets.Box(-1.0, 1.0),
+    }
+    problem = meha.Problem(**{**base, **parts})
+    return dict(problem=problem, x0=torch.zeros(2), y0=torch.zeros(2), method=meha.MEHA(**MOMENT), tol=None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"x_set": meha.sets.Box(-1.0, 2.0)}, "x_set: was Box, is Box with other numbers"),
+        ({"x_set": None}, "x_set: was Box, is None"),
+        ({"nonsmooth": meha.nonsmooth.L1(0.2)}, "nonsmooth: was L1, is L1 with other numbers"),
+        ({"nonsmooth": meha.nonsmooth.L1(torch.tensor([0.1, 0.2]))}, "nonsmooth: was L1, is L1 with other numbers"),
+        (
+            {"upper": lambda x, y: (y - 2).square().sum()},
+            "upper: F at the start of the run was 2, is 8; it is another",
+        ),
+        ({"lower": lambda x, y: (y - x + 1).square().sum()}, "lower: f at the start of the run was 0, is 2"),
+    ],
+)
+def test_checkpoints_of_other_problems_with_the_same_shapes_are_refused(parts, message, tmp_path):
+    file = tmp_path / "run.pt"
+    solve(simple(), checkpoint=file, max_steps=3)
+    with pytest.raises(ValueError, match=message):
+        solve(simple(**parts), checkpoint=file, max_steps=6)
+    whole, rest = solve(simple(), max_steps=6), solve(simple(), checkpoint=file, max_steps=6)
+    assert_same(rest, whole)
+
+
+def test_random_objectives_are_not_compared_and_draw_what_they_would_draw(tmp_path):
+    def noisy(x, y):
+        return (y - 1 - 0.1 * torch.rand(2)).square().sum()
+
+    def run(**options):
+        torch.manual_seed(4)
+        return solve(simple(upper=noisy), **options)
+
+    whole = run(max_steps=6)
+    run(max_steps=3, checkpoint=tmp_path / "run.pt")
+    assert_same(run(max_steps=6, checkpoint=tmp_path / "run.pt"), whole)
+
+
+def test_the_history_is_bounded_and_resumed(tmp_path):
+    call = simple()
+    whole = meha.solve(**call, max_steps=40, callbacks=[Recorder(limit=5)])
+    assert whole.history["step"] == [8, 16, 24, 32, 40]
+    every = meha.solve(**call, max_steps=40).history
+    assert whole.history["upper"] == [every["upper"][step - 1] for step in (8, 16, 24, 32, 40)]
+    found = meha.solve(**simple(), max_steps=43, callbacks=[Recorder(limit=5)])
+    assert found.history["step"] == [8, 16, 24, 32, 40, 43]
+    for step in (3, 7, 17, 39):
+        file = tmp_path / f"{step}.pt"
+        meha.solve(**simple(), max_steps=step, callbacks=[Recorder(limit=5)], checkpoint=file)
+        again = meha.solve(**simple(), max_steps=43, callbacks=[Recorder(limit=5)], checkpoint=file)
+        assert [row for row in again.history["step"] if row in (8, 16, 24, 32, 40, 43)] == found.history["step"]
+
+
+def test_checkpoints_do_not_grow_with_the_steps(tmp_path):
+    sizes = []
+    for steps in (200, 3000):
+        file = tmp_path / f"{steps}.pt"
+        meha.solve(**simple(), max_steps=steps, callbacks=[Recorder(limit=100)], checkpoint=Checkpoint(file, every=1000))
+        sizes.append(file.stat().st_size)
+    assert sizes[1] < 1.5 * sizes[0]

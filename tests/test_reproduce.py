@@ -26,7 +26,7 @@ from meha.reproduce.cells import TUNING_SEEDS, Case, Cell
 from meha.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha.reproduce.experiments.base import PAPER, holds, number, prose, spread
-from meha.reproduce.experiments.cases import GROUP_LASSO, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
+from meha.reproduce.experiments.cases import GROUP_LASSO, GROUP_LASSO_READING, LASSO, MERELY_CONVEX, SINE, STRONG_CONVEX
 from meha.reproduce.experiments.group_lasso import _speed
 from meha.reproduce.experiments.nonsmooth import NUMBERS, _row
 from meha.reproduce.experiments.racing import ends_table, first, own_end, race_table
@@ -862,3 +862,59 @@ def test_shipped_settings_are_what_tuning_finds(case, tmp_path):
         assert own == theirs or SHIPPED.scores[case.name][name][own][0][0] == pytest.approx(
             SHIPPED.scores[case.name][name][theirs][0][0], rel=0.05
         )
+
+
+def test_a_run_ends_where_x_rests():
+    """From x = 0 with the rule of 0.2 %, against a loop written out here."""
+    case = dataclasses.replace(GROUP_LASSO_READING[600], arguments=(("m", 60), ("groups", 6), ("start", 0.0)), looks=0)
+    record = measure(Cell("race", case, CONTENDERS["MEHA"], {"preset": "recipe"}, 3))
+    problem = meha.problems.group_lasso(60, groups=6, start=0.0, seed=3)
+    run = problem.preset("recipe").start(problem, problem.x0, problem.y0)
+    before, rests = run.x.clone(), False
+    while not rests and run.k < 1000:
+        run.step()
+        rests = bool((run.x - before).norm() <= 0.002 * run.x.norm())
+        before = run.x.clone()
+    assert rests
+    assert (record["outcome"], record["last"]["step"]) == ("rest", run.k)
+    assert record["last"]["test error"] == pytest.approx(problem.metrics["test error"](run.x, run.y), rel=1e-4)
+    theta = run.state.theta.detached()
+    assert record["last"]["test error of theta"] == pytest.approx(problem.metrics["test error"](run.x, theta), rel=1e-4)
+    assert (record["curve"], record["at weights"]) == ({}, [])
+
+
+def test_the_readings_of_the_group_lasso(tmp_path):
+    """The table says how far a reading is from the paper's means, in standard errors of the difference."""
+    experiment, store = EXPERIMENTS["group-lasso"], Store(tmp_path)
+    cells = [c for c in experiment.cells(Options(methods=frozenset({"MEHA"})), SHIPPED) if "readings" in c.case.name]
+    assert {(dict(c.case.arguments)["start"], c.case.steps, c.case.rest) for c in cells} == {
+        *((start, 500, None) for start in (0.0, 0.01, 0.1)),
+        *((start, 1000, 0.002) for start in (0.0, 0.01, 0.1)),
+        (0.0, 1000, 0.2),
+    }
+    about = {
+        "outcome": "rest",
+        "reached": None,
+        "curve": {},
+        "at weights": [],
+        "took": 1.0,
+        "machine": "m",
+        "torch": "2",
+        "jobs": 1,
+    }
+    for cell in cells:
+        m = dict(cell.case.arguments)["m"]
+        off = 0.0 if cell.name == "start 0, change of 0.2 %" else 20.0
+        error = paper.GROUP_LASSO[m]["MEHA"][0] + off + (-1) ** cell.seed
+        last = {"step": 9, "seconds": 1.0, "work": 9, "gradients": 9, "test error": error, "test error of theta": error + 50}
+        named = {"case": cell.case.name, "method": cell.name, "setting": "{}", "seed": cell.seed}
+        store.put(cell, {**about, **named, "last": last})
+    (table,) = experiment._readings(Records(store, cells))
+    rows = {tuple(row[:3]): row for row in table.rows}
+    assert rows["start 0", "change of 0.2 %", "y"][-1].value == pytest.approx(0, abs=1e-9)
+    assert rows["start 0.1", "500 steps", "y"][-1].value > 3
+    assert rows["start 0", "change of 0.2 %", "theta"][-1].value > 3
+    assert rows["paper", "", ""][3].text == "71.9 ± 10.5"
+    deviation = (10 / 9) ** 0.5  # of ten numbers that are one above or below their mean
+    expected = 20 / (deviation**2 / 10 + 8.3**2 / 5) ** 0.5  # m = 1200 has the smallest deviation in the paper
+    assert rows["start 0.1", "500 steps", "y"][-1].value == pytest.approx(expected)

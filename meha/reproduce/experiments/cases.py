@@ -48,7 +48,8 @@ REST = 0.002
 """The paper's rule for the group lasso: a step that changes x by 0.2 %; "0.2" is printed, which 2 to 4 steps would meet."""
 
 GROUP_LASSO_READING = {
-    m: replace(case, arguments=(("m", m), ("start", 0.0)), steps=1000, rest=REST) for m, case in GROUP_LASSO.items()
+    m: replace(case, arguments=(("m", m), ("start", 0.0)), seconds=600.0, steps=1000, rest=REST)
+    for m, case in GROUP_LASSO.items()
 }
 """The group lasso from the start and with the end that fit the paper's numbers."""
 
@@ -58,6 +59,7 @@ GROUP_LASSO_READINGS = {
             case,
             name=f"{case.name}, readings",
             arguments=(("m", m), ("start", start)),
+            seconds=600.0,
             steps=500 if rest is None else 1000,
             rest=rest,
             looks=0,
