@@ -58,6 +58,21 @@ def measure(problem, method, steps):
     )
 
 
+def table(runs):
+    """The lines of a table in Markdown."""
+    lines = [
+        "| | solved to 1e-3 | within 5 % | refused | gradients, median | Hessian-vector products, median | seconds, median |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, part in runs.items():
+        taken = [run for run in part.values() if run["outcome"] != "refused"]
+        counts = [sum(run[key] for run in taken) for key in ("strict", "loose")]
+        middle = [statistics.median(run[key] for run in taken) for key in ("gradients", "products", "seconds")]
+        cells = [f"{count} of {len(part)}" for count in counts] + [str(len(part) - len(taken))]
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {middle[0]:,.0f} | {middle[1]:,.0f} | {middle[2]:.2g} |")
+    return lines
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=int, default=1, help="take one of so many problems")
@@ -75,19 +90,10 @@ def main():
                 if before is None or found.get("error", 9e9) < before.get("error", 9e9):
                     runs[name][entry.name] = found
         print(entry.name, {name: part[entry.name].get("error", "refused") for name, part in runs.items()}, flush=True)
-    lines = [
-        "| | solved to 1e-3 | within 5 % | refused | gradients, median | Hessian-vector products, median | seconds, median |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, part in runs.items():
-        taken = [run for run in part.values() if run["outcome"] != "refused"]
-        counts = [sum(run[key] for run in taken) for key in ("strict", "loose")]
-        middle = [statistics.median(run[key] for run in taken) for key in ("gradients", "products", "seconds")]
-        cells = [f"{count} of {len(part)}" for count in counts] + [str(len(part) - len(taken))]
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {middle[0]:,.0f} | {middle[1]:,.0f} | {middle[2]:.2g} |")
-    table = "\n".join(lines)
-    PATH.write_text(json.dumps({"every": options.every, "steps": options.steps, "table": lines, "runs": runs}, indent=1) + "\n")
-    print(table)
+        lines = table(runs)
+        stored = {"every": options.every, "steps": options.steps, "table": lines, "runs": runs}
+        PATH.write_text(json.dumps(stored, indent=1) + "\n")
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":
