@@ -100,11 +100,12 @@ def test_the_step_is_that_of_the_documentation():
 def test_matrices_have_rates_for_their_columns():
     """The first step of y is lr for each number, times 64 / columns above 64; that of x is on average x_lr / sqrt(columns)."""
     problem = meha.Problem(
-        lambda x, y: (y[0].sum() + y[1].sum() - 1).square(), lambda x, y: (y[0] - x.sum()).square().sum() + y[1].square().sum()
+        lambda x, y, b: (y[0].sum() + y[1].sum() - 1).square(),
+        lambda x, y, b: (y[0] - x.sum()).square().sum() + y[1].square().sum(),
     )
     y0 = [torch.ones(2, 256), torch.ones(2, 16)]
     run = meha.StochasticMEHA(lr=0.01, x_lr=0.02).start(problem, torch.ones(3, 4), y0)
-    run.step()
+    run.step(0)
     steps = [(before - after).abs().mean() for before, after in zip(y0, run.y, strict=True)]
     assert float(steps[1] / steps[0]) == pytest.approx(4.0, rel=0.2)
     moved = []

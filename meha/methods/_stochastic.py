@@ -45,6 +45,8 @@ class Course:
         patience, power: rates are divided by (1 + k / patience)^power.
         weight: c, relative to where both levels weigh the same at the start.
         pull: the share of its distance to theta that y loses in each step.
+        width: rates are for layers with up to this number of inputs; wider ones, whose inputs act together, have
+            proportionally smaller rates.
         linear: whether F is differentiated at theta, so that y is the response of theta to F to first order.
     """
 
@@ -54,6 +56,7 @@ class Course:
     power: float
     weight: float
     pull: float
+    width: float
     linear: bool
 
     def age(self, k: int) -> float:
@@ -61,7 +64,7 @@ class Course:
         return (1 + k / self.patience) ** self.power
 
 
-BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, linear=True)
+BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
 """With batches: y stays close to the solution that training gives. The sum of its rates grows as log k, so that a longer run
 changes little: networks learn wrong labels by heart only on a long way."""
 
@@ -69,14 +72,11 @@ DIRECT = 10.0
 """With batches, and an F that depends on x itself: factor of c. y then must keep its distance to theta, since F_x and the
 response of y are added, and a small distance serves as well."""
 
-WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.1, pull=0.001, linear=False)
+WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.01, pull=0.001, width=math.inf, linear=False)
 """With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
 
 TENSORS = 5.0
 """Rate of y without modules relative to networks, whose numbers act together."""
-
-WIDTH = 64
-"""Rates are for layers with this many inputs; wider ones, whose inputs act together, have proportionally smaller rates."""
 
 LIMIT = 10.0
 """Upper bound on a step of a number of x, in units of the mean step of its tensor."""

@@ -31,7 +31,6 @@ from meha.methods._stochastic import (
     TRIAL,
     WATCHED,
     WHOLE,
-    WIDTH,
     Course,
     StochasticMEHAState,
     begin,
@@ -69,13 +68,13 @@ class StochasticMEHA(Method):
     response to F, to first order: a little better for F than theta. So y - theta says how x should change for the y that
     training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
     s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q. Without batches, F is
-    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 10, s_k = 0.001: then F chooses among the solutions of the
+    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses among the solutions of the
     lower level. What makes it work for networks:
 
     - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
       moves both alike, and leaves y - theta, which is all that x learns from.
     - Rates fall as 1/k, so that y does not learn doubtful examples by heart, and a longer run is not worse.
-    - The rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: all inputs of a layer act together.
+    - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
     - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
       others do. The rate of a matrix in x is divided by the root of its number of columns.
 
@@ -275,7 +274,7 @@ class StochasticMEHA(Method):
         metric = update_metric(state.square_y.leaves, directions, n, whole)
         if not whole:
             for root, leaf in zip(metric, y.leaves, strict=True):
-                root.mul_(max(1.0, columns(leaf) / WIDTH))
+                root.mul_(max(1.0, columns(leaf) / course.width))
         self._follow(theta.leaves, state.mean_theta.leaves, directions[1], metric, n, rate)
         self._follow(y.leaves, state.mean_y.leaves, directions[0], metric, n, rate)
         if not oracle.prox.identity:
