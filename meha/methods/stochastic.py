@@ -68,8 +68,8 @@ class StochasticMEHA(Method):
     response to F, to first order: a little better for F than theta. So y - theta says how x should change for the y that
     training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
     s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q. Without batches, F is
-    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses among the solutions of the
-    lower level. What makes it work for networks:
+    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses among the solutions of
+    the lower level. What makes it work for networks:
 
     - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
       moves both alike, and leaves y - theta, which is all that x learns from.
