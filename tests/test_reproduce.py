@@ -393,7 +393,7 @@ def test_group_lasso(tiny):
     assert _speed(results, GROUP_LASSO[600].name, "GridSearch").middle == pytest.approx(goal["seconds"] / there)
     assert claims[0].answer == "open"  # one data set is not five
     assert "the least of the others is Grid search" in claims[1].measured  # not MEHA without settings
-    assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "AdaptiveMEHA"]
+    assert results.methods(GROUP_LASSO[600].name) == ["GridSearch", "MEHA", "AdaptiveMEHA", "MEHA, start 0, stop at 0.2 %"]
     assert "71.9 ± 10.5" in text
     assert "84.2 ± 16.1" in text
 
@@ -467,7 +467,7 @@ def test_the_report_can_be_drawn_without_measuring(tmp_path):
     assert (tmp_path / "kept/rates.jsonl").read_bytes() == before
 
 
-IN_PART = {"learning-tasks"}
+IN_PART = {"few-shot", "group-lasso", "learning-tasks"}
 """Experiments of which some runs have not been measured yet; the page says how many."""
 
 
@@ -507,7 +507,7 @@ def test_the_whole_protocol_has_the_cells_that_the_paper_has():
         assert {(f"strong convex, n = {n:,}", method) for method in methods} <= raced
     assert {(STRONG_CONVEX.name, method) for method in paper.STRONG_CONVEX} <= raced
     assert ("strong convex, n = 1,000,000", "MEHA") in raced
-    seeds = {cell.seed for found in cells.values() for cell in found}
+    seeds = {cell.seed for found in cells.values() for cell in found if "readings" not in cell.case.name}
     assert seeds == set(range(5))
     assert not seeds & set(TUNING_SEEDS)
     for change, steps, seconds in itertools.chain(*paper.SENSITIVITY.values()):

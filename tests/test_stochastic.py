@@ -107,12 +107,12 @@ def test_matrices_have_rates_for_their_columns():
     run = meha.StochasticMEHA(lr=0.01, x_lr=0.02).start(problem, torch.ones(3, 4), y0)
     run.step(0)
     steps = [(before - after).abs().mean() for before, after in zip(y0, run.y, strict=True)]
-    assert float(steps[1] / steps[0]) == pytest.approx(4.0, rel=0.2)
+    assert float(steps[1] / steps[0]) == pytest.approx(4.0, rel=0.4)
     moved = []
     for shape in ((12,), (3, 4)):
         run = meha.StochasticMEHA(lr=0.01, x_lr=0.02).start(problem, torch.ones(shape), y0)
         for _ in range(3):
-            run.step()
+            run.step(0)
         moved.append(float((run.x - 1).abs().mean()))
     assert moved[0] / moved[1] == pytest.approx(2.0, rel=1e-3)
 

@@ -72,8 +72,9 @@ def minimise(
     >>> soft = lambda z, step: z.sign() * (z.abs() - step).clamp(min=0)
     >>> q = Quadratic(torch.eye(2, dtype=torch.float64), torch.tensor([3.0, 0.5]).double(), torch.zeros(2).double())
     >>> y = torch.zeros(2, dtype=torch.float64)
-    >>> minimise(q, lambda y: float(y.abs().sum()), soft, torch.arange(2), y, tol=1e-9, max_steps=100).y
-    tensor([2., 0.], dtype=torch.float64)
+    >>> found = minimise(q, lambda y: float(y.abs().sum()), soft, torch.arange(2), y, tol=1e-9, max_steps=100)
+    >>> [round(number, 6) for number in found.y.tolist()]
+    [2.0, 0.0]
     """
     R, steps, eps = q.factor, 0, torch.finfo(y.dtype).eps
     largest = q.smoothness or 1.0

@@ -66,7 +66,7 @@ class SearchState(State):
         failed: number of candidates that failed.
         tried: the parameters of each candidate.
         values: F of each candidate; NaN where it failed.
-        lower: f as tensors, where the method was told that it is quadratic.
+        lower: f as tensors, where the method knows that it is quadratic.
     """
 
     start: Variable

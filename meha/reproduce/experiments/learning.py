@@ -312,7 +312,8 @@ def _settings(task: str) -> Table:
     rows: list[list[Item]] = []
     for method, tried in learning.shipped()[task].items():
         setting = ", ".join(f"{name} {_shown_value(value)}" for name, value in learning.chosen(task, method).items())
-        rows.append([shown(method), len(tried), setting])
+        measured = sum(len(attempt) > 1 for attempt in tried)  # others are declared
+        rows.append([shown(method), measured, setting])
     note = "Choice on seed 1000, which is not reported; learning.json in the package lists every trial and its result."
     return Table(f"{task}-settings", "What was tried and chosen.", ["method", "settings tried", "chosen"], rows, note)
 
