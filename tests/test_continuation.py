@@ -499,3 +499,31 @@ def test_values_that_are_none_shorten_the_step():
 
     point = descend(Descent(evaluate, Pairs(10), None, False, 10.0), torch.full((2,), 0.1, dtype=F64), 30)
     assert torch.allclose(point.z, torch.ones(2, dtype=F64), atol=1e-6)
+
+
+# Many coordinates of x
+
+
+def wells(tilt):
+    """In each coordinate of x two valleys of F, of different depth, where y follows x."""
+    return meha.Problem(
+        upper=lambda x, y: ((y.square() - 1).square() + tilt * y).sum(), lower=lambda x, y: (y - x).square().sum()
+    )
+
+
+@pytest.mark.parametrize("start", [1.5, 3.0, -3.0])
+def test_with_many_coordinates_another_start_must_end_at_the_answer(start):
+    """The lower valleys lie below 0, where F is -9.16; from above, a first attempt ends at 8.82, and must not be believed."""
+    y0 = torch.zeros(30, dtype=torch.float64)
+    found = meha.solve(wells(0.3), torch.full_like(y0, start), y0)
+    assert found.status is meha.Status.LOCAL or found.upper == pytest.approx(-9.162855, abs=1e-5)
+    assert found.upper < 8.0
+
+
+def test_with_many_coordinates_and_one_solution_the_claim_stands():
+    goal = torch.linspace(-1, 1, 30, dtype=torch.float64)
+    problem = meha.Problem(lambda x, y: (y - goal).square().sum(), lambda x, y: (y - x).square().sum())
+    found = meha.solve(problem, torch.full_like(goal, 3.0), torch.zeros_like(goal))
+    assert found.status is meha.Status.CONVERGED
+    assert "did not end there" not in found.message
+    torch.testing.assert_close(found.x, goal, rtol=0, atol=1e-6)

@@ -22,7 +22,7 @@ from meha.methods.continuation.tuning import TUNING
 
 __all__ = ["Judgement"]
 
-FLAGS = ("several", "explored", "confirmed", "large")
+FLAGS = ("several", "explored", "confirmed")
 
 
 class Judgement:
@@ -40,7 +40,6 @@ class Judgement:
         several: whether some of them differ in height, at some x.
         explored: whether other x were tried.
         confirmed: whether it was asked if the best solution should be found once more.
-        large: whether x has too many coordinates for a search: one other start is made, and must end at the answer.
         pairs: what is known about the curvature of f.
     """
 
@@ -49,7 +48,7 @@ class Judgement:
         self.results: list[Result] = []
         self.plan: list[Start] = []
         self.valleys: list[Tensor] = []
-        self.several = self.explored = self.confirmed = self.large = False
+        self.several = self.explored = self.confirmed = False
         self.pairs = Pairs(1)
 
     # The results
@@ -93,7 +92,12 @@ class Judgement:
         cheap = all(result.second_order for result in self.results)
         if rivals:
             return alike >= (TUNING.found if cheap else TUNING.found_by_passes)
-        return alike >= TUNING.found_large or not self.large
+        return self.searchable or not cheap or alike >= TUNING.found_large
+
+    @property
+    def searchable(self) -> bool:
+        """Whether x has few enough coordinates for some points to say where other solutions may be."""
+        return self.sizes.x0.numel() <= TUNING.searchable
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""
@@ -283,8 +287,7 @@ class Judgement:
         held = torch.isfinite(low) & torch.isfinite(high)
         generator = torch.Generator().manual_seed(len(x))
         parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
-        units, away = torch.maximum(x.abs(), (x - self.sizes.x0).abs()), -2 * x
-        units = torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
+        units, away = self._units(x), -2 * x
         for k, part in enumerate(parts.to(x)):
             share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
             yield self.levels.project(torch.where(held, low + share * (high - low), x + away))
@@ -295,12 +298,15 @@ class Judgement:
             away = TUNING.wider ** (k // 2 % 2) * units * d
 
     def other_side(self, x: Tensor) -> Tensor:
-        """A point of X whose coordinates are as far from x as those of x0, about half of them on the other side."""
+        """A point of X whose coordinates are as far from x as those of x0 or of 0 are, each on a random side."""
         generator = torch.Generator().manual_seed(len(x))
         signs = torch.randint(0, 2, (len(x),), generator=generator, device="cpu").to(x) * 2 - 1
-        moved = self.sizes.x0 - x
-        moved = torch.where(moved != 0, moved, self.sizes.x_size(x) / math.sqrt(len(x)))
-        return self.levels.project(x + signs * moved)
+        return self.levels.project(x + signs * self._units(x))
+
+    def _units(self, x: Tensor) -> Tensor:
+        """How far from x other solutions may be: the size of each coordinate, or how far it has gone."""
+        units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
+        return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
 
     def _look_beyond(self, i: int) -> None:
         """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""

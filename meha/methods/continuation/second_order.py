@@ -106,7 +106,6 @@ class SecondOrder:
         if stands and self._stands(engine):
             self.answered, self.cost = True, engine.objective.calls
             self.elsewhere = self._look_around(engine)
-            self.judgement.large = not self._searchable
             self.engine, engine.lower.limit = engine, self.max_gradients
 
     def _result(self, engine: Engine, name: str) -> Result:
@@ -141,15 +140,10 @@ class SecondOrder:
 
     # Further attempts
 
-    @property
-    def _searchable(self) -> bool:
-        """Whether x has so few coordinates that some points say where other solutions may be."""
-        return self.judgement.sizes.x0.numel() <= TUNING.searchable
-
     def _look_around(self, engine: Engine) -> list[tuple[Tensor, Tensor]]:
         """The best of some x far and near, with their y."""
         (best,) = self.judgement.results
-        if not self._searchable:
+        if not self.judgement.searchable:
             return [(self.judgement.other_side(best.x), best.y)]
         points = itertools.islice(self.judgement.samples(best.x), max(TUNING.least_look, int(TUNING.look * self.cost)))
         found: list[tuple[float, Tensor, Tensor]] = []
@@ -174,7 +168,7 @@ class SecondOrder:
     def _allowed(self, *, sure: bool) -> float:
         """The evaluations, in all, after which attempts end."""
         least, share = TUNING.least_repeat, TUNING.repeat
-        if not self._searchable:
+        if not self.judgement.searchable:
             share = TUNING.repeat_large
         elif not sure:
             least, share = TUNING.least_repeat_several, TUNING.repeat_several
