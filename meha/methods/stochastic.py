@@ -102,6 +102,8 @@ class StochasticMEHA(Method):
         x_lr: the mean length of the first steps of the numbers of x; by default 0.01, or 0.05 without batches.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
         warm_start: True if y goes on from batch to batch, False if it begins at y0 with each; by default the run finds out.
+        both_levels: whether a network y learns from the data of both levels. If False, y is z also there, which saves two of
+            five gradients and three tensors of the size of y.
         momentum: the share of the running means that a step keeps; 0 for none.
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer` with a
             schedule and clipping; they take the steps along the directions of x, and of y, z and theta, instead of these rates.
@@ -131,6 +133,7 @@ class StochasticMEHA(Method):
     x_lr: float | None = None
     inner_steps: int | None = None
     warm_start: bool | None = None
+    both_levels: bool = True
     momentum: float = 0.9
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
@@ -143,6 +146,8 @@ class StochasticMEHA(Method):
             check_count("inner_steps", self.inner_steps)
         if self.warm_start not in (True, False, None):
             raise ValueError(f"warm_start: must be True, False or None, got {self.warm_start!r}.")
+        if self.both_levels not in (True, False):
+            raise ValueError(f"both_levels: must be True or False, got {self.both_levels!r}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum: must be in [0, 1), got {self.momentum}.")
         for name in ("x_optimizer", "y_optimizer"):
@@ -180,7 +185,7 @@ class StochasticMEHA(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
         fresh, theta = self.warm_start is False, y.copy()
-        response = y.copy() if y.has_modules and not fresh else None
+        response = y.copy() if self.both_levels and y.has_modules and not fresh else None
         dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)
         ones, nothing = ("steepness", "excess", "curvature_y", "curvature_theta"), ("age", "seen", "unseen")
         numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in ones}
