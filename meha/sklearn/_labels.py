@@ -46,7 +46,8 @@ class LabelCleaner(ClassifierMixin, Estimator):
         estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
             network judges by :func:`meha.tasks.clean`, where the weights of examples are the upper variables and the trusted
             examples, which it needs, are the upper level; a logistic regression predicts. It scales features column by column,
-            pixels (rows of square pictures of type uint8) as a whole.
+            pixels (rows of square pictures of type uint8) as a whole. It is for classes that a linear model cannot tell apart;
+            on a thousand pictures of 28 x 28 pixels it finds fewer wrong labels than the default.
         folds: number of folds.
         random_state: decides folds and networks.
 
