@@ -90,7 +90,7 @@ class LabelCleaner(ClassifierMixin, Estimator):
             raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
         mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
         model = LogisticRegression(max_iter=1000) if self.estimator is None or self._by_network else self.estimator
-        if not has_fit_parameter(model, "sample_weight") or not hasattr(model, "predict_proba"):
+        if not hasattr(model, "predict_proba") or not has_fit_parameter(model, "sample_weight"):
             raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit, and predict_proba; pass another.")
         if self._by_network:
             if not mask.any():
