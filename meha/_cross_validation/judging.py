@@ -24,6 +24,7 @@ class Judge:
         loss: of the model.
         weights: of the examples, (n,).
 
+    >>> import torch
     >>> A, labels = torch.eye(2, dtype=torch.float64), torch.tensor([0, 1])
     >>> judge = Judge(Logistic(A, labels), torch.ones(2, dtype=torch.float64))
     >>> right, sure = torch.tensor([-3.0, 3.0]).double(), torch.tensor([-30.0, 30.0]).double()
