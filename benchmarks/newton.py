@@ -35,6 +35,7 @@ BEGIN, END = "<!-- table: written by benchmarks/newton.py -->", "<!-- end of tab
 BEGIN_JAX = "<!-- table of JAX: written by benchmarks/newton.py --part jax -->"
 STOPPED = str(meha.Status.STOPPED)
 ROUNDS = 5
+UNVERIFIED = meha.Continuation(verify=False)
 LONGEST = 60.0
 """Seconds after which a run is stopped."""
 
@@ -84,6 +85,7 @@ def measure_cases(results: dict[str, Any], only: str, before: str) -> None:
         case = make()
         row = results.setdefault("cases", {}).setdefault(name, {})
         row["solve"] = _plain(outcome(case.problem, case.x0, case.y0))
+        row["unverified"] = _plain(outcome(case.problem, case.x0, case.y0, UNVERIFIED))
         row["by hand"] = by_another_way(case.problem, case.by_hand)
         row["others"] = {other: by_another_way(case.problem, way) for other, way in case.others.items()}
         if "lasso" in name:
@@ -122,7 +124,8 @@ def measure_collection(only: str) -> dict[str, Any]:
             continue
         problem = entry.make()
         row: dict[str, Any] = {}
-        for kind, method in (("solve", None), ("first order", meha.Continuation(second_order=False))):
+        first_order = meha.Continuation(second_order=False)
+        for kind, method in (("solve", None), ("unverified", UNVERIFIED), ("first order", first_order)):
             run = outcome(problem, problem.x0, problem.y0, method)
             row[kind] = {**_plain(run), "error": problem.error(run["x"], run["y"])}
         limits = bounds_of(problem)
@@ -188,18 +191,19 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def table(cases: dict[str, Any]) -> str:
     """The results on users' problems as Markdown."""
     lines = [
-        "| problem | by hand | `solve` | | before | F by hand, `solve`, before | others |",
-        "|---|---|---|---|---|---|---|",
+        "| problem | by hand | unverified | | `solve` | | before | F by hand, unverified, `solve`, before | others |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, row in cases.items():
         if "solve" not in row:
             continue
         hand, own, before = row["by hand"], row["solve"], row.get("before", {})
-        ratio = f"{own['seconds'] / hand['seconds']:.2g} times"
+        quick = row["unverified"]
+        ratio, quickly = (f"{part['seconds'] / hand['seconds']:.2g} times" for part in (own, quick))
         past = f"{before['seconds']:.3g} s, {before['status']}" if before else ""
-        values = ", ".join(f"{part['F']:.6g}" for part in (hand, own, before) if part)
+        values = ", ".join(f"{part['F']:.6g}" for part in (hand, quick, own, before) if part)
         others = "; ".join(f"{other} {part['seconds']:.3g} s, F {part['F']:.6g}" for other, part in row["others"].items())
-        times = f"{hand['seconds']:.3f} s | {own['seconds']:.3f} s, {own['status']}"
+        times = f"{hand['seconds']:.3f} s | {quick['seconds']:.3f} s | {quickly} | {own['seconds']:.3f} s, {own['status']}"
         lines.append(f"| {name} | {times} | {ratio} | {past} | {values} | {others} |")
     return "\n".join(lines)
 
@@ -208,7 +212,7 @@ def summary(results: dict[str, Any]) -> str:
     """The results on the collection, and the Hessians."""
     lines = []
     rows = {name: row for name, row in results.get("collection", {}).items() if "solve" in row}
-    for kind in ("solve", "first order", "by hand"):
+    for kind in ("solve", "unverified", "first order", "by hand"):
         for part, names in (("all", set(rows)), ("of the baseline", {name for name in rows if "by hand" in rows[name]})):
             chosen = [rows[name][kind] for name in names if "error" in rows[name].get(kind, {})]
             solved = [sum(row["error"] <= level for row in chosen) for level in (1e-3, 1e-5)]
@@ -217,15 +221,15 @@ def summary(results: dict[str, Any]) -> str:
                 lines.append(
                     f"- {kind}, {part}: {solved[0]} and {solved[1]} of {len(names)} to 1e-3 and 1e-5, median {middle:.3f} s"
                 )
-    for other in ("by hand", "first order"):
+    for own, other in (("solve", "by hand"), ("unverified", "by hand"), ("solve", "first order")):
         both = [
-            row["solve"]["seconds"] / row[other]["seconds"]
+            row[own]["seconds"] / row[other]["seconds"]
             for row in rows.values()
-            if max(row.get(other, {}).get("error", 1), row["solve"].get("error", 1)) <= 1e-3
+            if max(row.get(kind, {}).get("error", 1) for kind in (own, other)) <= 1e-3
         ]
         if both:
             lines.append(
-                f"- time of `solve` by that of {other}, where both solve: median {statistics.median(both):.2g} ({len(both)})"
+                f"- time of {own} by that of {other}, where both solve: median {statistics.median(both):.2g} ({len(both)})"
             )
     for n, row in results.get("hessians", {}).items():
         lines.append(f"- n = {n}: " + ", ".join(f"{name} {value:.3g} ms" for name, value in row.items()))

@@ -527,3 +527,36 @@ def test_with_many_coordinates_and_one_solution_the_claim_stands():
     assert found.status is meha.Status.CONVERGED
     assert "did not end there" not in found.message
     torch.testing.assert_close(found.x, goal, rtol=0, atol=1e-6)
+
+
+# Without verification
+
+
+@pytest.mark.parametrize("second_order", [True, False])
+def test_without_verification_the_first_answer_is_no_claim(second_order):
+    problem = meha.problems.strong_convex(5)
+    full = meha.solve(problem, problem.x0, problem.y0, meha.Continuation(second_order=second_order))
+    quick = meha.solve(problem, problem.x0, problem.y0, meha.Continuation(second_order=second_order, verify=False))
+    assert full.status is meha.Status.CONVERGED
+    assert quick.status is meha.Status.RULE_MET
+    assert "Nothing was verified" in quick.message
+    torch.testing.assert_close(quick.x, full.x, rtol=1e-5, atol=1e-6)
+    assert quick.counts.lower + quick.counts.hvp < 0.7 * (full.counts.lower + full.counts.hvp)
+
+
+def test_without_verification_a_selected_response_is_still_found():
+    """f = (y_1 + y_2 - x)^2 has many solutions; the one nearest to y0 = (0, 0) is (x, x) / 2."""
+    problem = meha.Problem(
+        lambda x, y: (y[0] - 1).square() + x.square().sum() / 10,
+        lambda x, y: (y.sum() - x.sum()).square(),
+        response=meha.responses.Nearest(),
+    )
+    start = torch.zeros(1, dtype=F64), torch.zeros(2, dtype=F64)
+    found = meha.solve(problem, *start, meha.Continuation(verify=False))
+    assert float(found.x) == pytest.approx(10 / 7, abs=1e-2)
+    torch.testing.assert_close(found.y, found.x.expand(2) / 2, rtol=0, atol=1e-3)
+
+
+def test_verify_must_be_a_switch():
+    with pytest.raises(ValueError, match="verify: must be True or False"):
+        meha.Continuation(verify="no")

@@ -30,7 +30,7 @@ class Course:
 
     Args:
         levels: the problem.
-        tol, second_order, both_starts, max_gradients: those of the method.
+        tol, second_order, both_starts, verify, max_gradients: those of the method.
 
     Attributes:
         second_order: the attempts of the second-order engine; None where it is not to be used.
@@ -39,14 +39,16 @@ class Course:
         over: whether there is nothing left to do.
     """
 
-    def __init__(self, levels: Levels, tol: float, second_order: bool, both_starts: bool, max_gradients: int) -> None:
-        self.levels, self.both_starts, self.max_gradients = levels, both_starts, max_gradients
+    def __init__(
+        self, levels: Levels, tol: float, second_order: bool, both_starts: bool, verify: bool, max_gradients: int
+    ) -> None:
+        self.levels, self.both_starts, self.verify, self.max_gradients = levels, both_starts, verify, max_gradients
         self.sizes = Sizes.of(levels, tol)
         self.judgement = Judgement(levels, self.sizes, self._left)
         self.scales: Scales | None = None
         self.now: Pass | None = None
         self.over = False
-        self.second_order = SecondOrder(levels, self.judgement, max_gradients) if second_order else None
+        self.second_order = SecondOrder(levels, self.judgement, verify, max_gradients) if second_order else None
 
     def _left(self) -> int:
         """The gradients of f that may still be taken."""
@@ -55,7 +57,9 @@ class Course:
     @property
     def verdict(self) -> Verdict | None:
         """The end of the best attempt, and what is known about its y; None while there is something to do."""
-        return self.judgement.verdict if self.over else None
+        if not self.over:
+            return None
+        return self.judgement.verdict if self.verify else self.judgement.unverified
 
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables at which the run would end now."""
@@ -91,8 +95,9 @@ class Course:
             if now.result is not None:
                 judgement.results.append(now.result)
                 judgement.pairs = now.envelope.solve_thetas[0].pairs
-                with contextlib.suppress(BudgetError):
-                    judgement.judge(scales)
+                if self.verify or scales.proximal:  # where a response is meant, the judgement finds it
+                    with contextlib.suppress(BudgetError):
+                        judgement.judge(scales)
                 self.over = not judgement.plan
                 self.now = None if self.over else self._pass(scales)
         if not judgement.results:

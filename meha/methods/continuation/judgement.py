@@ -79,6 +79,14 @@ class Judgement:
         status = Status.LOCAL if end.status is Status.CONVERGED and not self.sure else end.status
         return Verdict(status, f"{end.message} {note}")
 
+    @property
+    def unverified(self) -> Verdict:
+        """The end of the best result, of which nothing more is known."""
+        end = self.results[self.best].verdict
+        if end.status is not Status.CONVERGED:
+            return end
+        return Verdict(Status.RULE_MET, f"{end.message} Nothing was verified; there may be other valleys and other solutions.")
+
     def _rivals(self, best: Result) -> tuple[list[float], int]:
         """F of the results that are other solutions, as far as is known, and how many are the best or have its F."""
         solutions = [result for result in self.results if worth(result) == worth(best)]

@@ -74,6 +74,8 @@ class Continuation(Method):
             estimate, not a bound); 0.0 for as accurate as possible.
         second_order: whether the first engine is used.
         both_starts: whether there is a second pass.
+        verify: whether the answer is verified, and looked for from other starts. If False, the first stationary point is the
+            answer, the status "rule met", and nothing is said about other valleys and other solutions.
         max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
             at the start, some 50, are taken in any case). A product with the Hessian of f counts as one. The first engine and
             each of the first two passes may take 45 % of them.
@@ -102,10 +104,13 @@ class Continuation(Method):
     tol: float = 1e-6
     second_order: bool = True
     both_starts: bool = True
+    verify: bool = True
     max_gradients: int = 40_000
 
     def __post_init__(self) -> None:
         check_tolerance("tol", self.tol)
+        if self.verify not in (True, False):
+            raise ValueError(f"verify: must be True or False, got {self.verify!r}.")
         check_count("max_gradients", self.max_gradients)
 
     def check(self, problem: Problem) -> None:
@@ -127,7 +132,7 @@ class Continuation(Method):
         return ContinuationState(
             x=x,
             y=y,
-            course=Course(Levels(oracle, x, y), self.tol, self.second_order, self.both_starts, self.max_gradients),
+            course=Course(Levels(oracle, x, y), self.tol, self.second_order, self.both_starts, self.verify, self.max_gradients),
             settled=False,
         )
 

@@ -34,7 +34,7 @@ class SecondOrder:
     Args:
         levels: the problem.
         judgement: where its results go, and who verifies them.
-        max_gradients: those of the method.
+        verify, max_gradients: those of the method.
 
     Attributes:
         engine: the present attempt; None where it is not used, or has ended.
@@ -45,8 +45,8 @@ class SecondOrder:
         elsewhere: x and y from which more begin.
     """
 
-    def __init__(self, levels: Levels, judgement: Judgement, max_gradients: int) -> None:
-        self.levels, self.judgement, self.max_gradients = levels, judgement, max_gradients
+    def __init__(self, levels: Levels, judgement: Judgement, verify: bool, max_gradients: int) -> None:
+        self.levels, self.judgement, self.verify, self.max_gradients = levels, judgement, verify, max_gradients
         self.ended, self.answered, self.cost, self.tried = self._refusal(), False, 0, 0
         self.elsewhere: list[tuple[Tensor, Tensor]] = []
         self.engine = None if self.ended else self._engine()
@@ -103,7 +103,9 @@ class SecondOrder:
             self.ended = f"The lower level may have other solutions nearby. {engine}"
         if stands or not nearest:
             self.judgement.results = [self._result(engine, SECOND_ORDER)]
-        if stands and self._stands(engine):
+        if stands and not self.verify:
+            self.answered = True
+        elif stands and self._stands(engine):
             self.answered, self.cost = True, engine.objective.calls
             self.elsewhere = self._look_around(engine)
             self.engine, engine.lower.limit = engine, self.max_gradients
