@@ -72,7 +72,14 @@ def network(n, **options):
     def lower(x, y, batch):
         return (x.sigmoid()[:, None] * (y(batch[0]) - batch[1]).square()).mean()
 
-    return {"problem": meha.Problem(upper, lower), "x0": torch.zeros(2), "y0": y, "batches": batches, "max_steps": 12, **options}
+    return {
+        "problem": meha.Problem(upper, lower),
+        "x0": torch.zeros(2),
+        "y0": y,
+        "batches": batches,
+        "max_steps": 12,
+        **options,
+    }
 
 
 MEHA = meha.MEHA(alpha=0.1, beta=0.01, eta=0.01, gamma=10.0, c=2.0)
@@ -124,7 +131,9 @@ def show_copies(sizes):
     print("|---|---|---|---|---|")
     for name in CASES:
         for n in sizes if "default" in name else [4_000_000]:
-            found = [alone(copies, name, n, saved, tracked) for saved, tracked in ((False, True), (False, False), (True, False))]
+            found = [
+                alone(copies, name, n, saved, tracked) for saved, tracked in ((False, True), (False, False), (True, False))
+            ]
             print(f"| {name} | {n:,} | " + " | ".join(f"{value:.1f}" for value in found) + " |", flush=True)
 
 
