@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 from meha._checkpoints import REMEDY, Checkpoint
@@ -234,10 +235,8 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
         return
     before, states = run.state_dict(), random_states(source.loader)
     try:
-        try:
+        with _refusing(file):
             loop.load_state_dict(saved)
-        except Exception as error:  # a callback's own error, for example
-            raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
         if run.k > loop.max_steps:
             raise ValueError(
                 f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {loop.max_steps}; allow"
@@ -246,7 +245,8 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
         processes = 1 if run.group is None else run.group.count
         if saved.get("processes", processes) == processes:
             run.batch = source.find(saved["place"])
-            set_random_states(saved["random"], source.loader)
+            with _refusing(file):
+                set_random_states(saved["random"], source.loader)
         elif run.main:
             warnings.warn(
                 f"checkpoint: {saved['processes']} processes wrote it, and {processes} read it: x, y and the method go on,"
@@ -254,12 +254,22 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
                 TrainingWarning,
                 stacklevel=3,
             )
-        for module, training in zip(loop.modules, saved["training"], strict=True):
-            module.training = training
+        with _refusing(file):
+            for module, training in zip(loop.modules, saved["training"], strict=True):
+                module.training = training
     except BaseException:
         run.load_state_dict(before)
         set_random_states(states, source.loader)
         raise
+
+
+@contextlib.contextmanager
+def _refusing(file: Checkpoint | SharedCheckpoint) -> Iterator[None]:
+    """Say of any error, such as a callback's own, that the checkpoint does not fit."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
 
 
 def _functions(callbacks: Any) -> list[Any]:
