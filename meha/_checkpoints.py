@@ -160,9 +160,9 @@ class Checkpoint:
             raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
             raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
-        if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+        if not isinstance(found, dict) or repr(found.pop("version", None)) != repr(VERSION):
             raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
-        if found.pop("checksum", None) != checksum(found):
+        if repr(found.pop("checksum", None)) != repr(checksum(found)):
             raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
         return found
 
