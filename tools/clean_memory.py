@@ -2,6 +2,7 @@
 
 python tools/clean_memory.py 100000x10 400000x10 100000x60 1000000x10
 python tools/clean_memory.py --kind npz-float32 20000x784
+python tools/clean_memory.py --letters 40 200000x2
 
 A third of the labels is random, so that many rows are suspicious. With three sizes or more, a least-squares fit gives what a
 number and a row take besides what the process takes in any case.
@@ -32,14 +33,16 @@ def chunks(rows: int, columns: int):
         yield numbers, np.where(wrong, rng.integers(0, 2, len(numbers)), labels), trusted.astype(int)
 
 
-def write(folder: Path, kind: str, rows: int, columns: int) -> Path:
-    """A file of that kind."""
+def write(folder: Path, kind: str, rows: int, columns: int, letters: int) -> Path:
+    """A file of that kind; labels of a table have this number of letters, or are 0 and 1."""
     if kind == "csv":
         path = folder / "data.csv"
         with path.open("w") as file:
             file.write(",".join([*(f"c{i}" for i in range(columns)), "label", "trusted"]) + "\n")
             for part in chunks(rows, columns):
-                file.writelines(",".join(map(str, (*row, label, mark))) + "\n" for row, label, mark in zip(*part, strict=True))
+                names = ["ab"[i] * letters if letters else str(i) for i in (0, 1)]
+                for row, label, mark in zip(*part, strict=True):
+                    file.write(",".join([*map(str, row), names[label], str(mark)]) + "\n")
         return path
     code = f"""
 import sys, numpy as np
@@ -54,10 +57,10 @@ np.savez({str(folder / "data.npz")!r}, features=numbers, labels=labels, trusted=
     return folder / "data.npz"
 
 
-def measure(kind: str, rows: int, columns: int) -> tuple[int, float]:
+def measure(kind: str, rows: int, columns: int, letters: int) -> tuple[int, float]:
     """Bytes that a process needs at most, and its seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder), kind, rows, columns)
+        path = write(Path(folder), kind, rows, columns, letters)
         begin = time.perf_counter()
         command = [sys.executable, "-m", "meha", "clean", str(path), "--out", f"{folder}/out"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -71,11 +74,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sizes", nargs="+", help="such as 100000x10: rows x columns")
     parser.add_argument("--kind", default="csv", choices=["csv", "npz-float64", "npz-float32", "npz-uint8"])
+    parser.add_argument("--letters", type=int, default=0, help="of the labels of a table; 0: they are 0 and 1")
     options = parser.parse_args()
     terms, peaks = [], []
     for size in options.sizes:
         rows, columns = map(int, size.split("x"))
-        used, seconds = measure(options.kind, rows, columns)
+        used, seconds = measure(options.kind, rows, columns, options.letters)
         print(f"{options.kind}, {rows:,} rows, {columns} columns: {used / 2**20:,.0f} MiB, {seconds:.0f} s", flush=True)
         terms.append((1, rows, rows * columns))
         peaks.append(used)
