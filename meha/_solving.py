@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from meha._checkpoints import REMEDY, Checkpoint
@@ -103,6 +104,11 @@ def solve(
     check_count("max_steps", max_steps)
     if tol is not None and tol != "default":
         check_tolerance("tol", tol)
+    if isinstance(batches, str | bytes | Mapping):
+        raise TypeError(
+            f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not batches;"
+            " pass a list of batches, such as [batch], or a loader."
+        )
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if compile not in (True, False, "auto"):
@@ -276,4 +282,15 @@ def _functions(callbacks: Any) -> list[Any]:
     listed = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
         raise TypeError(f"callbacks: expected a function of (run, info) or a list of them, got {callbacks!r}.")
+    for item in listed:
+        if isinstance(item, type):
+            raise TypeError(f"callbacks: {item.__name__} is a class; make an observer of it, as in {item.__name__}().")
+        with contextlib.suppress(ValueError):  # a function without a signature
+            signature = inspect.signature(item)
+            try:
+                signature.bind(None, None)
+            except TypeError:
+                raise TypeError(
+                    f"callbacks: must be called as callback(run, info), but {item!r} takes {signature}; write it so."
+                ) from None
     return list(listed)
