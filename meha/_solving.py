@@ -106,8 +106,8 @@ def solve(
         check_tolerance("tol", tol)
     if isinstance(batches, str | bytes | Mapping):
         raise TypeError(
-            f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not batches;"
-            " pass a list of batches, such as [batch], or a loader."
+            f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not"
+            " batches; pass a list of batches, such as [batch], or a loader."
         )
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")

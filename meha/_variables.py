@@ -148,6 +148,8 @@ class Variable:
     def check_finite(self) -> None:
         """Raise if a leaf contains NaN or infinity."""
         for name, leaf in zip(self.names, self.leaves, strict=True):
+            if leaf.is_meta:
+                raise TypeError(f"{self.label(name)}: is on the meta device, and has no values; pass one on another device.")
             bad = int(total([(~torch.isfinite(local([leaf])[0])).sum()], [leaf]))
             if bad:
                 raise ValueError(
@@ -326,8 +328,6 @@ def _check_values(label: str, leaf: Tensor) -> None:
     """Raise if a tensor has no values that can be moved."""
     if isinstance(leaf, nn.UninitializedParameter):
         raise TypeError(f"{label}: has no shape yet, as in a lazy module; call the module once on some data before the run.")
-    if leaf.is_meta:
-        raise TypeError(f"{label}: is on the meta device, and has no values; pass one on a device such as cpu.")
     if leaf.layout is not torch.strided:
         raise TypeError(f"{label}: is a tensor of layout {leaf.layout}; pass a dense one, such as {label}.to_dense().")
     if leaf.is_floating_point() and leaf.dtype.itemsize < 2:

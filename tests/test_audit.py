@@ -83,7 +83,8 @@ def sensitivity():
     theirs = [steps for table in paper.SENSITIVITY.values() for _, steps, _ in table]
     return (
         f"| sensitivity, lasso, n = 1000 | {min(theirs)} to {max(theirs)} steps in {len(rows)} rows |"
-        f" printed numbers: {len(there)} of {printed} rows converge; ours: {len(ours)} of {total}, {ours[0]:g} to {ours[-1]:g} steps |"
+        f" printed numbers: {len(there)} of {printed} rows converge;"
+        f" ours: {len(ours)} of {total}, {ours[0]:g} to {ours[-1]:g} steps |"
     )
 
 
@@ -107,7 +108,8 @@ def learned():
         found = runs[f"few-shot, {ways}-way", "MEHA"]
         seconds = statistics.median(run["reached"]["seconds"] for run in found)
         accuracy, took = theirs["MEHA"]
-        yield f"| few-shot, {ways}-way | {accuracy:g} % after {took:g} s | {percent(found, 'accuracy')} % after {seconds:.2g} s |"
+        ours = f"{percent(found, 'accuracy')} % after {seconds:.2g} s"
+        yield f"| few-shot, {ways}-way | {accuracy:g} % after {took:g} s | {ours} |"
 
 
 def searched():

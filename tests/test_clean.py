@@ -518,6 +518,16 @@ def allocated(call):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("1", "1.0"), ("1e0", "1")])
+def test_two_spellings_of_a_class_are_pointed_out(one, other, quick):
+    features, labels, _ = clouds()
+    names = np.array([one, "dog"])[labels]
+    names[5:60:10] = other if names[5] == one else "dog"
+    names[4::10] = other
+    with pytest.warns(CleaningWarning, match=r"labels: .* and .* are two classes. If they are one, write them in the same way"):
+        clean(features, names, range(30))
+
+
 def test_a_text_is_no_label(tmp_path):
     """One long cell would make all labels as long."""
     path = write(tmp_path / "t.csv", "\n".join(["a,label", *(f"{i},{'xy'[i % 2]}" for i in range(20)), "1," + "z" * 201]))

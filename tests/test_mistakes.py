@@ -42,7 +42,6 @@ NETWORK = {"upper": lambda x, y: near(x, through(y)), "lower": lambda x, y: foll
 STARTS = {
     "lazy": (nn.LazyLinear(1), r"y\['weight'\]: has no shape yet, as in a lazy module; call the module once"),
     "sparse": (t(1.0).to_sparse(), r"y: is a tensor of layout torch.sparse_coo; pass a dense one"),
-    "meta": (torch.ones(1, device="meta"), r"y: is on the meta device, and has no values; pass one on a device"),
     "float8": (
         torch.ones(1).to(torch.float8_e4m3fn),
         r"y: dtype torch.float8_e4m3fn cannot be computed with; pass y.float\(\)",
@@ -56,6 +55,12 @@ def test_starts_without_values_are_refused(name):
     start, message = STARTS[name]
     with pytest.raises(TypeError, match=message):
         call(y0=start, **NETWORK if isinstance(start, nn.Module) else {})
+
+
+def test_tensors_without_values_are_refused():
+    empty = torch.ones(1, device="meta")
+    with pytest.raises(TypeError, match=r"x: is on the meta device, and has no values; pass one on another device"):
+        call(x0=empty, y0=empty)
 
 
 @pytest.mark.filterwarnings("ignore")

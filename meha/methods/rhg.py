@@ -65,7 +65,7 @@ class RHG(HypergradientMethod):
             check_count("terms", self.terms)
             if self.terms > self.inner_steps:
                 raise ValueError(
-                    f"terms: must be at most the {self.inner_steps} inner steps that there are to go back through, got {self.terms}."
+                    f"terms: must be at most the number of inner steps to go back, {self.inner_steps}, got {self.terms}."
                 )
 
     def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:

@@ -269,8 +269,8 @@ def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], pl
 def _label(path: Path, line: int, column: str, cell: str) -> str:
     if len(cell) > LONGEST:
         raise ValueError(
-            f"{path}: line {line}, column {column!r} has {len(cell):,} letters, and a label at most {LONGEST}; name the column of"
-            " the classes with --label, or shorten them."
+            f"{path}: line {line}, column {column!r} has {len(cell):,} letters, and a label at most {LONGEST}; name the column"
+            " of the classes with --label, or shorten them."
         )
     return cell
 
