@@ -1,6 +1,6 @@
 """What `solve` keeps in memory, and whether a long run grows.
 
-    python benchmarks/memory.py [--part copies|steps] [--steps 100000]
+    python benchmarks/solve_memory.py [--part copies|steps] [--steps 100000]
 
 copies: the most memory that a process takes during `solve` above what it had before, in copies of y, each case in a process of
 its own, with and without a checkpoint. x is small, and so are activations. "tensors" counts those that torch makes
