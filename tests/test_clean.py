@@ -50,6 +50,22 @@ def auc(scores, wrong):
 # --- quality ------------------------------------------------------------------------------------------------------------------
 
 
+def test_wide_inputs_are_not_memorised(monkeypatch):
+    """With as many inputs as examples, the steps that suit few inputs would fit wrong labels."""
+    generator = np.random.default_rng(0)
+    truth = generator.integers(0, 3, 400)
+    features = generator.normal(size=(400, 400)) + 2 * generator.normal(size=(3, 400))[truth] * (np.arange(400) < 20)
+    wrong = (np.arange(400) >= 60) & (generator.random(400) < 0.4)
+    labels = np.where(wrong, (truth + 1) % 3, truth)
+
+    def area():
+        return auc(clean(features, labels, np.arange(60)).weights[60:], wrong[60:])
+
+    few = area()
+    monkeypatch.setattr(module, "WIDE", 1000)
+    assert few > area() + 0.01
+
+
 def test_wrong_labels_of_digits_are_found():
     images = digits()
     generator = np.random.default_rng(0)

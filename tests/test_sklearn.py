@@ -16,7 +16,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
+from meha._cross_validation import judging
 from meha.sklearn import ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor
+from meha.sklearn._folds import WAYS, ways
 from meha.sklearn._noise import true_classes
 
 ESTIMATORS = [ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor]
@@ -96,7 +98,7 @@ def test_groups_get_weights():
     rng = np.random.default_rng(0)
     X, groups = rng.normal(size=(80, 30)), np.repeat(["signal", "rest", "noise"], 10)
     y = X[:, :10] @ rng.normal(size=10) + rng.normal(size=80)
-    model = PenalizedRegressor(groups=groups).fit(X, y)
+    model = PenalizedRegressor(penalty="ridge", groups=groups).fit(X, y)
     weights = {group: set(model.penalties_[groups == group]) for group in set(groups)}
     assert all(len(values) == 1 for values in weights.values())
     assert max(weights["signal"]) < min(weights["rest"] | weights["noise"])
@@ -124,6 +126,32 @@ def test_classifiers_predict(classes):
     np.testing.assert_allclose(model.predict_proba(X).sum(axis=1), 1)
     assert model.coef_.shape == ((1, 6) if classes == 2 else (3, 6))
     assert (model.classes_[model.predict_proba(X).argmax(axis=1)] == model.predict(X)).all()
+
+
+def test_separable_classes_do_not_make_the_model_too_sure(monkeypatch):
+    """Few examples of classes that overlap a little: without an imagined example, the folds believe that they do not."""
+
+    def error(seed):
+        rng = np.random.default_rng(seed)
+        X = rng.normal(size=(2060, 6))
+        y = ((X[:, 0] + X[:, 1] > 0) ^ (rng.uniform(size=len(X)) < 0.03)).astype(int)
+        model = PenalizedClassifier().fit(X[:60], y[:60])
+        return -np.log(model.predict_proba(X[60:])[np.arange(2000), y[60:]]).mean()
+
+    cautious = [error(seed) for seed in range(8)]
+    monkeypatch.setattr(judging, "IMAGINED", 0.0)
+    bold = [error(seed) for seed in range(8)]
+    assert np.mean(cautious) < 0.8 * np.mean(bold)
+    assert max(cautious) < 0.5 < max(bold)
+
+
+def test_folds_are_dealt_in_several_ways():
+    strata = np.arange(40) % 2
+    folds = ways(strata, 5, seed=0)
+    assert folds.shape == (WAYS, 40)
+    assert (folds[0] != folds[1]).any()
+    for way in folds:
+        assert all(np.bincount(way[strata == kind]).tolist() == [4] * 5 for kind in (0, 1))
 
 
 def test_tools_of_scikit_learn():

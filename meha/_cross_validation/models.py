@@ -94,7 +94,11 @@ class Models:
 
     def slopes(self, scores: Tensor, weights: Tensor) -> Tensor:
         """Derivatives of the weighted losses by the scores."""
-        return self.loss.slopes(scores) * (weights if self.outputs == 1 else weights[:, :, None])
+        return self.weighted(self.loss.slopes(scores), weights)
+
+    def weighted(self, slopes: Tensor, weights: Tensor) -> Tensor:
+        """Slopes of examples times their weights (B, n)."""
+        return slopes * (weights if self.outputs == 1 else weights[:, :, None])
 
     def hessian(self, scores: Tensor, weights: Tensor, index: Tensor) -> Tensor:
         """Second derivatives of the weighted losses along the coefficients ``index`` (B, m)."""

@@ -10,6 +10,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from meha._cross_validation.judging import Judge
 from meha._cross_validation.models import Models
 from meha._cross_validation.penalties import Family
 from meha._cross_validation.upper import ROUGH, Layout, Level, Point
@@ -43,8 +44,8 @@ STEPS = 3
 """Gauss-Newton steps for each strength."""
 LONGEST = 1.0
 """Longest move of a log-weight in one step."""
-EVIDENCE = 1.0
-"""Standard errors by which many weights must be better than one."""
+EVIDENCE = 1.5
+"""Standard errors by which a later candidate must be better than an earlier one."""
 FEW = 2
 """Examples for each weight, from which weights are learned one by one."""
 CLOSE = 1e-3
@@ -58,9 +59,9 @@ class Candidate:
     Attributes:
         name: in words.
         family: the penalty.
-        x: log-weights, (K + 1, C): of the model without each fold, and of the model on all data.
+        x: log-weights, (K + 1, C): of the model without each of all K folds, and of the model on all data.
         fits: coefficients of these models, (K + 1, P).
-        losses: the loss of each example in the model without its fold, (n,).
+        losses: the loss of each example in the models without its fold, (n,), as :class:`Judge` counts it.
         error: their mean.
         level: the common part of the log-weights.
         first: the log-weight of the first fit, with a single weight.
@@ -107,14 +108,15 @@ class Search:
     Args:
         loss: the loss of the model on all data.
         layout: which weight and group each coefficient has.
-        folds: the fold of each example, (n,), from 0.
+        folds: the fold of each example, from 0, for one or more ways to deal the examples, (ways, n).
         weights: of the examples, (n,).
     """
 
     def __init__(self, loss: LinearModelLoss, layout: Layout, folds: Tensor, weights: Tensor) -> None:
-        self.loss, self.layout, self.weights = loss, layout, weights
-        self.count = int(folds.max()) + 1
-        self.members = torch.stack([(folds == k).to(weights) for k in range(self.count)])
+        self.loss, self.layout, self.weights, self.judge = loss, layout, weights, Judge(loss, weights)
+        self.ways, self.each = len(folds), int(folds.max()) + 1
+        self.count = self.ways * self.each
+        self.members = torch.cat([(way == torch.arange(self.each)[:, None]).to(weights) for way in folds])
         self.models = Models(loss, torch.cat([1 - self.members, torch.ones_like(weights)[None]]) * weights)
         self.valid = self.members * weights
 
@@ -139,7 +141,7 @@ class Search:
         learner uses all folds. All of them take the same steps.
         """
         models, valid, owner = self._nested
-        level = Level(models, self.layout, start.family, valid, owner)
+        level = Level(models, self.judge, self.layout, start.family, valid, owner)
         centre, fits = self._centre(start, models)
         u = centre.new_zeros(level.learners, self.layout.count)
         point = level.at(centre, fits)
@@ -212,8 +214,9 @@ class Search:
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:
-        """Learner and fold left out of each nested model; the last learner has all folds."""
-        return [(k, j) for k in range(self.count + 1) for j in range(self.count) if j != k]
+        """Learner and fold left out of each nested model; the last learner has all folds, the others those of one way."""
+        every, own = range(self.count), [range(k - k % self.each, k - k % self.each + self.each) for k in range(self.count)]
+        return [(k, j) for k, parts in enumerate([*own, every]) for j in parts if j != k]
 
     @cached_property
     def _without_features(self) -> Tensor:
@@ -270,8 +273,8 @@ class Search:
         return Candidate(family.name, family, x + t, fits, losses, error, t, t, path=path)
 
     def _left_out(self, scores: Tensor) -> Tensor:
-        """The loss of each example in the model without its fold."""
-        return (self.members * self.loss.losses(scores[: self.count])).sum(0)
+        """The loss of each example in the models without its fold, on the mean of all ways to deal."""
+        return (self.members * self.judge.losses(scores[: self.count])).sum(0) / self.ways
 
     def _mean(self, losses: Tensor) -> float:
         return float((self.weights * losses).sum() / self.weights.sum())

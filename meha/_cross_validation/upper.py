@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from meha._cross_validation.judging import Judge
 from meha._cross_validation.models import Fits, Models, chosen
 from meha._cross_validation.penalties import Family, Penalty
 
@@ -113,8 +114,8 @@ class Level:
     ``owner`` (B,) names the learner that a model belongs to.
     """
 
-    def __init__(self, models: Models, layout: Layout, family: Family, valid: Tensor, owner: Tensor) -> None:
-        self.models, self.layout, self.family, self.owner = models, layout, family, owner
+    def __init__(self, models: Models, judge: Judge, layout: Layout, family: Family, valid: Tensor, owner: Tensor) -> None:
+        self.models, self.judge, self.layout, self.family, self.owner = models, judge, layout, family, owner
         self.learners = int(owner.max()) + 1
         total = valid.new_zeros(self.learners).index_add_(0, owner, valid.sum(1))
         self.valid = valid / total[owner][:, None]
@@ -123,7 +124,7 @@ class Level:
         """Fit all models at log-weights x, (B, C)."""
         fits = self.models.fit(self.layout.penalty(x, self.family), start, ROUGH)
         scores = self.models.scores(fits.b)
-        losses = (self.valid * self.models.loss.losses(scores)).sum(1)
+        losses = (self.valid * self.judge.losses(scores)).sum(1)
         return Point(x, fits, scores, x.new_zeros(self.learners).index_add_(0, self.owner, losses))
 
     def derivatives(self, point: Point) -> tuple[Tensor, Tensor]:
@@ -138,7 +139,7 @@ class Level:
         index, valid = chosen(point.fits.free)
         system = models.system(penalty, b, scores, torch.arange(len(b), device=b.device), index, valid)
         pull = torch.where(valid, penalty.slope(b, point.fits.signs).gather(1, index), 0.0)
-        slope = torch.where(valid, models.pull(models.slopes(scores, self.valid)).gather(1, index), 0.0)
+        slope = torch.where(valid, models.pull(models.weighted(self.judge.slopes(scores), self.valid)).gather(1, index), 0.0)
         classes = self.layout.classes.clamp(min=0)[index]
         own = self.owner[:, None].expand_as(classes)
         gradient = x.new_zeros(self.learners, C)

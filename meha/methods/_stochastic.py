@@ -12,7 +12,7 @@ from torch import Tensor
 from meha._distributed import local
 from meha._oracle import Oracle
 from meha._torch import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm, foreach_sqrt
-from meha._variables import Leaves, Variable, add_, distance, join_norms, scaled
+from meha._variables import Leaves, Variable, add_, distance, join_norms, norm, scaled
 from meha.methods._base import State
 from meha.methods._optimizers import RunningOptimizer
 from meha.sets import ConvexSet
@@ -23,6 +23,7 @@ __all__ = [
     "WHOLE",
     "Course",
     "StochasticMEHAState",
+    "age",
     "begin",
     "columns",
     "descend",
@@ -30,6 +31,8 @@ __all__ = [
     "fresh_age",
     "mixes",
     "penalty",
+    "read",
+    "responding",
     "slope",
     "update_metric",
     "zeros",
@@ -44,10 +47,10 @@ class Course:
         lr, x_lr: rates of y and of x at the start.
         patience, power: rates are divided by (1 + k / patience)^power.
         weight: c, relative to where both levels weigh the same at the start.
-        pull: the share of its distance to theta that y loses in each step.
+        pull: the share of its distance to theta that the response loses in each step.
         width: rates are for layers with up to this number of inputs; wider ones, whose inputs act together, have
             proportionally smaller rates.
-        linear: whether F is differentiated at theta, so that y is the response of theta to F to first order.
+        linear: whether F is differentiated at theta, so that the response of theta to F is one to first order.
     """
 
     lr: float
@@ -65,12 +68,20 @@ class Course:
 
 
 BATCHES = Course(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
-"""With batches: y stays close to the solution that training gives. The sum of its rates grows as log k, so that a longer run
-changes little: networks learn wrong labels by heart only on a long way."""
+"""With batches: theta is what training gives. The sum of its rates grows as log k, so that a longer run changes little:
+networks learn wrong labels by heart only on a long way."""
+
+AGING, LEAST_AGING, MOST_AGING = 4.0, 0.3, 10.0
+"""With batches, where y is a network: how fast its rates fall. The gradients of F at y and at theta, which never learns from
+the data of F, are compared: smaller ones at y say that it knows these data by heart, larger ones that it learns wrong things
+from those of f. A step counts as AGING |log of their ratio| steps of theta, within limits: some decay, and no sudden stop."""
+
+SPAN = 20
+"""Steps over which the sizes of these gradients are averaged."""
 
 DIRECT = 10.0
-"""With batches, and an F that depends on x itself: factor of c. y then must keep its distance to theta, since F_x and the
-response of y are added, and a small distance serves as well."""
+"""With batches, and an F that depends on x itself: factor of c. The response then must keep its distance to theta, since F_x
+and what it says about x are added, and a small distance serves as well."""
 
 WHOLE = Course(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.01, pull=0.001, width=math.inf, linear=False)
 """With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
@@ -109,12 +120,15 @@ SMALLER = 10
 
 @dataclass
 class StochasticMEHAState(State):
-    """x, y, theta; the moments of their directions, where y and theta share the second; and numbers of the problem.
+    """x, y, theta, the response of theta to F; the moments of their directions; and numbers of the problem.
 
     Attributes:
+        response: theta, a little better for F, where y is a network; otherwise, and without batches, y has this part.
+        square_theta: the mean squares of the directions of theta and of the response.
         origin: where y began, while it is not decided whether it restarts with each batch.
         numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta went on than at its start;
-            curvatures of the steps of variables that restart.
+            curvatures of the steps of variables that restart; ``seen`` and ``unseen``, the sizes of the gradient of F at y and
+            at theta, and the ``age`` of y that follows from them.
         fresh: whether the lower variables restart with each batch.
         direct: whether F depends on x itself.
     """
@@ -122,14 +136,18 @@ class StochasticMEHAState(State):
     theta: Variable
     mean_x: Variable
     square_x: Variable
+    response: Variable | None
     mean_y: Variable | None
     mean_theta: Variable | None
+    mean_response: Variable | None
     square_y: Variable | None
+    square_theta: Variable | None
     origin: Variable | None
     numbers: Variable
     x_optimizer: RunningOptimizer | None = None
     y_optimizer: RunningOptimizer | None = None
     theta_optimizer: RunningOptimizer | None = None
+    response_optimizer: RunningOptimizer | None = None
     fresh: bool = False
     direct: bool = False
 
@@ -164,6 +182,11 @@ def mixes(domain: ConvexSet | None) -> bool:
     return domain is not None and not domain.coordinatewise
 
 
+def responding(state: StochasticMEHAState, linear: bool) -> Variable:
+    """The variable that responds to F: y itself, unless y is a network that learns from both levels."""
+    return state.y if state.response is None or not linear else state.response
+
+
 def find_directions(
     oracle: Oracle,
     state: StochasticMEHAState,
@@ -175,12 +198,14 @@ def find_directions(
     together: bool = False,
 ) -> tuple[list[Tensor], list[Leaves]]:
     """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
-    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta.
+    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta. Where
+    there is a response, it takes the place of y, and the list ends with the gradient of F in theta.
 
     Where y and theta are ``together``, f drops out of the direction of x. Sums over micro-batches would leave rounding of it,
     along which x would take a step of full length.
     """
-    x, y, theta = state.x, state.y, state.theta
+    x, theta = state.x, state.theta
+    y = responding(state, linear)
     if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
         values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear, together=together)
         return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
@@ -192,10 +217,33 @@ def find_directions(
     directions = []
     for variable, gradient in zip(wrt, second, strict=True):
         directions.append(scaled(gradient, -c if variable is theta else 0 * c if together and variable is x else c))
+    apart = [first.pop()] if y is not state.y and y in wrt else []
     for direction, gradient in zip(directions, first, strict=False):
         add_(direction, gradient, 1.0)
     values = [upper, lower, best]
-    return values, oracle.average(directions, wrt, values)
+    directions = oracle.average(directions + apart, wrt + (theta,) * len(apart), values)
+    if apart:
+        add_(directions[wrt.index(y)], directions[-1], 1.0)
+    return values, directions
+
+
+def read(oracle: Oracle, state: StochasticMEHAState, batch: Any) -> tuple[Leaves, Tensor]:
+    """The direction in which y learns from both levels, the gradient of F / q + f; and the size of that of F."""
+    x, y = state.x, state.y
+    of_upper, of_lower = (oracle.gradient(y, [(1.0, level, x, y)], batch)[1] for level in (oracle.upper, oracle.lower))
+    size = norm(of_upper)
+    add_(of_lower, of_upper, 1 / state.numbers.value["steepness"])
+    return of_lower, size
+
+
+def age(state: StochasticMEHAState, seen: Tensor, unseen: Tensor, n: int) -> None:
+    """Let y grow older by its n-th step, where F has gradients of these sizes at y and at theta."""
+    numbers = state.numbers.value
+    tiny = math.sqrt(torch.finfo(numbers["age"].dtype).tiny)
+    for name, size in (("seen", seen), ("unseen", unseen)):
+        numbers[name].lerp_(size.to(numbers[name]), max(1 / n, 1 / SPAN))
+    ratio = (numbers["seen"] + tiny) / (numbers["unseen"] + tiny)
+    numbers["age"].add_((AGING * ratio.log().abs()).clamp(LEAST_AGING, MOST_AGING))
 
 
 def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:

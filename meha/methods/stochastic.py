@@ -33,6 +33,7 @@ from meha.methods._stochastic import (
     WHOLE,
     Course,
     StochasticMEHAState,
+    age,
     begin,
     columns,
     descend,
@@ -40,6 +41,8 @@ from meha.methods._stochastic import (
     fresh_age,
     mixes,
     penalty,
+    read,
+    responding,
     slope,
     update_metric,
     zeros,
@@ -53,27 +56,35 @@ __all__ = ["StochasticMEHA", "StochasticMEHAState"]
 class StochasticMEHA(Method):
     """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
 
-    Step k = 0, 1, ... takes the gradients of F(x, theta), f(x, y) and f(x, theta) on one batch, and moves all variables at
-    once:
+    Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
 
         theta <- theta - r_k D^-1 < f_y(x, theta) >
-        y     <- y - r_k D^-1 < F_y(x, theta) / c + f_y(x, y) > - s_k (y - theta)
-        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, y) - f_x(x, theta)) >
+        z     <- z - r_k D^-1 < F_y(x, theta) / c + f_y(x, z) > - s_k (z - theta)
+        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, z) - f_x(x, theta)) >
 
     where < > is a running mean of the directions. With t = k / 100,
 
         r_k = lr / (1 + t),    a_k = x_lr / (1 + t),    s_k = 0.01,    c = 10 q,
 
-    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and y is its
-    response to F, to first order: a little better for F than theta. So y - theta says how x should change for the y that
+    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and z is its
+    response to F, to first order: a little better for F than theta. So z - theta says how x should change for the y that
     training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
-    s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q. Without batches, F is
-    taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses among the solutions of
-    the lower level. What makes it work for networks:
+    s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q.
 
-    - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
-      moves both alike, and leaves y - theta, which is all that x learns from.
-    - Rates fall as 1/k, so that y does not learn doubtful examples by heart, and a longer run is not worse.
+    y is z where it consists of tensors. A network y is a third variable, which learns from the data of both levels and has no
+    influence on x:
+
+        y <- y - lr / (1 + u) E^-1 < F_y(x, y) / q + f_y(x, y) >
+
+    u grows by 0.04 |log(|F_y(x, y)| / |F_y(x, theta)|)| in a step, and by 0.003 at least: fast where y knows the data of F by
+    heart, or becomes worse for F than theta, which never sees these data. ``solution.refit`` gives a y of f alone.
+
+    Without batches, y is z, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F
+    chooses among the solutions of the lower level. What makes it work for networks:
+
+    - z and theta share a batch and a metric: D holds the roots of the mean squares of both directions (E those of y). The
+      noise of f then moves both alike, and leaves z - theta, which is all that x learns from.
+    - Rates fall as 1/k, so that networks do not learn doubtful examples by heart, and a longer run is not worse.
     - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
     - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
       others do. The rate of a matrix in x is divided by the root of its number of columns.
@@ -82,8 +93,8 @@ class StochasticMEHA(Method):
     its value where y began; where going on is worse, y and theta begin at y0 with each batch from then on, and take T steps of
     half the reciprocal of the curvature, which is measured as they go, while c grows from 0 and F leads.
 
-    Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F (the first one, two more of each)
-    and never waits for the device. Memory: docs/automatic.md counts it.
+    Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F, and one more of each for a network
+    with batches (the first step, two more of each); it never waits for the device. Memory: docs/automatic.md counts it.
 
     Args:
         lr: the length of the first steps of each number of y; by default 0.003, or 0.01 without batches; five times
@@ -91,15 +102,17 @@ class StochasticMEHA(Method):
         x_lr: the mean length of the first steps of the numbers of x; by default 0.01, or 0.05 without batches.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
         warm_start: True if y goes on from batch to batch, False if it begins at y0 with each; by default the run finds out.
+        both_levels: whether a network y learns from the data of both levels. If False, y is z also there, which saves two of
+            five gradients and three tensors of the size of y.
         momentum: the share of the running means that a step keeps; 0 for none.
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer` with a
-            schedule and clipping; they take the steps along the directions of x, and of y and theta, instead of the rates here.
+            schedule and clipping; they take the steps along the directions of x, and of y, z and theta, instead of these rates.
 
     A set of intervals is projected on. For other sets, and with a non-smooth g, only steps that scale all coordinates alike are
     correct: D is then the root of the mean over all coordinates, and each step waits for it.
 
-    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) where F is taken there,
-    ``lower`` (f+g)(x, y), ``gap`` (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
+    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) without batches,
+    ``lower`` (f+g)(x, z), ``gap`` (f+g)(x, z) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
     taken, ``c`` the penalty.
 
     >>> problem = Problem(
@@ -120,6 +133,7 @@ class StochasticMEHA(Method):
     x_lr: float | None = None
     inner_steps: int | None = None
     warm_start: bool | None = None
+    both_levels: bool = True
     momentum: float = 0.9
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
@@ -132,6 +146,8 @@ class StochasticMEHA(Method):
             check_count("inner_steps", self.inner_steps)
         if self.warm_start not in (True, False, None):
             raise ValueError(f"warm_start: must be True, False or None, got {self.warm_start!r}.")
+        if self.both_levels not in (True, False):
+            raise ValueError(f"both_levels: must be True or False, got {self.both_levels!r}.")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum: must be in [0, 1), got {self.momentum}.")
         for name in ("x_optimizer", "y_optimizer"):
@@ -169,8 +185,11 @@ class StochasticMEHA(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
         fresh, theta = self.warm_start is False, y.copy()
+        response = y.copy() if self.both_levels and y.has_modules and not fresh else None
         dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)
-        names = ("steepness", "excess", "curvature_y", "curvature_theta")
+        ones, nothing = ("steepness", "excess", "curvature_y", "curvature_theta"), ("age", "seen", "unseen")
+        numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in ones}
+        numbers |= {name: torch.zeros((), dtype=dtype, device=y.device) for name in nothing}
         return StochasticMEHAState(
             x,
             y,
@@ -179,14 +198,18 @@ class StochasticMEHA(Method):
             theta=theta,
             mean_x=zeros(x),
             square_x=zeros(x),
+            response=response,
             mean_y=None if fresh else zeros(y),
             mean_theta=None if fresh else zeros(y),
-            square_y=None if fresh else zeros(y),
+            mean_response=None if response is None else zeros(y),
+            square_y=None if response is None else zeros(y),
+            square_theta=None if fresh else zeros(y),
             origin=y.copy() if self.warm_start is None else None,
-            numbers=Variable.of({name: torch.ones((), dtype=dtype, device=y.device) for name in names}, "numbers"),
+            numbers=Variable.of(numbers, "numbers"),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
             y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
             theta_optimizer=build_optimizer("y_optimizer", self.y_optimizer, theta, oracle.problem),
+            response_optimizer=build_optimizer("y_optimizer", self.y_optimizer, response, oracle.problem) if response else None,
             fresh=fresh,
         )
 
@@ -205,13 +228,14 @@ class StochasticMEHA(Method):
             descend(oracle, state, steps, c, batch)
             values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
         else:
+            response = responding(state, course.linear)
             for j in range(k * steps + 1, (k + 1) * steps):
-                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=course.linear)
-                self._move_lower(oracle, state, lower_directions, c, j, course)
+                _, lower_directions = find_directions(oracle, state, (response, theta), c, batch, linear=course.linear)
+                self._move_lower(oracle, state, lower_directions, c, j, course, batch)
             values, (d_x, *lower_directions) = find_directions(
-                oracle, state, (x, y, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
+                oracle, state, (x, response, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
             )
-            self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course)
+            self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course, batch)
         size = norm(d_x)
         self._move_x(oracle, state, d_x, course)
         upper, lower, best = values
@@ -256,31 +280,66 @@ class StochasticMEHA(Method):
         oracle.project(x.value, x.leaves, rate)
 
     def _move_lower(
-        self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int, course: Course
+        self,
+        oracle: Oracle,
+        state: StochasticMEHAState,
+        directions: list[Leaves],
+        c: Tensor,
+        n: int,
+        course: Course,
+        batch: Any,
     ) -> None:
-        """The n-th step of y and theta, in the metric that they share."""
-        y, theta, problem, age = state.y, state.theta, oracle.problem, course.age(state.k)
-        foreach_lerp_(local(y.leaves), local(theta.leaves), course.pull / (age if state.direct else 1))
-        if state.y_optimizer is not None and state.theta_optimizer is not None:
-            for variable, part, optimizer in zip(
-                (y, theta), directions, (state.y_optimizer, state.theta_optimizer), strict=True
-            ):
-                move(variable, scaled(part, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
-            return
-        rate, whole = course.lr / age, problem.nonsmooth is not None or mixes(problem.y_set)
-        assert state.mean_y is not None
-        assert state.mean_theta is not None
-        assert state.square_y is not None
-        metric = update_metric(state.square_y.leaves, directions, n, whole)
-        if not whole:
-            for root, leaf in zip(metric, y.leaves, strict=True):
-                root.mul_(max(1.0, columns(leaf) / course.width))
-        self._follow(theta.leaves, state.mean_theta.leaves, directions[1], metric, n, rate)
-        self._follow(y.leaves, state.mean_y.leaves, directions[0], metric, n, rate)
+        """The n-th step of theta and its response, in the metric that they share, and of y where it is a third variable."""
+        y, theta = state.y, state.theta
+        response, older = responding(state, course.linear), course.age(state.k)
+        mean, optimizer = state.mean_y, state.y_optimizer
+        if response is not y:
+            mean, optimizer = state.mean_response, state.response_optimizer
+        towards, of_theta = directions[:2]
+        foreach_lerp_(local(response.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
+        if state.theta_optimizer is not None:
+            move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
+            move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, state.x.value, state.theta_optimizer)
+        else:
+            pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
+            self._advance(oracle, state, state.square_theta, pair, n, older, course, c)
+        if response is not y:
+            direction, seen = read(oracle, state, batch)
+            if state.y_optimizer is not None:
+                move(y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
+                return
+            age(state, seen, norm(directions[2]), n)
+            own = (1 + state.numbers.value["age"] / course.patience) ** course.power
+            self._advance(oracle, state, state.square_y, [(y, state.mean_y, direction)], n, own, course, 1.0)
+
+    def _advance(
+        self,
+        oracle: Oracle,
+        state: StochasticMEHAState,
+        square: Variable | None,
+        moves: list[tuple[Variable, Variable | None, Leaves]],
+        n: int,
+        older: float | Tensor,
+        course: Course,
+        weight: float | Tensor,
+    ) -> None:
+        """The n-th step of variables that share a metric, along running means of their directions, in which f has a weight."""
+        assert square is not None
+        problem, rate = oracle.problem, course.lr
+        whole = problem.nonsmooth is not None or mixes(problem.y_set)
+        metric = update_metric(square.leaves, [direction for _, _, direction in moves], n, whole)
+        if whole:
+            rate /= float(older)
+        else:
+            for root, leaf in zip(metric, square.leaves, strict=True):
+                root.mul_(older * max(1.0, columns(leaf) / course.width))
+        for variable, mean, direction in moves:
+            assert mean is not None
+            self._follow(variable.leaves, mean.leaves, direction, metric, n, rate)
         if not oracle.prox.identity:
-            roots = [root.flatten()[0] for root in metric if root.numel()] or [c]  # a process may hold no number
-            step = float(rate * c / roots[0]) if whole else rate
-            for variable in (theta, y):
+            roots = [root.flatten()[0] for root in metric if root.numel()] or [torch.ones(())]  # a process may hold no number
+            step = float(rate * weight / roots[0]) if whole else rate
+            for variable, _, _ in moves:
                 oracle.prox(state.x.value, variable.leaves, step)
 
     def _follow(self, leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:

@@ -10,9 +10,12 @@ from scipy.sparse import issparse
 
 from meha._checks import check_count
 
-__all__ = ["check_folds", "dealt", "together"]
+__all__ = ["check_folds", "dealt", "together", "ways"]
 
 Array = NDArray[Any]
+
+WAYS = 2
+"""Times that examples are dealt into folds."""
 
 
 def check_folds(folds: int) -> int:
@@ -23,17 +26,23 @@ def check_folds(folds: int) -> int:
     return folds
 
 
-def dealt(strata: Array, count: int, seed: int) -> Array:
+def dealt(strata: Array, count: int, generator: np.random.Generator) -> Array:
     """Folds of examples in random order, each with its share of every stratum; as many as examples, at most."""
-    order = np.random.default_rng(seed).permutation(len(strata))
+    order = generator.permutation(len(strata))
     order = order[np.argsort(strata[order], kind="stable")]
     folds = np.empty(len(strata), dtype=np.int64)
     folds[order] = np.arange(len(strata)) % min(count, len(strata))
     return folds
 
 
+def ways(strata: Array, count: int, seed: int) -> Array:
+    """Folds of examples, dealt several times in another order: (ways, examples)."""
+    generator = np.random.default_rng(seed)
+    return np.stack([dealt(strata, count, generator) for _ in range(WAYS)])
+
+
 def together(X: Any, y: Array, strata: Array, count: int, seed: int) -> Array:
     """Folds in which equal examples stay together, whatever their order."""
     dense = X.toarray() if issparse(X) else X
     _, first, inverse = np.unique(np.column_stack([dense, y]), axis=0, return_index=True, return_inverse=True)
-    return dealt(strata[first], count, seed)[inverse.reshape(-1)]
+    return dealt(strata[first], count, np.random.default_rng(seed))[inverse.reshape(-1)]

@@ -46,7 +46,8 @@ class LabelCleaner(ClassifierMixin, Estimator):
         estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
             network judges by :func:`meha.tasks.clean`, where the weights of examples are the upper variables and the trusted
             examples, which it needs, are the upper level; a logistic regression predicts. It scales features column by column,
-            pixels (rows of square pictures of type uint8) as a whole.
+            pixels (rows of square pictures of type uint8) as a whole. It is for classes that a linear model cannot tell apart;
+            on a thousand pictures of 28 x 28 pixels it finds fewer wrong labels than the default.
         folds: number of folds.
         random_state: decides folds and networks.
 
@@ -89,7 +90,7 @@ class LabelCleaner(ClassifierMixin, Estimator):
             raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
         mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
         model = LogisticRegression(max_iter=1000) if self.estimator is None or self._by_network else self.estimator
-        if not has_fit_parameter(model, "sample_weight") or not hasattr(model, "predict_proba"):
+        if not hasattr(model, "predict_proba") or not has_fit_parameter(model, "sample_weight"):
             raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit, and predict_proba; pass another.")
         if self._by_network:
             if not mask.any():

@@ -16,7 +16,7 @@ from torch import Tensor
 from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
 from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
 from meha.sklearn._base import Estimator, sample_weights
-from meha.sklearn._folds import check_folds, dealt
+from meha.sklearn._folds import check_folds, ways
 from meha.sklearn._plots import plot_course, plot_penalties
 
 __all__ = ["PenalizedClassifier", "PenalizedRegressor"]
@@ -172,7 +172,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         l1_ratio: share of the absolute values in the elastic net, and in the sparse group lasso.
         loss: "squared" or "huber".
         epsilon: from how many standard deviations of the residuals on Huber's loss is linear.
-        folds: number of folds. Equal examples are in the same fold.
+        folds: number of folds, into which the examples are dealt twice. Equal examples are in the same fold.
         fit_intercept: whether to add an intercept, which has no penalty.
         standardize: whether features are scaled to deviation 1 for the penalties.
         random_state: decides the folds.
@@ -226,7 +226,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         centre = float(share @ y) if self.fit_intercept else 0.0
         size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
         b = torch.from_numpy((y - centre) / size)
-        folds = dealt(np.zeros(len(y)), check_folds(self.folds), self.random_state)
+        folds = ways(np.zeros(len(y)), check_folds(self.folds), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
             deviation = MAD * float((2 * best.losses).sqrt().median())
@@ -245,8 +245,9 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
     """Logistic regression, for two or more classes, whose penalties are learned by cross-validation.
 
     The penalties, the choice among them and all other arguments are those of :class:`PenalizedRegressor`; the losses are the
-    logistic loss for two classes and the cross entropy for more. With more classes, a feature has a coefficient for each class,
-    all with the same weight; groups contain those of all classes.
+    logistic loss for two classes and the cross entropy for more. Where folds judge, 0.3 of an example is imagined to be of
+    another class: a model must not be surer than the number of examples allows. With more classes, a feature has a coefficient
+    for each class, all with the same weight; groups contain those of all classes.
 
     Attributes:
         classes_: the classes.
@@ -274,7 +275,7 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = dealt(targets, check_folds(self.folds), self.random_state)
+        folds = ways(targets, check_folds(self.folds), self.random_state)
         best = self._search(loss, folds, weights, X.shape[1])
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
