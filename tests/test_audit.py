@@ -27,6 +27,10 @@ def text():
     return (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
 
 
+TRIALS = 1000
+"""Seeds from here on are those of trials."""
+
+
 def records(name):
     """The records of a file in results/."""
     return [json.loads(line) for line in (ROOT / "results" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -90,9 +94,10 @@ def sensitivity():
 
 def learned():
     """Hyper-cleaning and few-shot learning."""
+    last = {(run["case"], run["method"], run["seed"]): run for run in records("training") if run["seed"] < TRIALS}
     runs = {}
-    for run in records("training"):
-        runs.setdefault((run["case"], run["method"]), []).append(run)
+    for (case, method, _), run in last.items():  # of several settings the one that was chosen last
+        runs.setdefault((case, method), []).append(run)
 
     def percent(found, name):
         return f"{100 * statistics.mean(run['last'][name] for run in found):.1f}"
@@ -110,6 +115,10 @@ def learned():
         accuracy, took = theirs["MEHA"]
         ours = f"{percent(found, 'accuracy')} % after {seconds:.2g} s"
         yield f"| few-shot, {ways}-way | {accuracy:g} % after {took:g} s | {ours} |"
+        printed = runs[f"few-shot, {ways}-way", "MEHA, paper's values"]
+        reached = sum(run["reached"] is not None for run in printed)
+        ours = f"{percent(printed, 'accuracy')} % at the end; {reached} of {len(printed)} seeds reach 90 %"
+        yield f"| few-shot, {ways}-way, the paper's values | {accuracy:g} % after {took:g} s | {ours} |"
 
 
 def searched():
