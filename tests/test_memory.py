@@ -12,8 +12,8 @@ from meha.observers import Recorder
 from meha.reproduce.memory import peak
 
 COPIES = {
-    "`StochasticMEHA`": 11,
-    "`StochasticMEHA(warm_start=True)`": 10,
+    "`StochasticMEHA`": 16,
+    "`StochasticMEHA(warm_start=True)`": 15,
     "`MEHA`": 5,
     "`MEHA`, Adam for y": 8,
 }
