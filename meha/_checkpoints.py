@@ -7,6 +7,8 @@ import os
 import pickle
 import re
 import shutil
+import threading
+import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,9 @@ __all__ = ["Checkpoint"]
 
 VERSION = 4
 """Of what the file holds; another one is refused."""
+
+WRITING = 600.0
+"""Seconds in which a file is written; one that is older was left by a killed process."""
 
 REMEDY = "give another path, or delete the file to start over"
 
@@ -54,21 +59,28 @@ class Checkpoint:
         self.every = every
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"checkpoint: expected the path of a file, got {path!r}.")
-        self.path = Path(path).resolve()
+        try:
+            self.path = Path(path).expanduser().resolve()
+            self.path.exists()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
+            raise OSError(
+                f"checkpoint: {str(path)[:100]!r} cannot be the path of a file ({error}); give another path."
+            ) from error
         if self.path.is_dir():
             raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give a file, such as {self.path / 'run.pt'}.")
         if self.path.exists() and not self.path.is_file():
             raise OSError(
                 f"checkpoint: {self.path} is a device or a pipe, which cannot be read again; give the path of a file."
             )
-        self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}.part")
         self.previous = self.path.with_name(f"{self.path.name}.previous")
         self._proven = False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            left_over = re.compile(re.escape(self.path.name) + r"\.\d+(\.previous)?\.part")
+            left_over = re.compile(re.escape(self.path.name) + r"\.(\d+)(-\d+)?(\.previous)?\.part")
             for file in self.path.parent.iterdir():
-                if left_over.fullmatch(file.name):
+                found = left_over.fullmatch(file.name)
+                if found is not None and not _at_work(int(found[1]), file):
                     file.unlink(missing_ok=True)
             self._part.touch()
             self._part.unlink(missing_ok=True)
@@ -114,7 +126,7 @@ class Checkpoint:
         if not self.path.exists():
             self.previous.unlink(missing_ok=True)  # of a run that was started over
             return
-        second = self.path.with_name(f"{self.path.name}.{os.getpid()}.previous.part")
+        second = self._part.with_name(self._part.name.removesuffix("part") + "previous.part")
         try:
             try:
                 os.link(self.path, second)
@@ -160,9 +172,9 @@ class Checkpoint:
             raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
             raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
-        if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+        if not isinstance(found, dict) or repr(found.pop("version", None)) != repr(VERSION):
             raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
-        if found.pop("checksum", None) != checksum(found):
+        if repr(found.pop("checksum", None)) != repr(checksum(found)):
             raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
         return found
 
@@ -196,6 +208,18 @@ def _parts(value: Any) -> Iterator[str | memoryview]:
             yield from _parts(item)
     else:
         yield repr(value)
+
+
+def _at_work(process: int, file: Path) -> bool:
+    """Whether a process may still be writing a file; a killed one is not."""
+    try:
+        if os.name == "posix":
+            os.kill(process, 0)  # sends nothing
+        return time.time() - file.stat().st_mtime < WRITING
+    except (ProcessLookupError, FileNotFoundError, OverflowError):
+        return False
+    except OSError:  # a process of somebody else
+        return True
 
 
 def _first_line(error: Exception) -> str:

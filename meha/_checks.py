@@ -7,7 +7,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-__all__ = ["RefusalError", "check_count", "check_positive", "check_tolerance"]
+__all__ = ["RefusalError", "check_count", "check_positive", "check_switch", "check_tolerance"]
 
 
 LONGEST = 200
@@ -34,6 +34,12 @@ def check_tolerance(name: str, value: object) -> None:
     """Raise unless ``value`` is a number of at least 0."""
     if not _number(value) >= 0:
         raise ValueError(f"{name}: must be a number of at least 0, got {_shown(value)}.")
+
+
+def check_switch(name: str, value: object) -> None:
+    """Raise unless ``value`` is True or False; text such as "False" would count as true."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name}: must be True or False, got {_shown(value)}.")
 
 
 def _number(value: object) -> float:

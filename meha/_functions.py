@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._distributed import Group
+from meha._distributed import Group, is_dtensor
 from meha._variables import Variable
 from meha.loaders import MicroBatches
 
@@ -51,6 +51,7 @@ class Function:
         if isinstance(batch, MicroBatches):
             return torch.stack([self(x, y, part) for part in batch]).mean()
         torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
+        before = self._sums(x, y)
         try:
             with x.seated(), y.seated():
                 value = self._evaluate(x, y, batch)
@@ -69,6 +70,10 @@ class Function:
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
+        if value.is_complex():
+            raise ValueError(f"{self.level}: must return a real number, got dtype {value.dtype}; take its .real or .abs().")
+        if before != self._sums(x, y):
+            raise ValueError(f"{self.level}: changes x or y in place; compute with a copy, such as y.clone() or y * 0.9.")
         if self._unseen:
             if value.device != self._device:
                 raise self._elsewhere(batch, f"returns a tensor on {value.device}")
@@ -78,6 +83,17 @@ class Function:
         if self._group is not None and not torch.is_grad_enabled():
             (value,) = self._group.mean([value])
         return value
+
+    def _sums(self, x: Variable, y: Variable) -> list[str]:
+        """By which a change of x or y in the first call is seen; nothing later, or where they are divided."""
+        leaves = [*x.leaves, *y.leaves]
+        if (
+            not self._unseen
+            or self._group is not None
+            or any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves)
+        ):
+            return []
+        return [repr(float(leaf.detach().sum())) for leaf in leaves]
 
     def _elsewhere(self, batch: Any, finding: str) -> ValueError:
         """The error for tensors of the batch or the objective that are not on the device of x and y."""

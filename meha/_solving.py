@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from meha._checkpoints import REMEDY, Checkpoint
@@ -102,6 +104,11 @@ def solve(
     check_count("max_steps", max_steps)
     if tol is not None and tol != "default":
         check_tolerance("tol", tol)
+    if isinstance(batches, str | bytes | Mapping):
+        raise TypeError(
+            f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not"
+            " batches; pass a list of batches, such as [batch], or a loader."
+        )
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if compile not in (True, False, "auto"):
@@ -234,10 +241,8 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
         return
     before, states = run.state_dict(), random_states(source.loader)
     try:
-        try:
+        with _refusing(file):
             loop.load_state_dict(saved)
-        except Exception as error:  # a callback's own error, for example
-            raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
         if run.k > loop.max_steps:
             raise ValueError(
                 f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {loop.max_steps}; allow"
@@ -246,7 +251,8 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
         processes = 1 if run.group is None else run.group.count
         if saved.get("processes", processes) == processes:
             run.batch = source.find(saved["place"])
-            set_random_states(saved["random"], source.loader)
+            with _refusing(file):
+                set_random_states(saved["random"], source.loader)
         elif run.main:
             warnings.warn(
                 f"checkpoint: {saved['processes']} processes wrote it, and {processes} read it: x, y and the method go on,"
@@ -254,16 +260,37 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
                 TrainingWarning,
                 stacklevel=3,
             )
-        for module, training in zip(loop.modules, saved["training"], strict=True):
-            module.training = training
+        with _refusing(file):
+            for module, training in zip(loop.modules, saved["training"], strict=True):
+                module.training = training
     except BaseException:
         run.load_state_dict(before)
         set_random_states(states, source.loader)
         raise
 
 
+@contextlib.contextmanager
+def _refusing(file: Checkpoint | SharedCheckpoint) -> Iterator[None]:
+    """Say of any error, such as a callback's own, that the checkpoint does not fit."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
+
+
 def _functions(callbacks: Any) -> list[Any]:
     listed = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
         raise TypeError(f"callbacks: expected a function of (run, info) or a list of them, got {callbacks!r}.")
+    for item in listed:
+        if isinstance(item, type):
+            raise TypeError(f"callbacks: {item.__name__} is a class; make an observer of it, as in {item.__name__}().")
+        with contextlib.suppress(ValueError):  # a function without a signature
+            signature = inspect.signature(item)
+            try:
+                signature.bind(None, None)
+            except TypeError:
+                raise TypeError(
+                    f"callbacks: must be called as callback(run, info), but {item!r} takes {signature}; write it so."
+                ) from None
     return list(listed)

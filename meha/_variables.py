@@ -79,6 +79,8 @@ class Variable:
     __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "owner", "sharded", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
+        for name, leaf in named_leaves(value, argument).items():
+            _check_values(f"{argument}[{name!r}]" if name else argument, leaf)
         parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}
         self._take(map_tensors(value, fresh_leaf, parameters), argument)
 
@@ -94,6 +96,10 @@ class Variable:
         self.owner = True
         for module in modules_of(value):
             check_module(module, argument)
+            if isinstance(module, torch.jit.ScriptModule):
+                raise TypeError(
+                    f"{argument}: is compiled by torch.jit, and its parameters cannot be exchanged; pass the module itself."
+                )
         self.sharded = sharded_modules(modules_of(value))
         self.reshard()
         named = named_leaves(value, argument)
@@ -105,6 +111,8 @@ class Variable:
         self.value, self.argument = value, argument
         self.names = list(named)
         self.leaves: Leaves = list(named.values())
+        for name, leaf in named.items():
+            _check_values(self.label(name), leaf)
         inside = {id(p) for module in self.sharded for p in module.parameters()}
         self.managed = [id(leaf) in inside and is_dtensor(leaf) for leaf in self.leaves]
         if not self.numel:
@@ -140,6 +148,8 @@ class Variable:
     def check_finite(self) -> None:
         """Raise if a leaf contains NaN or infinity."""
         for name, leaf in zip(self.names, self.leaves, strict=True):
+            if leaf.is_meta:
+                raise TypeError(f"{self.label(name)}: is on the meta device, and has no values; pass one on another device.")
             bad = int(total([(~torch.isfinite(local([leaf])[0])).sum()], [leaf]))
             if bad:
                 raise ValueError(
@@ -312,3 +322,13 @@ class Variable:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
+
+
+def _check_values(label: str, leaf: Tensor) -> None:
+    """Raise if a tensor has no values that can be moved."""
+    if isinstance(leaf, nn.UninitializedParameter):
+        raise TypeError(f"{label}: has no shape yet, as in a lazy module; call the module once on some data before the run.")
+    if leaf.layout is not torch.strided:
+        raise TypeError(f"{label}: is a tensor of layout {leaf.layout}; pass a dense one, such as {label}.to_dense().")
+    if leaf.is_floating_point() and leaf.dtype.itemsize < 2:
+        raise TypeError(f"{label}: dtype {leaf.dtype} cannot be computed with; pass {label}.float() or {label}.double().")

@@ -230,6 +230,7 @@ class Owned:
         for place, (tensor, writes) in now.items():
             before, earlier = self._last.get(place, (tensor, writes))
             self.copies = self.copies or before is not tensor or earlier != writes
+        self.copies = self.copies or any(tensor._version != writes for tensor, writes in self._last.values())
         self._last = now
         if not self.copies:
             return batch

@@ -47,7 +47,7 @@ class LinearModelLoss(ABC):
     """Largest second derivative of l_i in any direction."""
 
     def __init__(self, A: Tensor, columns: tuple[int, ...], reduction: Reduction) -> None:
-        if reduction not in ("mean", "sum"):
+        if str(reduction) not in ("mean", "sum"):
             raise ValueError(f"reduction: must be 'mean' or 'sum', got {reduction!r}.")
         self.A, self.shape, self.reduction = A, (A.shape[1], *columns), reduction
         self._scale = 1 / len(A) if reduction == "mean" else 1.0

@@ -664,7 +664,7 @@ def test_paths(tmp_path):
 
 def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     kept = ["run.pt.old", "run.pt.a.part", "other.pt.12.part", "run.pt.1.2.part"]
-    for name in (*kept, "run.pt.12.part", "run.pt.99999.part"):
+    for name in (*kept, "run.pt.99999999.part", "run.pt.99999999-7.part"):  # no process has such a number
         (tmp_path / name).write_bytes(b"half")
     solve(toy(), checkpoint=tmp_path / "run.pt", max_steps=3)
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "run.pt"])

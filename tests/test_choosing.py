@@ -17,7 +17,7 @@ YES = {"yes": True, "no": False}
 
 def table():
     """The rows by method: the cells after the name."""
-    lines = TEXT.split("## What the theory assumes")[1].split("\n## ")[0].splitlines()
+    lines = TEXT.split("## What the theory assumes")[1].split("Where the assumptions of eight")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
     return {name: row[1:] for row in cells for name in re.findall(r"`(\w+)`", row[0])}
 
@@ -83,3 +83,16 @@ def test_the_rows_of_the_paper():
         F, f, guarantee, hessian_free, single_loop, *_ = rows[name]
         assert (F, f, hessian_free, single_loop, guarantee == "non-asymptotic") == (upper, lower, free, single, bound)
     assert sorted(re.findall(r"^\| `(\w+)` \*", TEXT, re.M)) == sorted(paper)
+
+
+def test_what_was_not_looked_up_says_so():
+    """The second table: a source and how it was checked, for methods of the first one that are not the paper's."""
+    lines = TEXT.split("Where the assumptions of eight")[1].split("\nThe paper marks")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    assert len(rows) == 8
+    for name, source, shown, checked in rows:
+        assert name.strip("`") in table()
+        assert re.search(r"\b20\d\d\b", source)
+        assert re.match("summary|remembered", checked), checked
+        bound = table()[name.strip("`")][2]
+        assert (bound == "none") == bool(re.search("^no |not shown", shown))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import re
 import sys
+import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -16,8 +18,9 @@ from typer.testing import CliRunner
 from meha.datasets import digits
 from meha.tasks import Cleaning, CleaningWarning, clean
 from meha.tasks import _cleaning as module
+from meha.tasks._cleaning import _scaled
 from meha.tasks._cleaning_files import Examples, picture, read, table
-from meha.tasks._cleaning_limits import check_memory
+from meha.tasks._cleaning_limits import BASE, _needed, check_memory
 from meha_cli import app
 
 
@@ -489,12 +492,65 @@ def test_crafted_arrays_are_refused_in_words(tmp_path, kind):
 def test_what_memory_cannot_hold_is_refused(tmp_path):
     path = write(tmp_path / "t.csv", rows(2000, line="{i},{i}1,{name}"))
     with pytest.raises(ValueError, match=r"t.csv: needs about .* GiB of memory, and .* are left; clean a part of it"):
-        check_memory(path, free=100_000)
-    check_memory(path, free=10_000_000)
+        check_memory(path, free=BASE)
+    check_memory(path, free=BASE + 2000 * 600)
     np.savez(tmp_path / "d.npz", features=np.zeros((100, 100)))
     with pytest.raises(ValueError, match=r"d.npz: needs about"):
-        check_memory(tmp_path / "d.npz", free=100 * 100 * 8)
-    check_memory(tmp_path / "d.npz", free=100 * 100 * 40)
+        check_memory(tmp_path / "d.npz", free=BASE + 100 * 100 * 8)
+    check_memory(tmp_path / "d.npz", free=BASE + 100 * 100 * 28)
+    np.savez(tmp_path / "names.npz", features=np.zeros((100, 1)), labels=np.full(100, "a" * 100))
+    with pytest.raises(ValueError, match=r"names.npz: needs about"):
+        check_memory(tmp_path / "names.npz", free=BASE + 100 * 1200)
+
+
+def test_the_command_refuses_what_memory_cannot_hold_before_it_starts(tmp_path, monkeypatch):
+    path = write(tmp_path / "t.csv", rows(2000, line="{i},{i}1,{name}"))
+    monkeypatch.setattr("meha.tasks._cleaning_limits.available", lambda: BASE)
+    monkeypatch.setattr("meha.tasks._cleaning_files.read", lambda *a, **o: pytest.fail("the file was read"))
+    result = CliRunner().invoke(app, ["clean", str(path), "--clean-fraction", "0.5", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "GiB of memory" in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_estimate_of_memory_is_that_of_reading_and_scaling(tmp_path):
+    """The constants of the limits are measured; here in small, by what numpy and Python allocate."""
+    generator = np.random.default_rng(0)
+    for kind in ("float64", "float32", "uint8"):
+        numbers = (100 * generator.random((4000, 50))).astype(kind)
+        np.savez(tmp_path / "d.npz", features=numbers, labels=np.arange(4000) % 2, trusted=np.arange(4000) % 5 == 0)
+        used = allocated(lambda: _scaled(read(tmp_path / "d.npz").features))
+        assert 0.6 * used < _needed(tmp_path / "d.npz") - BASE < 2.5 * used, kind
+    path = write(tmp_path / "t.csv", rows(4000, line="{i},{i}1,{name}"))
+    used = allocated(lambda: _scaled(read(path, clean_fraction=0.5, label="label").features))
+    assert used < _needed(path) - BASE < 10 * used  # few columns: most of it is for what comes later
+
+
+def allocated(call):
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("1", "1.0"), ("1e0", "1")])
+def test_two_spellings_of_a_class_are_pointed_out(one, other, quick):
+    features, labels, _ = clouds()
+    names = np.array([one, "dog", other])[np.where(np.arange(len(labels)) % 10 == 4, 2, labels)]
+    with (
+        warnings.catch_warnings(),
+        pytest.warns(CleaningWarning, match=r"labels: .* and .* are two classes. If they are one, write them in the same way"),
+    ):
+        clean(features, names, range(50))
+
+
+def test_a_text_is_no_label(tmp_path):
+    """One long cell would make all labels as long."""
+    path = write(tmp_path / "t.csv", "\n".join(["a,label", *(f"{i},{'xy'[i % 2]}" for i in range(20)), "1," + "z" * 201]))
+    with pytest.raises(ValueError, match=r"t.csv: line 22, column 'label' has 201 letters, and a label at most 200; name"):
+        read(path, clean_fraction=0.5)
 
 
 def test_nothing_is_overwritten_unasked(tmp_path, quick):

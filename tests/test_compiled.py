@@ -162,7 +162,7 @@ def branching():
 @pytest.mark.parametrize(
     ("problem", "method", "reason"),
     [
-        (objective_with_memory, MEHA(**STEPS), "not the same function each time"),
+        (objective_with_memory, MEHA(**STEPS), "changes 'calls' when it is called"),
         (branching, MEHA(**STEPS), "data-dependent control flow"),
         (quadratic, meha.CG(), "data-dependent control flow"),
         (quadratic, meha.Continuation(), "keeps a Course"),

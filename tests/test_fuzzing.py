@@ -1,14 +1,19 @@
-"""Nonsense in constructors, objectives, starts, checkpoints and files: every error names the argument and says what to do."""
+"""Nonsense in constructors, objectives, starts, checkpoints and files: every error names the argument and says what to do.
 
+``MEHA_FUZZ=2000 pytest -s tests/test_fuzzing.py`` tries that many of each, and prints how many were accepted and refused.
+"""
+
+import collections
 import dataclasses
 import io
+import os
 import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import meha
@@ -16,7 +21,7 @@ from meha import Checkpoint
 from meha.tasks._cleaning_files import read
 
 FEW = settings(
-    max_examples=25,
+    max_examples=int(os.environ.get("MEHA_FUZZ", "25")),
     deadline=None,
     derandomize=True,
     database=None,
@@ -37,7 +42,16 @@ NONSENSE = st.one_of(
     st.sampled_from([object(), print, torch.ones(2), torch.tensor(-1.0), np.zeros(2), b"x"]),
 )
 
-METHODS = [meha.MEHA, meha.RHG, meha.CG, meha.BOME, meha.F2SA, meha.VPBGD, meha.BVFIM, meha.Continuation, meha.AdaptiveMEHA]
+KINDS = [getattr(meha.methods, name) for name in meha.methods.__all__]
+METHODS = [
+    kind
+    for kind in KINDS
+    if isinstance(kind, type)
+    and dataclasses.is_dataclass(kind)
+    and hasattr(kind, "step")
+    and kind is not meha.methods.StochasticMEHA
+    and all(field.default is not dataclasses.MISSING for field in dataclasses.fields(kind))
+]
 FIELDS = [(kind, field.name) for kind in METHODS for field in dataclasses.fields(kind)]
 
 
@@ -48,14 +62,24 @@ def told(error, name):
     return isinstance(error, TypeError | ValueError | OSError) and name in message and re.search(words, message) is not None
 
 
+COUNTS = collections.Counter()
+"""Calls of each test by what they ended in."""
+
+
 def refused(name, call):
     """Make a call: it works, or raises an error that tells."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1].split()[0]
+    COUNTS[test, "bare"] += 1  # until the end is known
     try:
-        return call()
+        found = call()
+        COUNTS[test, "accepted"] += 1
     except Exception as error:
         if not told(error, name):
             raise
-        return None
+        COUNTS[test, "refused in words"] += 1
+        found = None
+    COUNTS[test, "bare"] -= 1
+    return found
 
 
 @FEW
@@ -63,6 +87,16 @@ def refused(name, call):
 def test_methods(field, value):
     kind, name = field
     refused(name, lambda: kind(**{name: value}))
+
+
+SWITCHES = [(kind, field.name) for kind in METHODS for field in dataclasses.fields(kind) if field.type == "bool"]
+
+
+@pytest.mark.parametrize(("kind", "name"), SWITCHES)
+def test_switches(kind, name):
+    """Text such as "False" would count as true."""
+    with pytest.raises((TypeError, ValueError), match=f"{name}: must be .*True or False.*, got 'False'"):
+        kind(**{name: "False"}).start(quadratic(), torch.ones(2), torch.ones(2))
 
 
 CALLS = [
@@ -146,7 +180,9 @@ def test_checkpoints(good, tmp_path, kind, at, other, value):
     path, at = tmp_path / "run.pt", at % len(good)
     content = torch.load(io.BytesIO(good), weights_only=True)
     if kind == "value":
-        torch.save({**content, sorted(content)[at % len(content)]: value}, path)
+        name = sorted(content)[at % len(content)]
+        assume(repr(content[name]) != repr(value))  # it may have been None
+        torch.save({**content, name: value}, path)
     else:
         changed = {"cut": good[:at], "flip": good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :], "bytes": other}
         path.write_bytes(changed[kind])
@@ -165,3 +201,11 @@ def test_files_of_examples(tmp_path, cells, content, table):
         "\n".join(["a,b,label", *(",".join(row) for row in cells)]).encode("utf-8", "replace") if table else content
     )
     refused(path.name, lambda: read(path, clean_fraction=0.5))
+
+
+def test_the_counts(capsys):
+    """Comes last: prints what the tests before it met."""
+    with capsys.disabled():
+        if "MEHA_FUZZ" in os.environ:
+            print(*(f"{name}: {end} {number}" for (name, end), number in sorted(COUNTS.items())), sep="\n")  # noqa: T201
+    assert not any(number for (_, end), number in COUNTS.items() if end == "bare")

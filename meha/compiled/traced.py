@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from meha._running import Run, StepInfo
 from meha._torch import RefusingValues, compile_graph, norm_operation
 from meha._variables import Leaves, Variable, copy_, norm, subtract
+from meha.compiled.captured import captured, first_change
 from meha.compiled.steppers import (
     ROW,
     BatchForm,
@@ -240,7 +241,12 @@ class _Trace(Facts):
 
 def _trace(run: Run) -> _Trace:
     """The next step as a graph; the run does not take it."""
+    objectives = run.problem.upper, run.problem.lower
+    before = captured(*objectives)
     first, second = _trace_once(run), _trace_once(run)
+    name = first_change(before, captured(*objectives))
+    if name is not None:
+        raise TracingError(f"an objective changes {name!r} when it is called, which a compiled step would not")
     same = all(a is b or torch.equal(a, b) for a, b in zip(first.constants, second.constants, strict=False))
     if first.text != second.text or not same:
         raise TracingError("the objectives are not the same function each time that they are called")
@@ -298,4 +304,8 @@ def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:
         elif node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    return graph, [getattr(module, name) for name in found]
+    constants = [getattr(module, name) for name in found]
+    for constant in constants:
+        if not isinstance(constant, Tensor):
+            raise TracingError(f"an objective uses a torch.{type(constant).__name__} of its own, which is no tensor")
+    return graph, constants

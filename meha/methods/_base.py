@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from meha._checks import check_switch
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
 from meha._variables import Variable, copy_
@@ -138,6 +139,9 @@ class Method(ABC):
         Raises:
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
+        for field in dataclasses.fields(self):
+            if field.type in (bool, "bool"):
+                check_switch(field.name, getattr(self, field.name))
         return Run(_following(self, problem), problem, x, y, group)
 
     def describe(self, *, exact: bool = False) -> str:

@@ -18,6 +18,8 @@ from meha.responses import Trained
 
 __all__ = ["default_method"]
 
+HALF = (torch.float16, torch.bfloat16)
+
 RATE = 0.01
 """Learning rate of x where Adam takes its steps."""
 
@@ -38,4 +40,10 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     noisy = batches is not None or problem.needs_batch or next(modules_of((x0, y0)), None) is not None
     if isinstance(problem.selected, Trained):
         return RHG(x_optimizer=partial(torch.optim.Adam, lr=RATE)) if noisy else RHG()
+    if not noisy and any(
+        leaf.dtype in HALF for value in (x0, y0) if value is not None for leaf in Variable.of(value, "x").leaves
+    ):
+        raise TypeError(
+            "x0, y0: the default computes in single or double precision; pass .float() or .double() tensors, or name a method."
+        )
     return StochasticMEHA() if noisy else Continuation()

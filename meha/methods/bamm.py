@@ -90,7 +90,7 @@ class BAMM(Method):
         check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
         check_step("beta", self.beta)
         check_step("eta", self.eta)
-        if self.strategy is not None and self.strategy not in POWERS:
+        if self.strategy is not None and str(self.strategy) not in POWERS:
             raise ValueError(f"strategy: must be one of {', '.join(POWERS)} or None, got {self.strategy!r}.")
         check_tolerance("tau", self.tau)
         self.average(0)

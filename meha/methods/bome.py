@@ -50,7 +50,7 @@ class BOME(PenaltyMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("u", self.u)
-        if self.control not in ("norm", "gap"):
+        if str(self.control) not in ("norm", "gap"):
             raise ValueError(f"control: must be 'norm' or 'gap', got {self.control!r}.")
 
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:

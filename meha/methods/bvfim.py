@@ -99,7 +99,7 @@ class BVFIM(PenaltyMethod):
                 " and give beta, the longest step."
             )
         super().__post_init__()
-        if self.penalty not in ("log", "inverse", "quadratic"):
+        if str(self.penalty) not in ("log", "inverse", "quadratic"):
             raise ValueError(f"penalty: must be 'log', 'inverse' or 'quadratic', got {self.penalty!r}.")
         for name in ("m1", "theta"):
             check_tolerance(name, getattr(self, name))

@@ -77,7 +77,7 @@ class DARTS(Method):
         check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
         check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
         check_positive("epsilon", self.epsilon)
-        if self.order not in (1, 2):
+        if not isinstance(self.order, int) or self.order not in (1, 2):
             raise ValueError(f"order: must be 1 or 2, got {self.order!r}.")
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from meha._checks import check_count, check_positive
+from meha._checks import check_count, check_positive, check_switch, check_tolerance
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
 from meha._variables import Leaves, Variable, add_difference_, distance, norm, subtract
@@ -131,11 +131,13 @@ class MEHA(Method):
         if self.p is not None:
             if callable(self.c):
                 raise ValueError(f"p: c is a function of the step, so p={self.p} has no meaning; leave one out.")
-            if not 0 <= self.p < 0.5:
+            check_tolerance("p", self.p)
+            if not self.p < 0.5:
                 raise ValueError(f"p: must be in [0, 1/2), got {self.p}.")
-        if self.gradients not in (2, 3, 4):
+        if not isinstance(self.gradients, int) or self.gradients not in (2, 3, 4):
             raise ValueError(f"gradients: must be 4 (the paper's step), 3 or 2, got {self.gradients!r}.")
         check_count("inner_steps", self.inner_steps)
+        check_switch("warm_start", self.warm_start)
         if not self.warm_start and self.inner_steps < 2:
             raise ValueError("inner_steps: with warm_start=False, y would stay at y0 with one; take at least 2.")
 

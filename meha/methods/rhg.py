@@ -64,7 +64,9 @@ class RHG(HypergradientMethod):
         if self.terms is not None:
             check_count("terms", self.terms)
             if self.terms > self.inner_steps:
-                raise ValueError(f"terms: there are {self.inner_steps} inner steps to go back through, got {self.terms}.")
+                raise ValueError(
+                    f"terms: must be at most the number of inner steps to go back, {self.inner_steps}, got {self.terms}."
+                )
 
     def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y, trace = state.x, state.y, list[Leaves]()

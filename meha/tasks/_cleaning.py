@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -266,6 +267,7 @@ def _judged(names: Array, targets: Array, trusted: Array) -> Array:
     if (counts > 0).sum() < 2:
         only = names[counts > 0][0]
         raise ValueError(f"trusted: all are of class {only}; mark examples of at least two classes, ideally of all.")
+    _warn_about_spellings(names)
     missing, few = np.flatnonzero(counts == 0), np.flatnonzero((counts > 0) & (counts < FEW))
     if len(missing):
         warnings.warn(
@@ -284,6 +286,22 @@ def _judged(names: Array, targets: Array, trusted: Array) -> Array:
     if not (judged & ~trusted).any():
         raise ValueError("trusted: no other example has one of their labels, so none can be judged; mark other classes.")
     return judged
+
+
+def _warn_about_spellings(names: Array) -> None:
+    """Warn about classes that differ in capitals only, or are the same number."""
+    seen: dict[str, str] = {}
+    for name in names.tolist() if names.dtype.kind == "U" else ():
+        key = name.strip().casefold()
+        with contextlib.suppress(ValueError):
+            key = repr(float(key))
+        if key in seen:
+            warnings.warn(
+                f"labels: {seen[key]!r} and {name!r} are two classes. If they are one, write them in the same way.",
+                CleaningWarning,
+                stacklevel=4,
+            )
+        seen[key] = name
 
 
 def _some(names: Array, most: int = 5) -> str:

@@ -33,6 +33,7 @@ FEATURES = ("features", "images", "x", "X", "data")
 LABELS = ("labels", "label", "y")
 TRUSTED = "trusted"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+LONGEST = 200  # letters of a label in a table: numpy takes as much for all labels as for the longest
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 
@@ -210,7 +211,7 @@ def _table(
                     values.extend([_number(cells[i]) for i in places])
                 except ValueError:
                     raise _not_a_number(path, reader.line_num, header, cells, places) from None
-                labels.append(cells[header.index(label)].strip())
+                labels.append(_label(path, reader.line_num, label, cells[header.index(label)].strip()))
                 if trusted is not None:
                     marks.append(_mark(path, reader.line_num, trusted, cells[header.index(trusted)]))
     except UnicodeDecodeError as error:
@@ -263,6 +264,15 @@ def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], pl
                 f" --ignore {header[i]!r}."
             )
     raise AssertionError("all cells are numbers")
+
+
+def _label(path: Path, line: int, column: str, cell: str) -> str:
+    if len(cell) > LONGEST:
+        raise ValueError(
+            f"{path}: line {line}, column {column!r} has {len(cell):,} letters, and a label at most {LONGEST}; name the column"
+            " of the classes with --label, or shorten them."
+        )
+    return cell
 
 
 def _mark(path: Path, line: int, column: str, cell: str) -> bool:

@@ -10,15 +10,27 @@ from pathlib import Path
 
 import numpy as np
 
-from meha.tasks._cleaning_files import UNREADABLE
+from meha.tasks._cleaning_files import LONGEST, UNREADABLE
 
 __all__ = ["check_memory", "check_outputs", "printable"]
 
-PER_NUMBER = 24
-"""Bytes that a feature takes at most: as it is read, as a double and in single precision."""
+# Measured by tools/clean_memory.py on tables and arrays of up to 10^6 rows or 12 million numbers: what is needed by these
+# numbers was 1.0 to 2 times the true peak.
+
+BASE = 150 * 2**20
+"""Bytes that the work takes in any case: libraries that are not yet loaded, the network, the picture."""
+
+PER_CELL = 25
+"""Bytes that a number of a table takes at most: as it is read, as a double, and scaled."""
+
+SCALING, SCALING_BYTES = 16, 8
+"""Bytes that a number of an array takes besides its own, and one that is a byte."""
 
 PER_ROW = 300
-"""Bytes that a row of a table takes besides: its label as text, its weight and its rank."""
+"""Bytes that a row takes besides: its label, its weight, its rank and its line in the output."""
+
+PER_LETTER = 12
+"""Bytes that a letter of a label takes (measured: 10.8): numpy has four for each, in the labels and in those suggested."""
 
 SAMPLE = 1000
 """Lines of a table whose length is taken for that of all."""
@@ -72,23 +84,27 @@ def _needed(path: Path) -> int:
 
 
 def _needed_by_arrays(path: Path) -> int:
-    total = 0
+    total, rows = BASE, 0
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as file:
                 major, _ = np.lib.format.read_magic(file)
                 header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
                 shape, _, dtype = header(file)
-            total += math.prod(shape) * (dtype.itemsize + PER_NUMBER)
-    return total
+            more = PER_LETTER * dtype.itemsize // 4 if dtype.kind in "US" else SCALING if dtype != np.uint8 else SCALING_BYTES
+            total += math.prod(shape) * (dtype.itemsize + more)
+            rows = max(rows, shape[0] if shape else 0)
+    return total + rows * PER_ROW
 
 
 def _needed_by_table(path: Path) -> int:
     with path.open("rb") as file:
         lines = list(islice(file, SAMPLE + 1))
     rows = path.stat().st_size / max(1.0, sum(map(len, lines)) / max(1, len(lines)))
-    columns = 1 + max(lines[0].count(sign) for sign in (b",", b";", b"\t")) if lines else 0
-    return int(rows * (columns * PER_NUMBER + PER_ROW))
+    sign = max((b",", b";", b"\t"), key=lines[0].count) if lines else b","
+    columns = 1 + lines[0].count(sign) if lines else 0
+    letters = max((len(cell) for line in lines[1:] for cell in line.split(sign)), default=0)  # no label is longer
+    return BASE + int(rows * (columns * PER_CELL + PER_ROW + PER_LETTER * min(letters, LONGEST)))
 
 
 def available() -> int | None:
