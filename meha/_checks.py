@@ -7,7 +7,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-__all__ = ["RefusalError", "check_count", "check_positive", "check_switch", "check_tolerance"]
+__all__ = ["RefusalError", "check_count", "check_positive", "check_share", "check_switch", "check_tolerance"]
 
 
 LONGEST = 200
@@ -34,6 +34,12 @@ def check_tolerance(name: str, value: object) -> None:
     """Raise unless ``value`` is a number of at least 0."""
     if not _number(value) >= 0:
         raise ValueError(f"{name}: must be a number of at least 0, got {_shown(value)}.")
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise unless ``value`` is a number from 0 to less than 1."""
+    if not 0 <= _number(value) < 1:
+        raise ValueError(f"{name}: must be a number from 0 to less than 1, got {_shown(value)}.")
 
 
 def check_switch(name: str, value: object) -> None:

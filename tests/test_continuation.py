@@ -558,5 +558,6 @@ def test_without_verification_a_selected_response_is_still_found():
 
 
 def test_verify_must_be_a_switch():
-    with pytest.raises(ValueError, match="verify: must be True or False"):
-        meha.Continuation(verify="no")
+    problem = meha.problems.strong_convex(2)
+    with pytest.raises(TypeError, match="verify: must be True or False"):
+        meha.Continuation(verify="no").start(problem, problem.x0, problem.y0)

@@ -49,7 +49,6 @@ METHODS = [
     if isinstance(kind, type)
     and dataclasses.is_dataclass(kind)
     and hasattr(kind, "step")
-    and kind is not meha.methods.StochasticMEHA
     and all(field.default is not dataclasses.MISSING for field in dataclasses.fields(kind))
 ]
 FIELDS = [(kind, field.name) for kind in METHODS for field in dataclasses.fields(kind)]

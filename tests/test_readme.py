@@ -99,7 +99,9 @@ def test_numbers_of_the_readme_are_those_of_the_records():
     claims = [claim.answer for name in EXPERIMENTS for claim in EXPERIMENTS[name].claims(records(name)[1])]
     words = [claims.count(answer) for answer in ("holds", "in part", "does not hold", "open")]
     assert sum(words) == len(claims)
-    expected = "Of {} claims {} hold, {} hold in part, {} do not, and {} are open.".format(len(claims), *words)
+    expected = "Of {} claims {} hold, {} hold in part, {} do not, and {} {} open.".format(
+        len(claims), *words, "is" if words[-1] == 1 else "are"
+    )
     assert expected in text
     found = [value for value in vars(meha).values() if isinstance(value, type) and issubclass(value, Method)]
     assert f"{len(found) - 1} methods, one interface" in text  # without their base class

@@ -558,7 +558,13 @@ def test_a_batch_with_nan_ends_in_a_status():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"lr": 0.0}, "lr"), ({"lr": -1.0}, "lr"), ({"inner_steps": 0}, "inner_steps")]
+    ("options", "message"),
+    [
+        ({"lr": 0.0}, "lr"),
+        ({"lr": -1.0}, "lr"),
+        ({"inner_steps": 0}, "inner_steps"),
+        ({"momentum": None}, "momentum: must be a number from 0 to less than 1"),
+    ],
 )
 def test_bad_numbers(options, message):
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from meha._checks import check_count, check_positive
+from meha._checks import check_count, check_positive, check_share, check_switch
 from meha._distributed import local
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
@@ -144,12 +144,9 @@ class StochasticMEHA(Method):
                 check_positive(name, getattr(self, name))
         if self.inner_steps is not None:
             check_count("inner_steps", self.inner_steps)
-        if self.warm_start not in (True, False, None):
-            raise ValueError(f"warm_start: must be True, False or None, got {self.warm_start!r}.")
-        if self.both_levels not in (True, False):
-            raise ValueError(f"both_levels: must be True or False, got {self.both_levels!r}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum: must be in [0, 1), got {self.momentum}.")
+        if self.warm_start is not None:
+            check_switch("warm_start", self.warm_start)
+        check_share("momentum", self.momentum)
         for name in ("x_optimizer", "y_optimizer"):
             check_step("lr", None, name, getattr(self, name))
         if self.warm_start is False and self.y_optimizer is not None:

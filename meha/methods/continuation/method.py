@@ -109,8 +109,6 @@ class Continuation(Method):
 
     def __post_init__(self) -> None:
         check_tolerance("tol", self.tol)
-        if self.verify not in (True, False):
-            raise ValueError(f"verify: must be True or False, got {self.verify!r}.")
         check_count("max_gradients", self.max_gradients)
 
     def check(self, problem: Problem) -> None:
