@@ -89,6 +89,7 @@ CASES = {
     "the default, L1": sparse,
     "`StochasticMEHA`": network,
     "`StochasticMEHA(warm_start=True)`": partial(network, method=meha.StochasticMEHA(warm_start=True)),
+    "`StochasticMEHA(both_levels=False)`": partial(network, method=meha.StochasticMEHA(both_levels=False)),
     "`MEHA`": partial(network, method=MEHA),
     "`MEHA`, Adam for y": partial(
         network, method=meha.MEHA(alpha=0.1, eta=0.01, gamma=10.0, c=2.0, y_optimizer=partial(torch.optim.Adam, lr=1e-3))

@@ -12,8 +12,9 @@ from meha.observers import Recorder
 from meha.reproduce.memory import peak
 
 COPIES = {
-    "`StochasticMEHA`": 16,
-    "`StochasticMEHA(warm_start=True)`": 15,
+    "`StochasticMEHA`": 14,
+    "`StochasticMEHA(warm_start=True)`": 13,
+    "`StochasticMEHA(both_levels=False)`": 11,
     "`MEHA`": 5,
     "`MEHA`, Adam for y": 8,
 }

@@ -286,28 +286,42 @@ class StochasticMEHA(Method):
         course: Course,
         batch: Any,
     ) -> None:
-        """The n-th step of theta and its response, in the metric that they share, and of y where it is a third variable."""
-        y, theta = state.y, state.theta
-        response, older = responding(state, course.linear), course.age(state.k)
+        """The n-th step of theta and its response, and of y where it is a third variable; the directions are used up."""
+        third = responding(state, course.linear) is not state.y
+        unseen = norm(directions.pop()) if third else None
+        self._move_pair(oracle, state, directions, c, n, course)
+        directions.clear()  # before other gradients take their place
+        if unseen is not None:
+            self._move_network(oracle, state, unseen, n, course, batch)
+
+    def _move_pair(
+        self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int, course: Course
+    ) -> None:
+        """The n-th step of theta and its response, in the metric that they share."""
+        theta, response, older = state.theta, responding(state, course.linear), course.age(state.k)
+        towards, of_theta = directions
         mean, optimizer = state.mean_y, state.y_optimizer
-        if response is not y:
+        if response is not state.y:
             mean, optimizer = state.mean_response, state.response_optimizer
-        towards, of_theta = directions[:2]
         foreach_lerp_(local(response.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
         if state.theta_optimizer is not None:
             move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
             move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, state.x.value, state.theta_optimizer)
-        else:
-            pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
-            self._advance(oracle, state, state.square_theta, pair, n, older, course, c)
-        if response is not y:
-            direction, seen = read(oracle, state, batch)
-            if state.y_optimizer is not None:
-                move(y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
-                return
-            age(state, seen, norm(directions[2]), n)
-            own = (1 + state.numbers.value["age"] / course.patience) ** course.power
-            self._advance(oracle, state, state.square_y, [(y, state.mean_y, direction)], n, own, course, 1.0)
+            return
+        pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
+        self._advance(oracle, state, state.square_theta, pair, n, older, course, c)
+
+    def _move_network(
+        self, oracle: Oracle, state: StochasticMEHAState, unseen: Tensor, n: int, course: Course, batch: Any
+    ) -> None:
+        """The n-th step of a network y, which learns from both levels; ``unseen`` is the size of F_y at theta."""
+        direction, seen = read(oracle, state, batch)
+        if state.y_optimizer is not None:
+            move(state.y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
+            return
+        age(state, seen, unseen, n)
+        older = (1 + state.numbers.value["age"] / course.patience) ** course.power
+        self._advance(oracle, state, state.square_y, [(state.y, state.mean_y, direction)], n, older, course, 1.0)
 
     def _advance(
         self,
