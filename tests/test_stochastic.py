@@ -128,6 +128,7 @@ def test_a_network_learns_from_both_levels_without_any_influence_on_x():
         y = y - 0.03 / (1 + u) * mean / (1 - 0.9 ** (k + 1)) / np.sqrt(square)
         assert np.allclose(run.y.values.detach(), y, rtol=1e-9)
     assert u > 60 * 0.003  # it grew by more than the least
+    assert f"{0.03 / (1 + u):.2g} for those of y, which learns from both levels" in method.report(run)["course"]
     torch.testing.assert_close(run.x, plain.x, rtol=1e-12, atol=0)
     torch.testing.assert_close(theta(run), theta(plain), rtol=1e-12, atol=0)
     torch.testing.assert_close(run.state.response.leaves[0].detach(), plain.y, rtol=1e-12, atol=0)

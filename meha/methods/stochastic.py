@@ -76,8 +76,9 @@ class StochasticMEHA(Method):
 
         y <- y - lr / (1 + u) E^-1 < F_y(x, y) / q + f_y(x, y) >
 
-    u grows by 0.04 |log(|F_y(x, y)| / |F_y(x, theta)|)| in a step, and by 0.003 at least: fast where y knows the data of F by
-    heart, or becomes worse for F than theta, which never sees these data. ``solution.refit`` gives a y of f alone.
+    u grows by 0.04 times the absolute logarithm of the ratio of the sizes of F_y(x, y) and F_y(x, theta) in a step, and by
+    0.003 at least: fast where y knows the data of F by heart, or becomes worse for F than theta, which never sees these data.
+    ``solution.refit`` gives a y of f alone.
 
     Without batches, y is z, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F
     chooses among the solutions of the lower level. What makes it work for networks:
@@ -170,8 +171,11 @@ class StochasticMEHA(Method):
             return {}
         lines = {"problem": f"balanced at c = {q:.2g}, judged by the slopes of F and f in y at the start"}
         if not state.fresh:
-            age = course.age(state.k - 1)
-            rates = f"steps of {course.x_lr / age:.2g} for the numbers of x, {course.lr / age:.2g} for those of y and theta"
+            older = course.age(state.k - 1)
+            rates = f"steps of {course.x_lr / older:.2g} for the numbers of x, {course.lr / older:.2g} for those of y and theta"
+            if responding(state, course.linear) is not state.y:
+                own = course.lr / (1 + numbers["age"] / course.patience) ** course.power
+                rates = f"{rates.removesuffix('y and theta')}theta, {own:.2g} for those of y, which learns from both levels"
             return {**lines, "course": f"c = {self._weight(state, course) * q:.2g}; {rates}"}
         steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
         found = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
