@@ -100,7 +100,7 @@ class Nearest(Response):
         super().__post_init__()
         if self.start == "redraw":
             raise ValueError(
-                'start: Nearest takes a function of x, got "redraw"; for random starts take Trained(steps, lr=...).'
+                'start: Nearest takes a function of x, got "redraw"; for random starts take Trained(steps=..., lr=...).'
             )
         if self.weight is not None:
             check_positive("weight", self.weight)
