@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.nn.parameter import is_lazy
 from structures import OnlyOnce
+from torch.nn.parameter import is_lazy
 
 import meha
 from meha._oracle import Oracle
