@@ -91,8 +91,9 @@ class Problem:
         response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
             selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
             y0, or ``Trained(steps=5, lr=0.1)``, where training leads from a fresh start. Without it, an x that leaves y free
-            lets y fit the data of F directly, and says little about a y that is computed afresh. It belongs to the problem, not to
-            the method: another response is another problem, with another solution. Methods that cannot follow it refuse it.
+            lets y fit the data of F directly, and says little about a y that is computed afresh. It belongs to the problem, and
+            not to the method: another response is another problem, with another solution. Methods that cannot follow it refuse
+            it.
         constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
         joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
             time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
