@@ -9,15 +9,17 @@ import itertools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal, cast
 
 from meha._checkpoints import REMEDY, Checkpoint
-from meha._checks import check_count, check_tolerance
+from meha._checks import check_count, check_switch, check_tolerance
 from meha._faults import mark_trained, warn_about_modules
 from meha._loop import Loop
 from meha._running import Run
 from meha._shared_checkpoints import SharedCheckpoint
 from meha._sources import Source
+from meha._structures import map_tensors, modules_of
 from meha._variables import Variable
 from meha._verdicts import Status, TrainingWarning, Verdict
 from meha.compiled import Pace
@@ -47,14 +49,15 @@ def solve(
     callbacks: Observer | Sequence[Observer] = (),
     checkpoint: str | os.PathLike[str] | Checkpoint | SharedCheckpoint | None = None,
     compile: bool | Literal["auto"] = False,
+    copy: bool = False,
     group: Any = None,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
 
     Args:
         problem: the problem.
-        x0, y0: the start. Tensors are not changed; modules are trained in place, and a second run goes on from there: pass
-            ``copy.deepcopy(module)`` to each run that is to start afresh. ``x0=None`` for a problem without x.
+        x0, y0: the start. Tensors are not changed; modules are trained in place, and a second run goes on from there, unless
+            ``copy=True``. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Continuation`, which finds accurate solutions of deterministic problems;
             modules and batches go to :class:`StochasticMEHA`.
@@ -80,6 +83,8 @@ def solve(
             Objectives must be functions of x, y and the batch, in torch alone: what else they depend on stays as it was in the
             first step. Now and then a group of steps on tensors is compared with eager steps; on a difference the run goes back
             to where both agreed, warns, and goes on eagerly.
+        copy: train copies of modules, and leave those in x0 and y0 as they are. ``solution.x`` and ``solution.y`` are the
+            copies; objectives must use the modules that they are given.
         group: the processes of torch.distributed that take part: a process group such as ``torch.distributed.group.WORLD``, or
             a DeviceMesh. All of them make the same call, each with batches of its own, and an objective is the mean of its
             values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
@@ -113,6 +118,9 @@ def solve(
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
+    check_switch("copy", copy)
+    if copy:
+        x0, y0 = _copied(x0), _copied(y0)
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
     if x0 is None and batches is None and problem.lifted(None, Variable.of(y0, "y"))[0].needs_batch:
@@ -148,6 +156,11 @@ def solve(
             raise
     mark_trained(run)
     return loop.solution()
+
+
+def _copied(start: Any) -> Any:
+    """A start with copies of its modules."""
+    return map_tensors(start, lambda tensor: tensor, {id(module): deepcopy(module) for module in modules_of(start)})
 
 
 def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:

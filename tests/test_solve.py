@@ -472,3 +472,18 @@ def test_objectives_without_a_value_are_named():
     solution = meha.solve(bad, zero, zero, meha.RHG(alpha=0.1, beta=0.1))
     assert solution.status is Status.NON_FINITE
     assert "Upper is nan at the start (x0, y0)" in solution.message
+
+
+def test_copies_of_modules_are_trained_on_demand():
+    """Also inside of a dict; the same start then gives the same answer twice."""
+    problem = meha.Problem(
+        lambda x, y: (y["net"].weight - 1).square().sum() + x.square().sum(), lambda x, y: (y["net"].weight - x).square().sum()
+    )
+    network = torch.nn.Linear(2, 1, bias=False)
+    before = network.weight.detach().clone()
+    first, second = (meha.solve(problem, torch.zeros(2), {"net": network}, max_steps=20, copy=True) for _ in range(2))
+    assert torch.equal(network.weight, before)
+    assert not torch.equal(first.y["net"].weight, before)
+    assert torch.equal(first.y["net"].weight, second.y["net"].weight)
+    with pytest.raises(TypeError, match="copy: must be True or False"):
+        meha.solve(problem, torch.zeros(2), {"net": network}, copy="no")
