@@ -99,7 +99,7 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
             if not resumes and _trained.get(module) == _versions(module):
                 messages.append(
                     f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
-                    f" a new one, or pass copy.deepcopy({argument}0) each time."
+                    " a new one, and pass copy=True to each run, which then trains a copy."
                 )
     for message in messages if run.main else []:
         warnings.warn(message, TrainingWarning, stacklevel=3)

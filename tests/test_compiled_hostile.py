@@ -11,6 +11,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from test_compiled import Outside
 
 import meha
 from meha.compiled import CompileWarning
@@ -112,19 +113,6 @@ def integer_value():
 @case
 def iterated_rows():
     return lambda x: sum((float(v) * x.sum() for v in x.detach()), start=x.sum())
-
-
-class Outside(torch.autograd.Function):
-    """A square that numpy computes."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return torch.from_numpy(x.detach().numpy() ** 2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * ctx.saved_tensors[0] * gradient
 
 
 @case
