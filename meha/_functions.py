@@ -53,7 +53,10 @@ class Function:
         torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
         before = self._sums(x, y)
         try:
-            with x.seated(), y.seated():
+            if x.sharded or y.sharded:
+                with x.seated(), y.seated():
+                    value = self._evaluate(x, y, batch)
+            else:
                 value = self._evaluate(x, y, batch)
         except RuntimeError as error:
             if ON_OTHER_DEVICE.search(str(error)):
@@ -86,12 +89,10 @@ class Function:
 
     def _sums(self, x: Variable, y: Variable) -> list[str]:
         """By which a change of x or y in the first call is seen; nothing later, or where they are divided."""
+        if not self._unseen or self._group is not None:
+            return []
         leaves = [*x.leaves, *y.leaves]
-        if (
-            not self._unseen
-            or self._group is not None
-            or any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves)
-        ):
+        if any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves):
             return []
         return [repr(float(leaf.detach().sum())) for leaf in leaves]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from meha._gradients import differentiate
+from meha._gradients import differentiate, fill
 from meha._oracle import Oracle
 from meha._recording import recording
-from meha._torch import pull_back
+from meha._torch import backward, pull_back
 from meha._variables import Leaves, Variable, copy_
 
 __all__ = ["Clock", "Expansion", "Flat", "UpperValue", "upper_value"]
@@ -244,8 +244,13 @@ def upper_value(oracle: Oracle, x: Variable, y: Tensor, flat_x: Flat, flat_y: Fl
     """F and its gradients in x and y."""
     begin = time.perf_counter()
     at = flat_y.at(y)
-    (F,), (F_x, F_y) = oracle.gradients((x, at), [(1.0, oracle.upper, x, at)])
-    result = UpperValue(float(F), flat_x.join(F_x), flat_y.join(F_y))
+    leaves, n = [*x.leaves, *at.leaves], len(x.leaves)
+    with torch.enable_grad():
+        F = oracle.upper(x, at)
+        parts = fill(backward(F, leaves) if F.requires_grad else [None] * len(leaves), leaves)
+    F_x, F_y = oracle.mean(flat_x.join(parts[:n])), oracle.mean(flat_y.join(parts[n:]))
+    oracle.counts.upper += 1
+    result = UpperValue(float(oracle.mean(F.detach())), F_x, F_y)
     clock.functions += time.perf_counter() - begin
     return result
 

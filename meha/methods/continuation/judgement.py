@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from meha.methods.continuation.anew import compare, respond, select
 from meha.methods.continuation.results import Result, Start, judged, plain, restored, worth
 from meha.methods.continuation.scales import Scales, Sizes
 from meha.methods.continuation.tuning import TUNING
+from meha.methods.newton.shape import Shape
 
 __all__ = ["Judgement"]
 
@@ -99,7 +101,8 @@ class Judgement:
         rivals, alike = self._rivals(self.results[self.best])
         cheap = all(result.second_order for result in self.results)
         if rivals:
-            return alike >= (TUNING.found if cheap else TUNING.found_by_passes)
+            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.least_agreement * abs(F) for G in rivals[:i])]
+            return alike >= (TUNING.found + len(kinds) - 1 if cheap else TUNING.found_by_passes)
         return self.searchable or not cheap or alike >= TUNING.found_large
 
     @property
@@ -109,8 +112,11 @@ class Judgement:
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""
-        alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
-        return a is b or ((self.near(a, b.x, b.y) or alike) and worth(a) == worth(b))
+        return a is b or ((self.near(a, b.x, b.y) or self.alike(a, b.F, b.spread)) and worth(a) == worth(b))
+
+    def alike(self, result: Result, F: float, spread: float) -> bool:
+        """Whether F is that of a result."""
+        return abs(result.F - F) <= TUNING.least_agreement * abs(result.F) + TUNING.alike * max(result.spread, spread)
 
     def near(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, as far as their accuracy shows."""
@@ -120,33 +126,32 @@ class Judgement:
 
     # What to do next
 
-    def confirms(self, model: Quadratic | None, convex: Callable[[Tensor, Tensor], bool], *, determined: bool) -> bool:
+    def confirms(self, shape: Shape, model: Quadratic | None, *, determined: bool) -> bool:
         """Verify the only result, that of the second-order engine; whether it can be the end.
 
         Where the lower level is not convex, it may have other valleys at other x, and passes follow.
 
         Args:
+            shape: that of the lower level.
             model: f around y, if it seems to be quadratic, and the lower level convex.
-            convex: whether f + g shows only positive curvature at x and y.
             determined: whether y is the only solution nearby; then a fresh one would be the same.
         """
         (result,) = self.results
-        search = self._search(result.x, result.y, solved=True, model=model)
+        search = self._search(result.x, result.y, solved=True, model=model, shape=shape)
+        points = torch.stack(list(itertools.islice(search.random(), 2 * TUNING.looks)))
         elsewhere = [self.sizes.x0, *self.samples(result.x)][: TUNING.looks]
-        points = itertools.islice(search.random(), 2 * TUNING.looks)
-        if not all(convex(x, y) for x, y in zip(elsewhere, points, strict=False)):
-            return False
-        if model is None and not all(convex(result.x, y) for y in points):
+        places = torch.stack([*elsewhere, *[result.x] * (len(points) - len(elsewhere))])
+        far, here = slice(0, len(elsewhere)), slice(len(elsewhere), None)
+        if not shape.convex(places[far], points[far]) or (model is None and not shape.convex(places[here], points[here])):
             return False
         evidence = search.run([self.sizes.y0], self._allowed(), most=2)
-        bent = model is not None and search.model is None and not all(convex(result.x, y) for y in points)
+        bent = model is not None and search.model is None and not shape.convex(places[here], points[here])
         if bent or not evidence.certain or evidence.excess or len(search.valleys) > 1:
             self.results = [result._replace(evidence=evidence if evidence.excess else None)]
             return False
         self._learn(search, evidence)
         self.results = [self._polished(result, search, evidence)]
-        self._look_beyond(0)
-        if self.results[0].verdict.status is not Status.CONVERGED:
+        if not self._look_beyond(0):
             self.results = [result]
             return False
         if not determined:
@@ -193,12 +198,15 @@ class Judgement:
         with contextlib.suppress(BudgetError):
             self.results[i] = compare(self.levels, self.sizes, self.results[i])
 
-    def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None) -> Search:
+    def _search(
+        self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None, shape: Shape | None = None
+    ) -> Search:
         """A search of the lower level at x, around y."""
         sizes, levels = self.sizes, self.levels
         levels.move(x)
         scale, t = max(sizes.y_size(y), sizes.y_largest), 1 / (levels.curvatures["f_yy"] or 1.0)
-        return Search(levels, y, self.pairs, t, scale, sizes.tol * sizes.x_size(x), solved=solved, model=model)
+        tolerance, together = sizes.tol * sizes.x_size(x), None if shape is None else partial(shape.descend, x)
+        return Search(levels, y, self.pairs, t, scale, tolerance, solved=solved, model=model, together=together)
 
     def _allowed(self) -> int:
         return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
@@ -316,28 +324,35 @@ class Judgement:
         units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
         return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
 
-    def _look_beyond(self, i: int) -> None:
-        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x."""
+    def _look_beyond(self, i: int) -> bool:
+        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x.
+
+        Returns False where it does, but does not stay the same further away, so that another solution may lie there.
+        """
         sizes, levels, result = self.sizes, self.levels, self.results[i]
         x, moved = result.x, result.x - sizes.x0
         distance = moved.abs()
         if not size(moved) > sizes.tol * sizes.x_size(x):
-            return
+            return True
         furthest = distance >= 0.5 * distance.max()
         if size(moved) <= TUNING.moved * sizes.x_size(x):  # a start near the solution says nothing about what is far
             moved = moved * (sizes.x_size(x) / size(moved))
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
-            return
-        F = self._upper_at(torch.where(furthest, x + moved, x), result.y)
+            return True
         slack = TUNING.better if levels.oracle.selection.vanishes else sizes.tol
-        if not result.F + slack * result.spread >= F:
-            return
+
+        def rise(share: float) -> float:
+            return self._upper_at(torch.where(furthest, x + share * moved, x), result.y) - result.F
+
+        if not rise(1.0) <= slack * result.spread:
+            return True
         message = (
             f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
             " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
         )
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+        return all(abs(rise(share)) <= slack * result.spread for share in TUNING.further)
 
     def _upper_at(self, x: Tensor, y: Tensor) -> float:
         """F at another x, with the response there, or the lowest point of the lower level that is found from y."""

@@ -40,6 +40,7 @@ class Result(NamedTuple):
         course, accuracy: how it went and how accurate it is, in words.
         evidence: what a search of the lower level at x found; None before.
         fresh: F at the lower solution nearest to y0, at the same x; None before, or where that one is higher than y.
+        gradient: the hypergradient; None in a pass.
     """
 
     start: str
@@ -55,6 +56,7 @@ class Result(NamedTuple):
     verdict: Verdict
     evidence: Evidence | None = None
     fresh: float | None = None
+    gradient: Tensor | None = None
 
     @property
     def second_order(self) -> bool:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from meha._running import Numbers
@@ -19,6 +20,7 @@ from meha.methods.continuation.judgement import Judgement
 from meha.methods.continuation.results import SECOND_ORDER, Result
 from meha.methods.continuation.tuning import TUNING
 from meha.methods.newton import Engine, unknown_faces
+from meha.methods.newton.hyper import Value
 
 __all__ = ["SecondOrder"]
 
@@ -107,8 +109,9 @@ class SecondOrder:
             self.answered = True
         elif stands and self._stands(engine):
             self.answered, self.cost = True, engine.objective.calls
-            self.elsewhere = self._look_around(engine)
-            self.engine, engine.lower.limit = engine, self.max_gradients
+            if self.judgement.results[0].verdict.status is Status.CONVERGED:  # not at infinity
+                self.elsewhere = self._look_around(engine)
+                self.engine, engine.lower.limit = engine, self.max_gradients
 
     def _result(self, engine: Engine, name: str) -> Result:
         now = engine.now
@@ -117,7 +120,18 @@ class SecondOrder:
         self.levels.move(now.x)
         F = self.levels.upper(now.y)[0]
         return Result(
-            name, now.x, now.y, F, now.lower, True, engine.trail.spread, [], str(engine), str(engine.signs), engine.verdict
+            name,
+            now.x,
+            now.y,
+            F,
+            now.lower,
+            True,
+            engine.trail.spread,
+            [],
+            str(engine),
+            str(engine.signs),
+            engine.verdict,
+            gradient=now.gradient,
         )
 
     def _stands(self, engine: Engine) -> bool:
@@ -126,10 +140,10 @@ class SecondOrder:
         assert now is not None
         assert now.response is not None
         at = now.response.at
-        levels.curvatures = {**engine.lower.curvatures(at), "F_yy": self._upper_curvature(now.y)}
-        inverse = engine.lower.inverse(at)
+        levels.curvatures = {**engine.shape.curvatures(at), "F_yy": self._upper_curvature(now.y)}
+        inverse = engine.shape.inverse(at)
         judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
-        return judgement.confirms(engine.lower.model(at), engine.lower.convex, determined=bool(engine.determined))
+        return judgement.confirms(engine.shape, engine.shape.model(at), determined=bool(engine.determined))
 
     def _upper_curvature(self, y: Tensor) -> float:
         """The curvature of F in y along its gradient, which tells how far F would move y."""
@@ -147,13 +161,15 @@ class SecondOrder:
         (best,) = self.judgement.results
         if not self.judgement.searchable:
             return [(self.judgement.other_side(best.x), best.y)]
-        points = itertools.islice(self.judgement.samples(best.x), max(TUNING.least_look, int(TUNING.look * self.cost)))
+        most = max(TUNING.least_look, int(TUNING.look * self.cost))
+        points = torch.stack(list(itertools.islice(self.judgement.samples(best.x), most)))
         found: list[tuple[float, Tensor, Tensor]] = []
         with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
-            for x in points:
-                F, y = engine.objective.look(x, best.y)
+            for F, x, y in engine.look(points, best.y, TUNING.look_accuracy):
                 if math.isfinite(F):
                     found.append((F, x, y))
+        if len(best.x) == 1 and _falls_towards([*found, (best.F, best.x, best.y)]):
+            return []
         return [(x, y) for _, x, y in sorted(found, key=lambda point: point[0])]
 
     def _next(self, engine: Engine) -> None:
@@ -178,9 +194,33 @@ class SecondOrder:
 
     def _arrived(self, engine: Engine) -> bool:
         """Whether the present attempt is about to end at a known solution."""
+        return self._known(engine) is not None
+
+    def _known(self, engine: Engine) -> Result | None:
+        """The solution at which the present attempt is about to end; None if it is not known."""
         now = engine.now
         assert now is not None
-        return any(self.judgement.near(result, now.x, now.y) for result in self.judgement.results)
+        if not math.isfinite(now.F):
+            return None
+        return next((result for result in self.judgement.results if self._joins(result, now, engine)), None)
+
+    def _joins(self, result: Result, now: Value, engine: Engine) -> bool:
+        """Whether an attempt is about to end at a result.
+
+        It is there; or F is the same, and hardly falls any more; or F between the two is as a convex quadratic function would
+        have it, from which it may differ by more close by than at the start of the attempt.
+        """
+        alike = self.judgement.alike(result, now.F, 0.0)
+        if self.judgement.near(result, now.x, now.y) or (alike and self.judgement.alike(result, now.F - engine.promise, 0.0)):
+            return True
+        if result.gradient is None:
+            return False
+        assert engine.start is not None
+        way = now.x - result.x
+        turn, rise = float((now.gradient - result.gradient) @ way), 0.5 * float((now.gradient + result.gradient) @ way)
+        nearer = size(way) <= TUNING.nearer * size(engine.start[0] - result.x)
+        noise = engine.eps**TUNING.resolved * (abs(now.F) + abs(result.F))
+        return abs(now.F - result.F - rise) <= (TUNING.bowl if nearer else TUNING.exact_bowl) * turn + noise
 
     def _further(self, engine: Engine) -> bool:
         """Judge another attempt: it found a known solution; or another one, which it then finds accurately, and goes on."""
@@ -190,7 +230,8 @@ class SecondOrder:
             return False
         lower = TUNING.better * max(best.spread, 0.0) < best.F - now.F
         if end is None:  # it arrived
-            known = next(result for result in judgement.results if judgement.near(result, now.x, now.y))
+            known = self._known(engine)
+            assert known is not None
             judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
         elif engine.tol > self.tol and (end.status is Status.CONVERGED or (lower and end.status is Status.FINISHED)):
             engine.tol, engine.verdict = self.tol, None
@@ -229,3 +270,10 @@ class SecondOrder:
         self.engine = None if state["engine"] is None else self._engine()
         if self.engine is not None:
             self.engine.load_state_dict(state["engine"])
+
+
+def _falls_towards(points: list[tuple[float, Tensor, Tensor]]) -> bool:
+    """Whether F falls towards the last of some points from both sides, where x is one number."""
+    end = float(points[-1][1])
+    sides = [sorted((abs(float(x) - end), F) for F, x, _ in points if sign * (float(x) - end) >= 0) for sign in (1, -1)]
+    return all(near <= far for side in sides for (_, near), (_, far) in itertools.pairwise(side))

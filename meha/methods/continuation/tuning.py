@@ -91,6 +91,7 @@ class Tuning:
     tie_reach: float = 0.01  # longest of them, relative to x
     moved: float = 1e-3  # x has moved if it is further from the start than this, relative to x
     reserve: float = 0.1  # part of the gradients of a pass that is kept for its end
+    further: tuple[float, ...] = (3.0, 7.0)  # moves beyond the optimum at which F must also be as low, if it is after one
     beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
     # The search of the lower level at the end, and further passes
     share_first: float = 0.45  # part of all gradients that each of the two first passes may take
@@ -112,15 +113,20 @@ class Tuning:
     # Further attempts of the second-order engine
     look: float = 0.3  # x that are looked at, the best of which are their starts, in units of the evaluations of the first
     least_look: int = 8  # the same at least
+    look_accuracy: float = 1e-3  # of y there
     repeats: int = 2  # number of attempts
-    repeat: float = 1.5  # evaluations for all of this, in units of those of the first
-    least_repeat: int = 24  # the same at least
+    repeat: float = 0.5  # evaluations for all of this, in units of those of the first
+    least_repeat: int = 12  # the same at least
     most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
     repeat_several: float = 4.0
     least_repeat_several: int = 100
     searchable: int = 20  # most coordinates of x for all this: with more, a few points say nothing about where F is low
     repeat_large: float = 1.0  # with more, evaluations of the only other attempt: as many as the first
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
+    nearer: float = 0.1  # an attempt ends at a known solution if its distance fell by this factor,
+    bowl: float = 0.05  # and F differs from a quadratic function in between by this part of its change of slope
+    exact_bowl: float = 1e-6  # or by this part, from where the attempt begins
+    resolved: float = 0.5  # power of the rounding error, relative to F, below which differences of F are not seen
     # The lower level solved again
     as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
     hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range

@@ -54,7 +54,7 @@ class Domain:
             free = torch.ones_like(x, dtype=torch.bool)
         else:
             length = size(gradient)
-            probe = TUNING.blocked * (self.x_size(x) or 1.0) / length if length else 0.0
+            probe = self._flat.eps**TUNING.loose_power * (self.x_size(x) or 1.0) / length if length else 0.0
             free = self.project(x - probe * gradient) != x
         self._free_at = x, gradient, free
         return free

@@ -45,8 +45,8 @@ class Trail:
 
     @property
     def size(self) -> float:
-        """The size of the hypergradient: the second smallest, as the last one may be zero."""
-        return sorted(size for _, _, size in self.points)[:2][-1]
+        """The size of the hypergradient: the second largest, as the first one may belong to a start far away."""
+        return sorted(size for _, _, size in self.points)[-2:][0]
 
     @property
     def _moves(self) -> list[float]:
@@ -67,6 +67,12 @@ class Trail:
     def spread(self) -> float:
         """The last change of F, or a part of its whole range that is next to nothing if that is more."""
         return max(self._changed, self.eps**TUNING.lower_power * (self.most - self.least)) if self.points else 0.0
+
+    @property
+    def fallen(self) -> float:
+        """The range of F at the last points."""
+        values = [F for _, F, _ in self.points]
+        return max(values) - min(values)
 
     @property
     def _changed(self) -> float:

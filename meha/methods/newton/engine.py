@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +18,15 @@ from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._levels import BudgetError
 from meha.methods._quasi_newton import size as norm
+from meha.methods.newton.batch import Batch
 from meha.methods.newton.domain import Domain
 from meha.methods.newton.ending import Signs, Trail
 from meha.methods.newton.hyper import HyperObjective, Value, hypergradient
 from meha.methods.newton.kinks import letting_go, weakly_held
 from meha.methods.newton.lower import LowerLevel
-from meha.methods.newton.quasi_newton import Memory, probes, search, shortest_combination
+from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
+from meha.methods.newton.shape import Shape
+from meha.methods.newton.surroundings import Surroundings
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Engine"]
@@ -64,6 +67,9 @@ class Engine:
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
         self.domain = Domain(oracle, self.flat_x)
         self.memory = Memory()
+        self.batch = Batch(self.lower)
+        self.shape = Shape(self.lower, self.batch)
+        self.surroundings = Surroundings(self.objective, self.domain, self.memory, self.eps, self._note)
         self.start: tuple[Tensor, Tensor] | None = None
         self._clear()
 
@@ -87,11 +93,26 @@ class Engine:
         self._clear()
         self.start, self.tol, self.objective.limit = (x, y), tol, allowed
 
+    def look(self, points: Tensor, y: Tensor, accuracy: float) -> Iterator[tuple[float, Tensor, Tensor]]:
+        """F, x and y at some x, where y is a guess; F is infinite where the lower level was not solved."""
+        ends = self.batch.solve(points, y.expand(len(points), -1), accuracy)
+        values = None if ends is None else self.batch.upper(points, ends.y)
+        for i, x in enumerate(points):
+            if ends is not None and values is not None and bool(ends.solved[i]):
+                self.objective.count()
+                F, end = float(values[i]), ends.y[i]
+            else:
+                self.lower.accuracy = accuracy
+                F, end = self.objective.look(x, y)
+                self.lower.accuracy = self.lower.tol
+            yield (F if math.isfinite(F) else math.inf), x, end
+
     def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables."""
+        """Take a step, and put the point into the variables; after a restart, the first one only evaluates the start."""
         try:
+            restarted = self.now is None and self.start is not None
             now = self.now or self._begin()
-            if self.verdict is None:
+            if self.verdict is None and not restarted:
                 now = self._step(now) if self.before is None or self._spent < self.before[2] else self._return(now)
                 self.steps += 1
                 self.trail.add(now)
@@ -169,13 +190,16 @@ class Engine:
         direction = self._direction(now)
         if self._stationary(now, direction):
             explored = self._explored(now)
-            lower = None if explored else self._probe(now)
+            lower = None if explored else self.surroundings.probe(self._sharpened(now))
             if lower is not None:
                 return lower
             if explored or self._stationary(now, self._direction(now)):
                 return self._confirm(now)
             direction = self._direction(now)
         new, tried = self._search(now, direction)
+        if new is None and now.error > self.lower.tol:
+            now = self._sharpened(now)
+            new, tried = self._search(now, self._direction(now))
         if new is None and self._learned():
             self.memory.clear()
             self.spectral = 0.0
@@ -201,59 +225,25 @@ class Engine:
         return even and self.memory.count >= TUNING.explored * len(sizes)
 
     def _search(self, now: Value, direction: Tensor) -> tuple[Value | None, list[Value]]:
+        """A step along a direction, with y as accurate as it needs."""
+        self.lower.accuracy = self._needed(now)
         new, tried = search(self.objective, now, direction, self.domain.project, self.eps)
+        if new is not None and self._residual(new) < TUNING.blurred * new.error * self.largest:
+            self.lower.accuracy = self._needed(new)
+            new = self._sharpened(new)
+        self.lower.accuracy = self.lower.tol
         for value in tried:
             self._note(value)
         return new, tried
 
-    def _probe(self, now: Value) -> Value | None:
-        """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
+    def _needed(self, now: Value) -> float:
+        """The accuracy of y that a step from a point needs."""
+        relative = self._residual(now) / self.largest if self.largest else 0.0
+        return max(self.lower.tol, TUNING.beyond_x * self.tol, min(TUNING.loosest, TUNING.accuracy * relative))
 
-        Up to a number of coordinates it is the whole curvature, whatever their units; beyond, that along some fixed directions.
-        """
-        if not self.domain.coordinatewise:
-            return None
-        free = self._free(now).nonzero().reshape(-1)
-        few, columns = len(free) <= TUNING.probes_x, []
-        for k, move in enumerate(probes(now.x, free, self.domain.x_size(now.x) or 1.0)):
-            new = self._nearby_value(now, self.eps**TUNING.probe_power * move, grow=few)
-            if new is None:
-                continue
-            change, moved = new.gradient - now.gradient, new.x - now.x
-            if float(torch.dot(change, moved)) < 0:
-                lower = self._descend(now, moved)
-                if lower is not None:
-                    return lower
-            if few:
-                columns.append(change[free] / moved[free[k]])
-            else:
-                self.memory.update(moved, change)
-        if columns and len(columns) == len(free):
-            self.memory.replace(torch.stack(columns, dim=1), free, len(now.x))
-        return None
-
-    def _descend(self, now: Value, move: Tensor, signs: tuple[int, ...] = (1, -1)) -> Value | None:
-        """A point at which F is lower, beyond what rounding explains, at a multiple of a small move."""
-        for sign in signs:
-            new = self.objective(self.domain.project(now.x + sign * TUNING.probe_growth * move), now.y)
-            if new.regular and now.F - self.eps**TUNING.loose_power * abs(now.F) > new.F:
-                self.memory.clear()
-                return new
-        return None
-
-    def _nearby_value(self, now: Value, move: Tensor, *, grow: bool) -> Value | None:
-        """The hyper-objective after a small move, or after a longer one where its gradient shows no difference."""
-        found = None
-        for _ in range(TUNING.probe_growths if grow else 1):
-            new = self.objective(self.domain.project(now.x + move), now.y)
-            if not math.isfinite(new.F):
-                break
-            self._note(new)
-            found = new
-            if norm(new.gradient - now.gradient) > TUNING.seen * self.eps * now.size:
-                break
-            move = TUNING.probe_growth * move
-        return found
+    def _sharpened(self, now: Value) -> Value:
+        """A point with y as accurate as the lower level is solved now."""
+        return self.objective(now.x, now.y) if now.error > self.lower.accuracy else now
 
     def _learned(self) -> bool:
         return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
@@ -263,14 +253,23 @@ class Engine:
         size, trail = self._residual(now), self.trail
         if not size:
             return True
-        if not trail.tells or size > TUNING.settled * trail.size or not self._learned():
+        if not trail.tells or not self._learned():
             return size <= self.eps * trail.size
         small = norm(direction) <= TUNING.beyond_tol * self.tol * max(norm(now.x), trail.moved)
-        return (small and self._gain(now, direction) <= self.tol) or self._negligible(now, direction)
+        if not (small and self._gain(now, direction) <= self.tol) and not self._negligible(now, direction):
+            return size <= self.eps * trail.size
+        return size <= TUNING.settled * trail.size or size <= TUNING.settled * self.objective.scale(now)
+
+    @property
+    def promise(self) -> float:
+        """The decrease of F that the next step promises."""
+        assert self.now is not None
+        return -float(torch.dot(self.now.gradient, self._direction(self.now)))
 
     def _gain(self, now: Value, direction: Tensor) -> float:
-        """The decrease of F that a direction promises, relative to F."""
-        return -float(torch.dot(now.gradient, direction)) / (self.trail.scale(now) or 1.0)
+        """The decrease of F that a direction promises, relative to F, or to a part of what F fell by where it goes to zero."""
+        scale = max(self.trail.scale(now), self.tol * self.trail.fallen)
+        return -float(torch.dot(now.gradient, direction)) / (scale or 1.0)
 
     def _negligible(self, now: Value, direction: Tensor) -> bool:
         return self._gain(now, direction) <= TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
@@ -310,7 +309,7 @@ class Engine:
         """Whether f is strictly convex wherever y could move from the last point; None where that is not known."""
         assert self.now is not None
         assert self.now.response is not None
-        return self.lower.determines(self.now.response, weakly_held(self.lower, self.now))
+        return self.shape.determines(self.now.response, weakly_held(self.lower, self.now))
 
     def _around(self, now: Value) -> Tensor:
         """Hypergradients from nearby along the free coordinates of x, one in each row."""
@@ -324,7 +323,7 @@ class Engine:
             size = norm(row)
             if size > TUNING.settled * self.largest:
                 length = self.eps**TUNING.probe_power * (self.domain.x_size(now.x) or 1.0)
-                lower = self._descend(now, -length / size * row, signs=(1,))
+                lower = self.surroundings.descend(now, -length / size * row, signs=(1,))
                 if lower is not None:
                     return lower
         return None
@@ -362,10 +361,9 @@ class Engine:
 
     def __str__(self) -> str:
         words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"
-        if self.moving is None:
-            return words
         kind = "quadratic in y" if self.lower.hessians.quadratic else "smooth"
-        return f"{words}; f {kind}; {self.moving} of {self.flat_y.size} coordinates of y can move"
+        moving = f"; f {kind}; {self.moving} of {self.flat_y.size} coordinates of y can move"
+        return words if self.moving is None else words + moving
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, in plain tensors, numbers and text."""
@@ -376,6 +374,7 @@ class Engine:
             "lower": self.lower.state_dict(),
             "now": now and {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
             "memory": self.memory.state_dict(),
+            "batched": self.batch.known,
             "start_size": self.domain.start_size,
             "signs": self.signs and vars(self.signs),
             "trail": vars(self.trail),
@@ -389,6 +388,7 @@ class Engine:
         self.lower.load_state_dict(state["lower"])
         self.now = state["now"] and Value(**state["now"], response=None)
         self.memory.load_state_dict(state["memory"])
+        self.batch.known = state["batched"]
         self.domain.start_size = state["start_size"]
         self.signs = state["signs"] and Signs(**state["signs"])
         vars(self.trail).update(state["trail"])

@@ -28,6 +28,8 @@ class Value:
         lower: f + g.
         gradient: the hypergradient.
         size: the sum of the norms of its two parts, F_x and the one through y.
+        direct, adjoint: the norms of F_x, and of the v with (f+g)_yy v = F_y on the face of y.
+        error: the larger one of the relative errors of y and v.
         response: the lower level at (x, y), with the graph that derivatives need; None for a point from a checkpoint.
         regular: whether the system of the hypergradient had a solution.
         rates: F_y - (f+g)_yy v, the change of F with coordinates of y that the face holds; None where it is not needed.
@@ -42,6 +44,9 @@ class Value:
     response: Response | None
     regular: bool = True
     rates: Tensor | None = None
+    direct: float = 0.0
+    adjoint: float = 0.0
+    error: float = 0.0
 
     @cached_property
     def length(self) -> float:
@@ -57,13 +62,15 @@ def hypergradient(lower: LowerLevel, response: Response, *, rates: bool = False)
     """
     at, face = response.at, response.face
     upper = upper_value(lower.oracle, at.x, at.y, lower.flat_x, lower.flat_y, lower.clock)
-    v, regular = lower.solve_system(at, face, upper.F_y)
+    v, regular, residual = lower.solve_system(at, face, upper.F_y)
     through = at.cross(v)
     rest = float(torch.dot(v, at.gradient))
-    size = float(torch.linalg.vector_norm(upper.F_x) + torch.linalg.vector_norm(through))
+    direct, adjoint = float(torch.linalg.vector_norm(upper.F_x)), float(torch.linalg.vector_norm(v))
+    size = direct + float(torch.linalg.vector_norm(through))
     x = lower.flat_x.join([leaf.detach() for leaf in at.x.leaves])
     held = upper.F_y - at.product(v) if rates else None
-    return Value(x, at.y, upper.F - rest, at.value, upper.F_x - through, size, response, regular, held)
+    gradient, error = upper.F_x - through, max(response.error, residual)
+    return Value(x, at.y, upper.F - rest, at.value, gradient, size, response, regular, held, direct, adjoint, error)
 
 
 class HyperObjective:
@@ -88,7 +95,7 @@ class HyperObjective:
 
     def __call__(self, x: Tensor, y: Tensor) -> Value:
         """The value at x, where y is a guess of the solution."""
-        self._count()
+        self.count()
         response = self.lower.solve(self.flat_x.at(x), y)
         if not response.solved:
             return Value(x, response.y, math.inf, response.at.value, torch.zeros_like(x), 0.0, response)
@@ -96,16 +103,27 @@ class HyperObjective:
         finite = math.isfinite(value.F) and math.isfinite(value.size)
         return value if finite else Value(x, value.y, math.inf, value.lower, torch.zeros_like(x), 0.0, response)
 
+    def scale(self, value: Value) -> float:
+        """The size that a hypergradient could have, if what it consists of did not cancel."""
+        if value.response is None:  # it was counted before the checkpoint
+            at = self.lower.expand(self.flat_x.at(value.x), value.y)
+            self.lower.oracle.counts.lower -= 1
+        else:
+            at = value.response.at
+        probe = torch.arange(len(value.y), dtype=value.y.dtype, device=value.y.device).cos()
+        return value.direct + value.adjoint * float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
+
     def look(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
         """F and y at x, without the gradient; infinity where the lower level was not solved."""
-        self._count()
+        self.count()
         response = self.lower.solve(self.flat_x.at(x), y)
         if not response.solved:
             return math.inf, response.y
         upper = upper_value(self.lower.oracle, response.at.x, response.y, self.flat_x, self.lower.flat_y, self.clock)
         return upper.F if math.isfinite(upper.F) else math.inf, response.y
 
-    def _count(self) -> None:
+    def count(self) -> None:
+        """Note an evaluation, if there may be another."""
         if self.calls >= self.limit:
             raise BudgetError
         self.calls += 1

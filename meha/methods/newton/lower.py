@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,6 @@ from meha._oracle import Oracle
 from meha._second_order import Clock, Expansion, Flat
 from meha._variables import Variable
 from meha.methods._levels import BudgetError
-from meha.methods._verification import Quadratic
 from meha.methods.newton.faces import Face, Faces
 from meha.methods.newton.hessians import Hessians
 from meha.methods.newton.systems import Factor, conjugate_gradients, factorise
@@ -24,7 +22,7 @@ from meha.methods.newton.tuning import TUNING
 __all__ = ["LowerLevel", "Response"]
 
 
-SAVED = ("curved", "failed", "largest", "limit", "scale", "step")
+SAVED = ("accuracy", "curved", "failed", "largest", "limit", "scale", "step")
 """The numbers that a checkpoint keeps."""
 
 
@@ -58,6 +56,7 @@ class LowerLevel:
     prediction of the solution at the new one.
 
     Attributes:
+        tol, accuracy: the least relative error of y that rounding allows, and the one to be reached in the next solves.
         factor: the last factor; None before the first, and where systems are too large for one.
         hessians: those of f.
         curved: whether g added to the Hessian of the factor.
@@ -72,7 +71,7 @@ class LowerLevel:
         self.oracle, self.flat_x, self.flat_y, self.clock = oracle, flat_x, flat_y, clock
         self.faces = Faces(oracle, flat_y)
         self.eps = flat_y.eps
-        self.tol = self.eps**TUNING.lower_power
+        self.tol = self.accuracy = self.eps**TUNING.lower_power
         self.factor: Factor | None = None
         self.hessians = Hessians(self.eps)
         self.curved = False
@@ -128,7 +127,7 @@ class LowerLevel:
                 size = float(torch.linalg.vector_norm(direction))
             if not math.isfinite(size):
                 break
-            if size <= self.tol * self.scale:
+            if self._enough(size, last):
                 lower = self._escape(at, face) if exact else None
                 if lower is not None:
                     at, last = lower, math.inf
@@ -160,7 +159,7 @@ class LowerLevel:
         if face.count(self.flat_y.size) > TUNING.dense:
             self.factor = None
             return None
-        index, matrix = face.index, self._hessian(at, face.index)
+        index, matrix = face.index, self.hessian(at, face.index)
         curved = at.g_rows(index, self.faces.separable)
         if curved is not None:
             matrix = matrix + (curved if index is None else curved[:, index])
@@ -169,7 +168,7 @@ class LowerLevel:
         self._exact_at = at
         return self.factor
 
-    def _hessian(self, at: Expansion, index: Tensor | None) -> Tensor:
+    def hessian(self, at: Expansion, index: Tensor | None) -> Tensor:
         """The Hessian of f on some coordinates."""
         if self.small and (index is None or self.hessians.quadratic is not False):
             matrix = self.hessians.at(at)
@@ -183,18 +182,23 @@ class LowerLevel:
             return False
         if made is at or not (self.hessians.quadratic and self.faces.quadratic):
             return made is at
-        return (self.hessians.constant and not self.curved) or (made is not None and made.x is at.x)
+        if made is not None and made.x is at.x:
+            return True
+        if not self.hessians.constant and not self.hessians.varies:
+            self.hessians.at(at)  # which compares them
+        return self.hessians.constant and not self.curved
 
-    def solve_system(self, at: Expansion, face: Face, right: Tensor) -> tuple[Tensor, bool]:
-        """Solve (f + g)_yy v = right along the face; returns v, and whether the system has a solution."""
+    def solve_system(self, at: Expansion, face: Face, right: Tensor) -> tuple[Tensor, bool, float]:
+        """Solve (f + g)_yy v = right along the face; returns v, whether there is a solution, and the relative residual."""
         factor = self.factor if self.factor is not None and self.factor.face.equals(face) else None
         large = face.count(self.flat_y.size) > TUNING.dense
         if not self.exact(at, face):
             steps = int(TUNING.old_steps + TUNING.old_steps_by_size * face.count(self.flat_y.size))
             if large or (factor is not None and factor.definite):
-                v, residual, positive = self._iterate(at, face, right, self.tol, TUNING.cg_steps if large else steps, factor)
-                if large or (positive and residual <= self.tol):
-                    return v, positive and residual <= self.eps**TUNING.loose_power
+                most = TUNING.cg_steps if large else steps
+                v, residual, positive = self.iterate(at, face, right, self.accuracy, most, factor)
+                if large or (positive and residual <= self.accuracy):
+                    return v, positive and residual <= max(self.accuracy, self.eps**TUNING.loose_power), residual
             factor = self.renew(at, face)
         assert factor is not None
         begin = time.perf_counter()
@@ -204,70 +208,12 @@ class LowerLevel:
             v, missed = factor.shortest(right)
             consistent = missed <= TUNING.inconsistent
         self.clock.algebra += time.perf_counter() - begin
-        return v, consistent
+        return v, consistent, 0.0
 
-    # What a search of other valleys needs
-
-    def curvatures(self, at: Expansion) -> dict[str, float]:
-        """Norms of second derivatives of f at a point, from below."""
-        probe = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
-        coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
-        return {"f_yy": 1 / (self.step or self._first_step(at)), "f_xy": coupling}
-
-    def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
-        """The inverse of the Hessian at a point, times columns; None where it is not known, or only on a face."""
-        factor = self.factor
-        if factor is None or factor.lower is None or not self.faces.smooth or not self.exact(at, factor.face):
-            return None
-        lower = factor.lower
-        return lambda columns: torch.cholesky_solve(columns, lower)
-
-    def model(self, at: Expansion) -> Quadratic | None:
-        """f as a quadratic function of y, which it need not be; None if it is not convex, or if this is not known."""
-        if self.hessians.quadratic is False or self.oracle.problem.g.rho:
-            return None
-        if self.factor is None:  # conjugate gradients saw no other curvature
-            return Quadratic(lambda v: at.product(v, g=False)) if self.faces.smooth else None
-        hessian = self.hessians.matrix
-        if hessian is None or not self.hessians.known_at(at.x):
-            return None
-        return Quadratic(lambda v: hessian @ v) if self._semidefinite(hessian) else None
-
-    def convex(self, x: Tensor, y: Tensor) -> bool:
-        """Whether f shows no negative curvature at a point, and g has none anywhere."""
-        if self.oracle.problem.g.rho:
-            return False
-        at = self.expand(self.flat_x.at(x), y)
-        if self.flat_y.size > 2 * TUNING.looking_steps and self.hessians.groups is None:
-            right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
-            _, _, positive = self._iterate(at, Face(), right, self.tol, TUNING.looking_steps, None)
-            return positive
-        return self._semidefinite(self.hessians.at(at))
-
-    def determines(self, response: Response, weak: Tensor) -> bool | None:
-        """Whether f + g is strictly convex on the face of y, and f on the face with the ``weak`` coordinates.
-
-        Then y is the only solution nearby. Without a factor, which large faces do not have, it is not known: None.
-        """
-        if self.factor is None or not bool(weak.any()):
-            return None if self.factor is None else self.factor.definite
-        wide = weak.clone()
-        wide[response.face.index] = True
-        index = wide.nonzero().reshape(-1)
-        if len(index) > TUNING.dense:
-            return None
-        return factorise(self._hessian(response.at, index), Face(index), self.clock).definite
-
-    def _semidefinite(self, hessian: Tensor) -> bool:
-        shift = TUNING.singular * len(hessian) * self.eps * hessian.diagonal().abs().max()
-        _, info = torch.linalg.cholesky_ex(
-            hessian + shift * torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-        )
-        return not int(info)
-
-    def _iterate(
+    def iterate(
         self, at: Expansion, face: Face, right: Tensor, tol: float, steps: int, factor: Factor | None
     ) -> tuple[Tensor, float, bool]:
+        """Conjugate gradients on the face: v, its relative residual, and whether all curvatures were positive."""
         size = right.numel()
         precondition = None if factor is None else lambda part: face.reduce(factor.solve(face.extend(part, size)))
         v, residual, positive = conjugate_gradients(
@@ -280,7 +226,7 @@ class LowerLevel:
         if face.count(self.flat_y.size) > TUNING.dense:
             size = float(torch.linalg.vector_norm(face.reduce(gradient)))
             tol = min(TUNING.forcing, math.sqrt(size / first)) if first else TUNING.forcing
-            v, _, _ = self._iterate(at, face, gradient, tol, TUNING.cg_steps, None)
+            v, _, _ = self.iterate(at, face, gradient, tol, TUNING.cg_steps, None)
             return -v, True
         if self.factor is None or not self.factor.face.equals(face):
             self.renew(at, face)
@@ -290,16 +236,22 @@ class LowerLevel:
         self.clock.algebra += time.perf_counter() - begin
         return direction, self.exact(at, face)
 
+    def _enough(self, size: float, last: float) -> bool:
+        """Whether a step is short enough to be left out; more than the least error needs steps that shrink quickly."""
+        quick = size <= TUNING.quick * last < math.inf
+        return size <= (self.accuracy if quick else self.tol) * self.scale
+
     def _worthwhile(self, size: float, last: float, most: float) -> bool:
         """Whether an old factor is worth another step: it is definite, and would end the solve soon."""
         if self.factor is None or not self.factor.definite:
             return False
-        if size <= self.tol * self.scale:
+        if self._enough(size, last):
             return True
         if last == math.inf:
             return size <= TUNING.level * self.failed
         ratio = size / last
-        return ratio <= TUNING.contraction and math.log(self.tol * self.scale / size) >= most * math.log(ratio)
+        end = (self.accuracy if ratio <= TUNING.quick else self.tol) * self.scale
+        return ratio <= TUNING.contraction and math.log(end / size) >= most * math.log(ratio)
 
     def _noise(self, at: Expansion) -> float:
         """The error of values: it may be far above their own rounding, where f subtracts large numbers.
@@ -344,7 +296,7 @@ class LowerLevel:
         if self.faces.smooth:
             return at, Face()
         if not self.step:
-            self.step = self._first_step(at)
+            self.step = self.first_step(at)
         image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
         here, there = self.faces.at(at.y), self.faces.at(image)
         held = image == at.y
@@ -370,7 +322,7 @@ class LowerLevel:
             self.step *= TUNING.shorter
         return None
 
-    def _first_step(self, at: Expansion) -> float:
+    def first_step(self, at: Expansion) -> float:
         """The inverse of the largest curvature of f, by power steps."""
         v = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
         size = 0.0

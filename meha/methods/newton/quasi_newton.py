@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from meha.methods.newton.hyper import HyperObjective, Value
 from meha.methods.newton.tuning import TUNING
 
-__all__ = ["Memory", "probes", "search", "shortest_combination"]
+__all__ = ["Memory", "search", "shortest_combination"]
 
 
 class Memory:
@@ -125,8 +125,11 @@ def search(
         move = x - start.x
         if not bool(move.any()):
             break
-        new = objective(x, guess)
-        tried.append(new)
+        if tried and torch.equal(x, tried[-1].x):  # a bound of X holds it
+            new = tried[-1]
+        else:
+            new = objective(x, guess)
+            tried.append(new)
         if sum(math.isinf(value.F) for value in tried) >= TUNING.unsolved:
             break
         promised = float(torch.dot(start.gradient, move))
@@ -164,15 +167,3 @@ def shortest_combination(gradients: Tensor) -> Tensor:
         weights[best] += length
         weights[worst] -= length
     return gradients.T @ weights
-
-
-def probes(x: Tensor, free: Tensor, size: float) -> Iterator[Tensor]:
-    """Moves that test the curvature at x: along each free coordinate, or some fixed directions where these are many."""
-    few, phase = len(free) <= TUNING.probes_x, torch.arange(len(x), dtype=x.dtype, device=x.device)
-    for k in range(min(TUNING.probes_x, len(free))):
-        move = torch.zeros_like(x)
-        if few:
-            move[free[k]] = float(x[free[k]].abs()) or size
-        else:
-            move[free] = ((k + 1) * (phase + 1)).cos()[free] * x[free].abs().clamp(min=size / len(x))
-        yield move

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from meha._second_order import Clock
 from meha.methods.newton.faces import Face
 from meha.methods.newton.tuning import TUNING
 
-__all__ = ["Factor", "conjugate_gradients", "factorise"]
+__all__ = ["Factor", "conjugate_gradients", "factorise", "semidefinite"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,9 @@ class Factor:
         part = self.face.reduce(vector)
         if not part.numel():
             return torch.zeros_like(vector)
-        if self.lower is not None:
+        if self.lower is not None and len(part) <= TUNING.inverted and self.pivot >= TUNING.well_conditioned:
+            solution = self._inverse @ part
+        elif self.lower is not None:
             solution = torch.cholesky_solve(part[:, None], self.lower)[:, 0]
         else:
             scale, values, vectors = self._eigen()
@@ -52,6 +55,11 @@ class Factor:
             sizes = sizes.clamp(min=TUNING.floor * float(sizes.max()))
             solution = vectors @ ((vectors.T @ (part / scale)) / sizes) / scale
         return self.face.extend(solution, vector.numel())
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        assert self.lower is not None
+        return torch.cholesky_inverse(self.lower)
 
     def shortest(self, vector: Tensor) -> tuple[Tensor, float]:
         """The least-squares solution of H v = vector along the face without the flat directions, and its relative residual."""
@@ -85,7 +93,7 @@ class Factor:
 
     def state_dict(self) -> dict[str, object]:
         """Everything, as plain tensors and numbers."""
-        return {**vars(self), "face": vars(self.face)}
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "face": vars(self.face)}
 
     @classmethod
     def restored(cls, state: dict[str, object]) -> Factor:
@@ -115,6 +123,19 @@ def factorise(matrix: Tensor, face: Face, clock: Clock) -> Factor:
             result = Factor(face, None, scale, values, vectors)
     clock.algebra += time.perf_counter() - begin
     return result
+
+
+def semidefinite(hessians: Tensor, eps: float) -> bool:
+    """Whether a matrix, or each of several, has no negative eigenvalue, beyond rounding.
+
+    >>> semidefinite(torch.eye(2), 1e-7), semidefinite(torch.stack([torch.eye(2), -torch.eye(2)]), 1e-7)
+    (True, False)
+    """
+    n = hessians.shape[-1]
+    shift = TUNING.singular * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+    eye = torch.eye(n, dtype=hessians.dtype, device=hessians.device)
+    _, info = torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye)
+    return not bool(info.any())
 
 
 def conjugate_gradients(

@@ -14,14 +14,20 @@ class Tuning:
     # Systems
     dense: int = 2000  # largest face with a dense Hessian: there, its rows and factor take as long as some 150 products
     singular: float = 100.0  # a pivot below this many eps times the dimension, relative to its diagonal, counts as zero
+    inverted: int = 50  # most unknowns for which a product with the inverse takes less time than two triangular systems
+    well_conditioned: float = 1e-6  # least pivot for that, since an inverse has larger errors
     floor: float = 1e-4  # least curvature of a modified Hessian, relative to the largest: rounding must not look like a step
     inconsistent: float = 1e-6  # relative residual of a singular system above which it has no solution
     same: float = 1e3  # products that differ by less than this many eps show the same Hessian
     formulas: int = 100  # fewest unknowns for which formulas of losses take less time than backward passes
     sparse: float = 0.25  # changes of a Hessian have a pattern if this part of its columns, as products, tells them
+    batched: int = 40  # most unknowns for which several points are taken at once
+    batched_elements: float = 3e5  # most unknowns times numbers in the graph of f for that: beyond, numbers take the time
+    descended: float = 1e-6  # accuracy of y at the end of descents that go together: two valleys are further apart
     # The lower level
     lower_power: float = 2 / 3  # y is found to this power of eps, relative to y: rounding of gradients allows it
-    loose_power: float = 0.5  # where rounding ends the solve, it counts as solved at this power of eps
+    loose_power: float = 0.5  # where rounding ends the solve, it counts as solved at this power of eps; it is also the size of
+    # the move, relative to x, that shows which coordinates a bound of X holds
     lower_steps: int = 50  # upper bound on Newton steps of one solve
     decrease: float = 1e-4  # least part of the predicted decrease in a step, below and above
     shorter: float = 0.3  # factor of a step that failed, below
@@ -33,6 +39,7 @@ class Tuning:
     contraction: float = 0.3  # an old factor is kept while it shrinks the error to this part in each step
     old_steps: float = 2.0  # most further steps with an old factor
     old_steps_by_size: float = 0.02  # and more of them for each unknown, since a new Hessian costs as many products
+    quick: float = 0.1  # y may be less accurate where a step is this part of the one before: at singular Hessians none is
     telling: float = 1e-3  # a step longer than this, relative to y, that leaves no error suggests a quadratic f
     probes: int = 5  # power steps for the largest curvature, from which the first proximal step comes
     forcing: float = 0.1  # largest relative residual of conjugate gradients in a step below
@@ -48,16 +55,20 @@ class Tuning:
     growth: float = 4.0  # of a step that may be longer
     longest: float = 1e3  # a search ends at this multiple of its first step
     widest: float = 1e6  # largest move in one step, relative to x
-    explored: int = 2  # with this many pairs for each free coordinate of x, the curvature is known without a test
+    explored: int = 1  # with this many pairs for each free coordinate of x, the curvature is known without a test
     uneven: float = 100.0  # unless they differ by more than this factor: pairs then tell little about the smaller ones
-    probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number
+    probes_x: int = 10  # moves that test the curvature at the end: one for each coordinate of x, up to this number of them
+    probes_many: int = 4  # the same where there are more, along some directions: the steps have seen many others
     probe_power: float = 1 / 3  # their length, relative to x: this power of eps balances rounding and curvature
     seen: float = 1e5  # a change of the hypergradient counts if it exceeds this many rounding errors
     probe_growth: float = 1e3  # factor of a move along a coordinate that shows no such change
     probe_growths: int = 3  # most lengths that are tried
-    blocked: float = 1e-8  # a move of this size, relative to x, shows which coordinates a bound of X holds
     far: float = 1e7  # x this many times further away than its start counts as infinitely far
     steady: float = 0.9  # a move does not shrink if it is at least this part of the one before
+    accuracy: float = 1e-3  # of y in a step in x, in units of the relative hypergradient before it
+    loosest: float = 1e-4  # the same, at most
+    beyond_x: float = 1e-3  # the same, at least, in units of tol
+    blurred: float = 10.0  # a relative hypergradient of fewer units of that accuracy is not seen well enough
     # The end
     recent: int = 4  # last points, whose smallest changes are the scales of the end: a far start may lie among them
     settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
