@@ -634,23 +634,6 @@ def test_held_coordinates_are_let_go():
     assert problem.error(solution.x, solution.y) < 1e-6
 
 
-def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation():
-    """At the end f is convex in y, at other x it has two valleys."""
-    problem = meha.Problem(
-        lambda x, y: (x - 2).square().sum() + (y - 0.1).square().sum(),
-        lambda x, y: (0.25 * y.pow(4) + 0.5 * x * y.square() - 0.1 * y).sum(),
-        x_set=Box(-3.0, 3.0),
-    )
-    x0, y0 = torch.full((1,), 1.5, dtype=F64), torch.zeros(1, dtype=F64)
-    engine = engine_on(problem, x0, y0)
-    assert engine.verdict.status is meha.Status.CONVERGED
-    assert engine.shape.convex(engine.now.x[None], engine.now.y[None])
-    assert not engine.shape.convex(torch.full((1, 1), -2.0, dtype=F64), torch.zeros(1, 1, dtype=F64))
-    solution = meha.solve(problem, x0, y0)
-    assert "upper level first" in solution.report["starts"]
-    assert solution.status is meha.Status.CONVERGED
-
-
 def test_a_memory_with_a_first_guess_is_bfgs():
     rng = np.random.default_rng(3)
     A = torch.tensor(rng.normal(size=(4, 4)))

@@ -21,7 +21,7 @@ from meha.methods._curvatures import flatten
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 
-__all__ = ["Evidence", "Quadratic", "Search"]
+__all__ = ["JOINED", "TOGETHER", "Evidence", "Origin", "Quadratic", "Search", "in_bowl"]
 
 STEPS = 200  # upper bound on the steps of a descent
 ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
@@ -72,6 +72,14 @@ class Evidence(NamedTuple):
         return f"{self.starts} descents of the lower level ended {valleys}, {lowest}{above}"
 
 
+class Origin(NamedTuple):
+    """Where a descent begins: y, the distance from the verified y at which it may join its valley, whether y is random."""
+
+    y: Tensor
+    reach: float
+    random: bool
+
+
 class Quadratic(NamedTuple):
     """What f is, if it is a convex quadratic function of y: products with its Hessian, which must be positive semidefinite.
 
@@ -107,8 +115,6 @@ class Search:
         slack: the difference of f + g that the error of y may cause.
         solved: whether y is the lowest point of a valley at this x, as far as is known.
         model: f around a solved y, if it seems to be quadratic, and g and Y are convex; given up where f is something else.
-        together: descends from several starts at once; returns the ends, what f fell by, and whether each is the end of a
-            descent, or None where it cannot.
 
     Attributes:
         valleys: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
@@ -116,6 +122,7 @@ class Search:
         starts: the number of descents.
         heights: where those from random starts ended.
         between: starts in the middle of two valleys.
+        origins: the first starts, where they were drawn before the search.
     """
 
     def __init__(
@@ -130,7 +137,6 @@ class Search:
         slack: float = 0.0,
         solved: bool,
         model: Quadratic | None = None,
-        together: Callable[[Tensor], tuple[Tensor, Tensor, Tensor] | None] | None = None,
     ) -> None:
         self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
         rho = levels.oracle.problem.g.rho
@@ -139,14 +145,25 @@ class Search:
         self.point = levels.lower(y)
         self.valleys = [self.point] if solved else []
         self.model = model if solved else None
-        self.together = together if solved else None
         self.starts = 0
         self.gains: list[float] = []
         self.heights: list[float] = []
         self.between: list[Tensor] = []
+        self.origins: list[Origin] = []
         self.low, self.high = levels.y_bounds()
 
     # Starts
+
+    def draw(self, given: Iterable[Tensor], random: int) -> list[Origin]:
+        """The first starts: displaced y, the ``given`` points, corners of Y, and some random points."""
+        near = [*self.close(), *given, *self.corners()]
+        self.origins = [Origin(start, self._reach(start), random=False) for start in near]
+        self.origins += [Origin(start, self._reach(start), random=True) for start in itertools.islice(self.random(), random)]
+        return self.origins
+
+    def _reach(self, start: Tensor) -> float:
+        distance = size(start - self.point.z)
+        return distance * (MUCH_NEARER if distance <= 2 * CLOSE * self.scale else NEARER)
 
     def close(self) -> Iterable[Tensor]:
         """Displaced y."""
@@ -163,12 +180,13 @@ class Search:
         """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
         y, low, high = self.point.z, self.low, self.high
         held = torch.isfinite(low) & torch.isfinite(high)
+        free = not bool(held.any())
         for radius in itertools.cycle(self._radii):
             direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
             away = radius * shorter / size(direction) * direction
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             for d, s in ((away, share), (-away, 1 - share)):
-                yield self.levels.inside(torch.where(held, low + s * (high - low), y + d))
+                yield self.levels.inside(y + d if free else torch.where(held, low + s * (high - low), y + d))
 
     @cached_property
     def _radii(self) -> list[float]:
@@ -195,27 +213,19 @@ class Search:
             self._note(end)
         return end
 
-    def _descend_together(self, given: list[Tensor], most: int) -> bool:
-        """Descend from given and random points at once, if that is possible; those that do not end at y descend once more."""
-        if self.together is None or len(self.valleys) != 1:
-            return False
-        starts = [*given, *itertools.islice(self.random(), TOGETHER)]
-        found = self.together(torch.stack(starts))
-        if found is None:
-            return False
-        for i, (start, end, fallen, solved) in enumerate(zip(starts, *found, strict=True)):
-            if len(self.valleys) >= most:
-                break
-            height: float | None = None
-            if bool(solved) and size(end - self.point.z) <= JOINED * self.scale:
-                height = self.point.value
-                self.starts += 1
-                self.gains.append(float(fallen))
-            elif (lowest := self.descend(start)) is not None:
-                height = lowest.value
-            if height is not None and i >= len(given):
-                self.heights.append(height)
-        return True
+    def joined(self, fallen: Iterable[float] | None) -> None:
+        """Take note of descents from the first starts, if they were made: what f fell by, or NaN where y was not the end."""
+        left: list[Origin] = []
+        if fallen is None:
+            return
+        for origin, gain in zip(self.origins, fallen, strict=True):
+            if math.isnan(gain):
+                left.append(origin)
+                continue
+            self.starts += 1
+            self.gains.append(gain)
+            self.heights += [self.point.value] if origin.random else []
+        self.origins = left
 
     def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
         if self.model is not None and self.model.explains(point, self.point):
@@ -351,6 +361,10 @@ class Search:
         least = self.lowest.value + self.equal(self.lowest)
         return sum(height <= least for height in self.heights)
 
+    @property
+    def _enough(self) -> bool:
+        return self.expected < ENDING or (bool(self.valleys) and self.hits >= ENDING_HITS)
+
     def run(self, given: Iterable[Tensor], allowed: int, *, most: int = KEPT) -> Evidence:
         """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
 
@@ -358,24 +372,24 @@ class Search:
             allowed: gradients of f after which no further descent begins.
             most: the number of valleys with which the search ends.
         """
-        levels = self.levels
+        levels, tries, mixed = self.levels, 0, 0
+        if not self.origins and not self.starts:
+            self.draw(given, 0)
+        more = (Origin(start, 0.0, random=True) for start in self.random())
         with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
-            first, mixed = [*self.close(), *given, *self.corners()], 0
-            for start in [] if self._descend_together(first, most) else first:
-                if len(self.valleys) < most:
-                    self.descend(start)
-            for index, start in enumerate(self.random()):
-                if self.expected < ENDING or index >= STEPS or (self.valleys and self.hits >= ENDING_HITS):
-                    break
-                if len(self.valleys) >= most:
+            for start, _, random in itertools.chain(self.origins, more):
+                if len(self.valleys) >= most or (random and (tries >= STEPS or self._enough)):
                     break
                 end = self.descend(start)
+                if not random:
+                    continue
                 self.heights += [] if end is None else [end.value]
+                tries += 1
                 while self.between:
                     self.descend(self.between.pop())
-                if len(self.valleys) > 1 and index > 2 * mixed:
+                if len(self.valleys) > 1 and tries > 2 * mixed + 1:
                     self.mix()
-                    mixed = index
+                    mixed = tries - 1
         lowest = self.lowest if self.valleys else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
@@ -383,9 +397,12 @@ class Search:
         return Evidence(self.starts, self.values, excess, above, certain)
 
 
+def in_bowl(z: Tensor, value: Tensor | float, gradient: Tensor, bottom: LowerPoint, noise: Tensor | float) -> Tensor:
+    """Whether f between a point, or each of several, and the bottom of a valley is as a convex quadratic function has it."""
+    way = z - bottom.z
+    rise, turn = 0.5 * ((gradient + bottom.gradient) * way).sum(-1), ((gradient - bottom.gradient) * way).sum(-1)
+    return (turn >= -noise) & ((value - bottom.smooth - rise).abs() <= BOWL * turn.abs() + noise)
+
+
 def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:
-    """Whether f between a point and the bottom of a valley is as a convex quadratic function would have it."""
-    way = point.z - bottom.z
-    rise, turn = 0.5 * float((point.gradient + bottom.gradient) @ way), float((point.gradient - bottom.gradient) @ way)
-    noise = point.noise + bottom.noise
-    return turn >= -noise and abs(point.smooth - bottom.smooth - rise) <= BOWL * abs(turn) + noise
+    return bool(in_bowl(point.z, point.smooth, point.gradient, bottom, point.noise + bottom.noise))

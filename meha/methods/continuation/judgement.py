@@ -15,12 +15,13 @@ from torch import Tensor
 from meha._verdicts import Status, Verdict
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
-from meha.methods._verification import Evidence, Quadratic, Search
+from meha.methods._verification import TOGETHER, Evidence, Quadratic, Search
 from meha.methods.continuation.anew import compare, respond, select
 from meha.methods.continuation.results import Result, Start, judged, plain, restored, worth
 from meha.methods.continuation.scales import Scales, Sizes
 from meha.methods.continuation.tuning import TUNING
-from meha.methods.newton.shape import Shape
+from meha.methods.newton import Engine
+from meha.methods.newton.survey import Survey
 
 __all__ = ["Judgement"]
 
@@ -126,37 +127,38 @@ class Judgement:
 
     # What to do next
 
-    def confirms(self, shape: Shape, model: Quadratic | None, *, determined: bool) -> bool:
-        """Verify the only result, that of the second-order engine; whether it can be the end.
+    def confirms(self, engine: Engine, others: Tensor) -> Survey | None:
+        """Verify the only result, that of the second-order engine, which is there; None if it cannot be the end.
 
         Where the lower level is not convex, it may have other valleys at other x, and passes follow.
 
         Args:
-            shape: that of the lower level.
-            model: f around y, if it seems to be quadratic, and the lower level convex.
-            determined: whether y is the only solution nearby; then a fresh one would be the same.
+            engine: at the result.
+            others: the x, one in each row, at which the survey finds F; far ones first.
         """
-        (result,) = self.results
-        search = self._search(result.x, result.y, solved=True, model=model, shape=shape)
-        points = torch.stack(list(itertools.islice(search.random(), 2 * TUNING.looks)))
-        elsewhere = [self.sizes.x0, *self.samples(result.x)][: TUNING.looks]
-        places = torch.stack([*elsewhere, *[result.x] * (len(points) - len(elsewhere))])
-        far, here = slice(0, len(elsewhere)), slice(len(elsewhere), None)
-        if not shape.convex(places[far], points[far]) or (model is None and not shape.convex(places[here], points[here])):
-            return False
-        evidence = search.run([self.sizes.y0], self._allowed(), most=2)
-        bent = model is not None and search.model is None and not shape.convex(places[here], points[here])
+        (result,), model = self.results, engine.model
+        search = self._search(result.x, result.y, solved=True, model=model)
+        samples = others if len(others) else self.samples(result.x)
+        elsewhere = torch.stack([self.sizes.x0, *itertools.islice(samples, TUNING.looks - 1)])
+        points = torch.stack(list(itertools.islice(search.random(), len(elsewhere))))
+        given = [self.sizes.y0, self.levels.inside(-result.y)]  # products and squares of y do not change with its sign
+        survey = engine.survey(search.point, search.draw(given, TOGETHER), (elsewhere, points), others)
+        if not survey.convex(far=True) or (model is None and not survey.convex(far=False)):
+            return None
+        search.joined(survey.descents(search.scale))
+        evidence = search.run([], self._allowed(), most=2)
+        bent = model is not None and search.model is None and not survey.convex(far=False)
         if bent or not evidence.certain or evidence.excess or len(search.valleys) > 1:
             self.results = [result._replace(evidence=evidence if evidence.excess else None)]
-            return False
+            return None
         self._learn(search, evidence)
         self.results = [self._polished(result, search, evidence)]
-        if not self._look_beyond(0):
+        if not self._look_beyond(0, lambda x: engine.objective.look(x, result.y)[0]):
             self.results = [result]
-            return False
-        if not determined:
+            return None
+        if not engine.determined:
             self._compare(0)
-        return True
+        return survey
 
     def judge(self, scales: Scales) -> None:
         """Verify the best result; plan further passes where it is refuted, or where there are other valleys."""
@@ -174,7 +176,7 @@ class Judgement:
             elif not self.confirmed:
                 self._confirm(i, scales)
             else:
-                self._look_beyond(i)
+                self._look_beyond(i, partial(self._upper_at, self.results[i].y))
                 self._compare(i)
                 return
 
@@ -185,7 +187,7 @@ class Judgement:
             if self.results[i].verdict.status is Status.DIVERGED:
                 return
             if self.results[i].evidence is not None:
-                self._look_beyond(i)
+                self._look_beyond(i, partial(self._upper_at, self.results[i].y))
                 return
             self.results[i] = result = select(self.levels, scales, self.results[i])
             search = self._search(result.x, result.y, solved=True)
@@ -198,15 +200,12 @@ class Judgement:
         with contextlib.suppress(BudgetError):
             self.results[i] = compare(self.levels, self.sizes, self.results[i])
 
-    def _search(
-        self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None, shape: Shape | None = None
-    ) -> Search:
+    def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: Quadratic | None = None) -> Search:
         """A search of the lower level at x, around y."""
         sizes, levels = self.sizes, self.levels
         levels.move(x)
         scale, t = max(sizes.y_size(y), sizes.y_largest), 1 / (levels.curvatures["f_yy"] or 1.0)
-        tolerance, together = sizes.tol * sizes.x_size(x), None if shape is None else partial(shape.descend, x)
-        return Search(levels, y, self.pairs, t, scale, tolerance, solved=solved, model=model, together=together)
+        return Search(levels, y, self.pairs, t, scale, sizes.tol * sizes.x_size(x), solved=solved, model=model)
 
     def _allowed(self) -> int:
         return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
@@ -220,7 +219,8 @@ class Judgement:
         if evidence.excess:
             return result._replace(evidence=evidence)
         own = search.valleys[0]
-        return result._replace(y=own.z, F=self.levels.upper(own.z)[0], lower=own.value, evidence=evidence)
+        F = result.F if own is search.point else self.levels.upper(own.z)[0]
+        return result._replace(y=own.z, F=F, lower=own.value, evidence=evidence)
 
     def _verify(self, i: int, scales: Scales) -> None:
         """Search the lower level at the x of a result; a lower point gives rise to passes that know of it."""
@@ -324,10 +324,11 @@ class Judgement:
         units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
         return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
 
-    def _look_beyond(self, i: int) -> bool:
+    def _look_beyond(self, i: int, upper: Callable[[Tensor], float]) -> bool:
         """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x.
 
-        Returns False where it does, but does not stay the same further away, so that another solution may lie there.
+        ``upper`` is F as a function of x. Returns False where F stays as low, but does not stay the same further away, so that
+        another solution may lie there.
         """
         sizes, levels, result = self.sizes, self.levels, self.results[i]
         x, moved = result.x, result.x - sizes.x0
@@ -343,7 +344,7 @@ class Judgement:
         slack = TUNING.better if levels.oracle.selection.vanishes else sizes.tol
 
         def rise(share: float) -> float:
-            return self._upper_at(torch.where(furthest, x + share * moved, x), result.y) - result.F
+            return upper(torch.where(furthest, x + share * moved, x)) - result.F
 
         if not rise(1.0) <= slack * result.spread:
             return True
@@ -354,7 +355,7 @@ class Judgement:
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
         return all(abs(rise(share)) <= slack * result.spread for share in TUNING.further)
 
-    def _upper_at(self, x: Tensor, y: Tensor) -> float:
+    def _upper_at(self, y: Tensor, x: Tensor) -> float:
         """F at another x, with the response there, or the lowest point of the lower level that is found from y."""
         if self.levels.oracle.selection.vanishes:
             return self.levels.upper(respond(self.levels, self.sizes, x).y)[0]

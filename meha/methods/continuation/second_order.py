@@ -21,17 +21,21 @@ from meha.methods.continuation.results import SECOND_ORDER, Result
 from meha.methods.continuation.tuning import TUNING
 from meha.methods.newton import Engine, unknown_faces
 from meha.methods.newton.hyper import Value
+from meha.methods.newton.survey import Survey
 
 __all__ = ["SecondOrder"]
 
-SAVED = ("ended", "answered", "cost", "tried", "elsewhere")
+Look = tuple[float, Tensor, Tensor]
+"""F, x and y."""
+
+SAVED = ("ended", "answered", "cost", "looked", "tried", "elsewhere")
 
 
 class SecondOrder:
     """Steps of the engine: from x0 to a verified answer, then from other x, as often as the size of x lets them mean something.
 
-    With few coordinates of x, the best of several solutions must appear three times. With many, one other start must end at
-    the answer.
+    With few coordinates of x, attempts begin beyond the humps of F that are seen from the answer, and the best of several
+    solutions must appear three times. With many, one other start must end at the answer.
 
     Args:
         levels: the problem.
@@ -42,14 +46,14 @@ class SecondOrder:
         engine: the present attempt; None where it is not used, or has ended.
         ended: how it ended, or why it was not used, in words.
         answered: whether its answer stands, so that nothing has to follow.
-        cost: evaluations of the hyper-objective in the attempt from the start.
+        cost, looked: evaluations of the hyper-objective in the attempt from the start, and in looks at other x.
         tried: number of further attempts.
         elsewhere: x and y from which more begin.
     """
 
     def __init__(self, levels: Levels, judgement: Judgement, verify: bool, max_gradients: int) -> None:
         self.levels, self.judgement, self.verify, self.max_gradients = levels, judgement, verify, max_gradients
-        self.ended, self.answered, self.cost, self.tried = self._refusal(), False, 0, 0
+        self.ended, self.answered, self.cost, self.looked, self.tried = self._refusal(), False, 0, 0, 0
         self.elsewhere: list[tuple[Tensor, Tensor]] = []
         self.engine = None if self.ended else self._engine()
 
@@ -107,10 +111,11 @@ class SecondOrder:
             self.judgement.results = [self._result(engine, SECOND_ORDER)]
         if stands and not self.verify:
             self.answered = True
-        elif stands and self._stands(engine):
+        elif stands and (survey := self._stands(engine, self._others(engine))) is not None:
             self.answered, self.cost = True, engine.objective.calls
             if self.judgement.results[0].verdict.status is Status.CONVERGED:  # not at infinity
-                self.elsewhere = self._look_around(engine)
+                self.elsewhere = self._look_around(survey)
+                self.looked = engine.objective.calls - self.cost
                 self.engine, engine.lower.limit = engine, self.max_gradients
 
     def _result(self, engine: Engine, name: str) -> Result:
@@ -134,8 +139,8 @@ class SecondOrder:
             gradient=now.gradient,
         )
 
-    def _stands(self, engine: Engine) -> bool:
-        """Verify the only result, where the engine is."""
+    def _stands(self, engine: Engine, others: Tensor) -> Survey | None:
+        """Verify the only result, where the engine is; returns what is seen from it, with F at other x."""
         now, levels, judgement = engine.now, self.levels, self.judgement
         assert now is not None
         assert now.response is not None
@@ -143,7 +148,7 @@ class SecondOrder:
         levels.curvatures = {**engine.shape.curvatures(at), "F_yy": self._upper_curvature(now.y)}
         inverse = engine.shape.inverse(at)
         judgement.pairs = Pairs.sized(TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse)
-        return judgement.confirms(engine.shape, engine.shape.model(at), determined=bool(engine.determined))
+        return judgement.confirms(engine, others)
 
     def _upper_curvature(self, y: Tensor) -> float:
         """The curvature of F in y along its gradient, which tells how far F would move y."""
@@ -156,21 +161,36 @@ class SecondOrder:
 
     # Further attempts
 
-    def _look_around(self, engine: Engine) -> list[tuple[Tensor, Tensor]]:
-        """The best of some x far and near, with their y."""
+    def _others(self, engine: Engine) -> Tensor:
+        """Some x far and near, where these mean something, and points on the ways from the answer to them."""
+        (best,) = self.judgement.results
+        if not self.judgement.searchable:
+            return best.x.new_empty(0, len(best.x))
+        most = max(TUNING.least_look, int(TUNING.look * engine.objective.calls))
+        samples = torch.stack(list(itertools.islice(self.judgement.samples(best.x), most)))
+        return torch.cat([samples, *(best.x + share * (samples - best.x) for share in self._shares)])
+
+    def _look_around(self, survey: Survey) -> list[tuple[Tensor, Tensor]]:
+        """The x of a survey, with their y, from which F does not fall all the way to the answer, those of least F first.
+
+        Where g or Y makes F piecewise smooth, each piece may have a solution of its own, and all x count. Where x has too many
+        coordinates for that, it is one on another side of the answer.
+        """
         (best,) = self.judgement.results
         if not self.judgement.searchable:
             return [(self.judgement.other_side(best.x), best.y)]
-        most = max(TUNING.least_look, int(TUNING.look * self.cost))
-        points = torch.stack(list(itertools.islice(self.judgement.samples(best.x), most)))
-        found: list[tuple[float, Tensor, Tensor]] = []
+        found: list[Look] = []
         with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
-            for F, x, y in engine.look(points, best.y, TUNING.look_accuracy):
-                if math.isfinite(F):
-                    found.append((F, x, y))
-        if len(best.x) == 1 and _falls_towards([*found, (best.F, best.x, best.y)]):
-            return []
-        return [(x, y) for _, x, y in sorted(found, key=lambda point: point[0])]
+            found.extend(survey.upper())
+        if self._shares or len(best.x) == 1:
+            ways = _ways(found, best.x, len(survey.others) // (1 + len(self._shares)))
+            found = [way[-1] for way in ways if not _falls([best.F, *(F for F, _, _ in way)])]
+        return [(x, y) for F, x, y in sorted(found, key=lambda point: point[0]) if math.isfinite(F)]
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """Parts of the ways to other x at which F is looked at: none if F is piecewise smooth, or if all lie on one line."""
+        return () if self.levels.bounded or self.judgement.sizes.x0.numel() == 1 else TUNING.on_the_way
 
     def _next(self, engine: Engine) -> None:
         """Begin the next attempt, if there is one to make."""
@@ -190,7 +210,7 @@ class SecondOrder:
             share = TUNING.repeat_large
         elif not sure:
             least, share = TUNING.least_repeat_several, TUNING.repeat_several
-        return self.cost + max(least, share * self.cost)
+        return self.cost + self.looked + max(least, share * self.cost)
 
     def _arrived(self, engine: Engine) -> bool:
         """Whether the present attempt is about to end at a known solution."""
@@ -254,7 +274,7 @@ class SecondOrder:
             judgement.results = [*before, result]
             return
         judgement.results = [result]
-        self.answered = self._stands(engine)
+        self.answered = self._stands(engine, result.x.new_empty(0, len(result.x))) is not None
         judgement.results = [*judgement.results, *before]
         if not self.answered:
             self.engine = None
@@ -272,8 +292,23 @@ class SecondOrder:
             self.engine.load_state_dict(state["engine"])
 
 
-def _falls_towards(points: list[tuple[float, Tensor, Tensor]]) -> bool:
-    """Whether F falls towards the last of some points from both sides, where x is one number."""
-    end = float(points[-1][1])
-    sides = [sorted((abs(float(x) - end), F) for F, x, _ in points if sign * (float(x) - end) >= 0) for sign in (1, -1)]
-    return all(near <= far for side in sides for (_, near), (_, far) in itertools.pairwise(side))
+def _ways(points: list[Look], x: Tensor, number: int) -> list[list[Look]]:
+    """The points on each of a number of ways away from x, in the order of :meth:`SecondOrder._others`; without unfinished ways.
+
+    Where x is one number, there is a way to each point, over those before it on its side.
+    """
+    if len(x) > 1:
+        ways = [[*points[i + number :: number], points[i]] for i in range(min(number, len(points)))]
+        return [way for way in ways if len(way) > len(TUNING.on_the_way)]
+    sides = [sorted((p for p in points if sign * float(p[1] - x) > 0), key=lambda p: abs(float(p[1] - x))) for sign in (1, -1)]
+    return [side[: i + 1] for side in sides for i in range(len(side))]
+
+
+def _falls(values: list[float]) -> bool:
+    """Whether F never falls along a way, so that it falls all the way back to the answer, which is at its beginning.
+
+    >>> _falls([1.0, 2.0, 4.0]), _falls([1.0, 3.0, 2.0]), _falls([1.0, 0.5])
+    (True, False, False)
+    """
+    least = TUNING.hump * (values[-1] - values[0])
+    return all(not further < nearer - least for nearer, further in itertools.pairwise(values))

@@ -113,10 +113,11 @@ class Tuning:
     # Further attempts of the second-order engine
     look: float = 0.3  # x that are looked at, the best of which are their starts, in units of the evaluations of the first
     least_look: int = 8  # the same at least
-    look_accuracy: float = 1e-3  # of y there
+    on_the_way: tuple[float, ...] = (1 / 3, 2 / 3)  # parts of the ways to them at which F shows whether there is a hump
+    hump: float = 1e-3  # a fall of F away from the answer is a hump if it is more than this part of the whole rise
     repeats: int = 2  # number of attempts
-    repeat: float = 0.5  # evaluations for all of this, in units of those of the first
-    least_repeat: int = 12  # the same at least
+    repeat: float = 1.5  # evaluations for all of them, in units of those of the first
+    least_repeat: int = 24  # the same at least
     most_repeats: int = 8  # these three as long as the best of several solutions was not found often enough
     repeat_several: float = 4.0
     least_repeat_several: int = 100

@@ -12,7 +12,8 @@ from torch.func import vmap
 
 from meha._torch import BREAKDOWNS, backward, pull_back
 from meha._variables import Variable
-from meha.methods._levels import BudgetError
+from meha.methods._levels import BudgetError, LowerPoint
+from meha.methods._verification import in_bowl
 from meha.methods.newton.lower import LowerLevel
 from meha.methods.newton.systems import semidefinite
 from meha.methods.newton.tuning import TUNING
@@ -27,11 +28,13 @@ class Ends(NamedTuple):
         y: the ends, one in each row.
         fallen: by how much f fell on the way.
         solved: whether each is the lowest point of a valley.
+        convex: whether f shows no negative curvature at the start.
     """
 
     y: Tensor
     fallen: Tensor
     solved: Tensor
+    convex: Tensor
 
 
 class Batch:
@@ -64,17 +67,6 @@ class Batch:
                 self.known = elements.count * len(y) <= TUNING.batched_elements
         return self.known
 
-    def convex(self, x: Tensor, y: Tensor) -> bool | None:
-        """Whether f shows no negative curvature in y at all points."""
-        if not self.possible(x[0], y[0]):
-            return None
-        try:
-            _, _, hessians = self._expand(x, y)
-        except (*BREAKDOWNS, RuntimeError):
-            self.known = False
-            return None
-        return semidefinite(hessians, self._lower.eps)
-
     def upper(self, x: Tensor, y: Tensor) -> Tensor | None:
         """F at all points."""
         oracle, begin = self._lower.oracle, time.perf_counter()
@@ -87,45 +79,61 @@ class Batch:
         self._lower.clock.functions += time.perf_counter() - begin
         return F
 
-    def solve(self, x: Tensor, y: Tensor, tol: float) -> Ends | None:
-        """Minimise f over y at all points, from there, by Newton steps with absolute curvatures and backtracking."""
+    def solve(self, x: Tensor, y: Tensor, tol: Tensor, bottom: LowerPoint, reach: Tensor, looks: Tensor) -> Ends | None:
+        """Minimise f over y at all points, from there, by Newton steps with absolute curvatures and backtracking.
+
+        Args:
+            x, y: the points.
+            tol: the accuracy of y in each row, relative to y; infinity for a look at the start alone.
+            bottom: a solution at one x, which a row joins once it is as near as its ``reach``, and f as convex as it must be
+                between them.
+            looks: the rows of which one with negative curvature at its start ends all.
+        """
         if not self.possible(x[0], y[0]):
             return None
         try:
-            return self._solve(x, y, tol)
+            return self._solve(x, y, tol, bottom, reach, looks)
         except BudgetError:
             raise
         except (*BREAKDOWNS, RuntimeError):
             self.known = False
             return None
 
-    def _solve(self, x: Tensor, y: Tensor, tol: float) -> Ends:
+    def _solve(self, x: Tensor, y: Tensor, tol: Tensor, bottom: LowerPoint, reach: Tensor, looks: Tensor) -> Ends:
+        eps = self._lower.eps
         first, gradients, hessians = self._expand(x, y)
-        values, lengths = first, torch.ones_like(first)
-        scale = torch.linalg.vector_norm(y, dim=1).clamp(min=self._lower.largest)
-        steps, convex = _newton(gradients, hessians)
+        convex = semidefinite(hessians, eps)
+        if not bool(convex[looks].all()):
+            return Ends(y, torch.zeros_like(first), torch.zeros_like(convex), convex)
+        values, lengths, (steps, strict) = first, torch.ones_like(first), _newton(gradients, hessians)
+        goals = tol * torch.linalg.vector_norm(y, dim=1).clamp(min=self._lower.largest)
         for _ in range(TUNING.lower_steps):
-            done = torch.linalg.vector_norm(steps, dim=1) <= tol * scale
+            near = torch.linalg.vector_norm(y - bottom.z, dim=1) <= reach
+            noise = bottom.noise + TUNING.rounding * eps * values.abs()
+            joined = near & in_bowl(y, values, gradients, bottom, noise)
+            done = joined | (torch.linalg.vector_norm(steps, dim=1) <= goals)
             if bool((done | ~torch.isfinite(values)).all()):
                 break
             trial = torch.where(done[:, None], y, y + lengths[:, None] * steps)
             new, new_gradients, new_hessians = self._expand(x, trial)
             slopes = (gradients * steps).sum(1)
-            noise = self._lower.eps**TUNING.loose_power * values.abs()
+            noise = eps**TUNING.loose_power * values.abs()
             better = ~done & (new <= values + torch.minimum(TUNING.decrease * lengths * slopes + noise, noise))
             rows = better[:, None]
             y, values = torch.where(rows, trial, y), torch.where(better, new, values)
             gradients = torch.where(rows, new_gradients, gradients)
             hessians = torch.where(rows[:, :, None], new_hessians, hessians)
             lengths = torch.where(better, 1.0, TUNING.shorter * lengths)
-            steps, convex = _newton(gradients, hessians)
-        return Ends(y, first - values, done & convex & torch.isfinite(values))
+            steps, strict = _newton(gradients, hessians)
+        solved = joined | (done & strict & torch.isfinite(values))
+        y = torch.where(joined[:, None], bottom.z, torch.where((solved & torch.isfinite(tol))[:, None], y + steps, y))
+        return Ends(y, first - torch.where(joined, bottom.smooth, values), solved, convex)
 
     def _expand(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """f, its gradients, and its Hessians in y."""
         lower, begin = self._lower, time.perf_counter()
         counts, n = lower.oracle.counts, y.shape[1]
-        if counts.lower + counts.hvp >= lower.limit:
+        if counts.lower + counts.hvp + len(y) > lower.limit:
             raise BudgetError
         with torch.enable_grad():
             at = y.detach().requires_grad_()
@@ -134,10 +142,10 @@ class Batch:
         assert gradients is not None
         counts.lower += len(y)
         known = lower.hessians
-        if known.constant and known.matrix is not None:
-            hessians = known.matrix.expand(len(y), n, n)
-        elif not gradients.requires_grad:
+        if not gradients.requires_grad:
             hessians = torch.zeros(len(y), n, n, dtype=y.dtype, device=y.device)
+        elif known.constant and known.matrix is not None and self._same(gradients, at, known.matrix):
+            hessians = known.matrix.expand(len(y), n, n)
         else:
             units = torch.eye(n, dtype=y.dtype, device=y.device)[:, None].expand(n, len(y), n)
             rows: Tensor = vmap(lambda unit: cast("Tensor", pull_back((gradients,), (unit,), (at,))[0]))(units)
@@ -145,6 +153,14 @@ class Batch:
             counts.hvp += len(y) * n
         lower.clock.functions += time.perf_counter() - begin
         return values.detach(), gradients.detach(), hessians
+
+    def _same(self, gradients: Tensor, y: Tensor, matrix: Tensor) -> bool:
+        """Whether products show that all Hessians are the same matrix, which is symmetric."""
+        known = self._lower.hessians
+        probe = known.probe(matrix)
+        (products,) = pull_back((gradients,), (probe.expand_as(y),), (y,))
+        self._lower.oracle.counts.hvp += len(y)
+        return products is not None and known.agrees(matrix, products, probe)
 
     def _variables(self, x: Tensor, y: Tensor) -> tuple[Variable, Variable]:
         flat_x, flat_y = self._lower.flat_x, self._lower.flat_y

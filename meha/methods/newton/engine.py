@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from meha._second_order import Clock, Flat
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable
 from meha._verdicts import Status, Verdict
-from meha.methods._levels import BudgetError
+from meha.methods._levels import BudgetError, LowerPoint
 from meha.methods._quasi_newton import size as norm
+from meha.methods._verification import Origin, Quadratic
 from meha.methods.newton.batch import Batch
 from meha.methods.newton.domain import Domain
 from meha.methods.newton.ending import Signs, Trail
@@ -27,6 +28,7 @@ from meha.methods.newton.lower import LowerLevel
 from meha.methods.newton.quasi_newton import Memory, search, shortest_combination
 from meha.methods.newton.shape import Shape
 from meha.methods.newton.surroundings import Surroundings
+from meha.methods.newton.survey import Survey
 from meha.methods.newton.tuning import TUNING
 
 __all__ = ["Engine"]
@@ -68,7 +70,7 @@ class Engine:
         self.domain = Domain(oracle, self.flat_x)
         self.memory = Memory()
         self.batch = Batch(self.lower)
-        self.shape = Shape(self.lower, self.batch)
+        self.shape = Shape(self.lower)
         self.surroundings = Surroundings(self.objective, self.domain, self.memory, self.eps, self._note)
         self.start: tuple[Tensor, Tensor] | None = None
         self._clear()
@@ -93,19 +95,10 @@ class Engine:
         self._clear()
         self.start, self.tol, self.objective.limit = (x, y), tol, allowed
 
-    def look(self, points: Tensor, y: Tensor, accuracy: float) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """F, x and y at some x, where y is a guess; F is infinite where the lower level was not solved."""
-        ends = self.batch.solve(points, y.expand(len(points), -1), accuracy)
-        values = None if ends is None else self.batch.upper(points, ends.y)
-        for i, x in enumerate(points):
-            if ends is not None and values is not None and bool(ends.solved[i]):
-                self.objective.count()
-                F, end = float(values[i]), ends.y[i]
-            else:
-                self.lower.accuracy = accuracy
-                F, end = self.objective.look(x, y)
-                self.lower.accuracy = self.lower.tol
-            yield (F if math.isfinite(F) else math.inf), x, end
+    def survey(self, bottom: LowerPoint, origins: Sequence[Origin], far: tuple[Tensor, Tensor], others: Tensor) -> Survey:
+        """What is seen from the last point, where f is ``bottom``."""
+        assert self.now is not None
+        return Survey(self.objective, self.batch, self.now.x, bottom, origins, far, others)
 
     def advance(self) -> Numbers:
         """Take a step, and put the point into the variables; after a restart, the first one only evaluates the start."""
@@ -303,6 +296,13 @@ class Engine:
                 return lower
             self.verdict = signs.converged(kink=stuck or weak > 0)
         return now
+
+    @property
+    def model(self) -> Quadratic | None:
+        """f around the last point, if it seems to be a convex quadratic function of y."""
+        assert self.now is not None
+        assert self.now.response is not None
+        return self.shape.model(self.now.response.at)
 
     @property
     def determined(self) -> bool | None:

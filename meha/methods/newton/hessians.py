@@ -54,8 +54,8 @@ class Hessians:
 
     def still_quadratic(self, at: Expansion) -> bool:
         """Check at a point that the Hessian is what it was taken for."""
-        probe = self._probe(at.y)
-        if self.matrix is None or not self._agrees(self.matrix, at.product(probe, g=False), probe):
+        probe = self.probe(at.y)
+        if self.matrix is None or not self.agrees(self.matrix, at.product(probe, g=False), probe):
             self.quadratic, self.constant = False, False
         return bool(self.quadratic)
 
@@ -67,9 +67,9 @@ class Hessians:
         same_x = self._x is at.x
         if self.quadratic and same_x:
             return known
-        probe = self._probe(at.y)
+        probe = self.probe(at.y)
         if self.quadratic is not False and not (self.varies and not same_x):
-            if self._agrees(known, at.product(probe, g=False), probe):
+            if self.agrees(known, at.product(probe, g=False), probe):
                 self.quadratic, self.constant = True, self.constant or not same_x
                 self._x = at.x
                 return known
@@ -84,8 +84,8 @@ class Hessians:
     def _computed(self, at: Expansion) -> Tensor:
         """The Hessian by formulas of losses, if these are all that matters and the fixed vector agrees; else by its rows."""
         if self.formulas and len(at.y) >= TUNING.formulas:
-            matrix, probe = at.by_formula(), self._probe(at.y)
-            if matrix is not None and self._agrees(matrix, at.product(probe, g=False), probe):
+            matrix, probe = at.by_formula(), self.probe(at.y)
+            if matrix is not None and self.agrees(matrix, at.product(probe, g=False), probe):
                 return matrix
             self.formulas = False
         return at.rows()
@@ -94,9 +94,10 @@ class Hessians:
         self.matrix, self._x = matrix, at.x
         return matrix
 
-    def _agrees(self, matrix: Tensor, product: Tensor, vector: Tensor) -> bool:
+    def agrees(self, matrix: Tensor, product: Tensor, vector: Tensor) -> bool:
+        """Whether products of a Hessian, or of each of several, with a vector are those of a matrix."""
         expected = matrix @ vector
-        change = float(torch.linalg.vector_norm(product - expected))
+        change = float(torch.linalg.vector_norm(product - expected, dim=-1).max())
         return change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
 
     def _updated(self, at: Expansion, known: Tensor, probe: Tensor) -> Tensor | None:
@@ -113,7 +114,7 @@ class Hessians:
         products = at.products(vectors)
         changes = products[:-1] - vectors[:-1] @ known
         new = known + torch.where(pattern, changes[group].T, 0.0)
-        if self._agrees(new, products[-1], probe):
+        if self.agrees(new, products[-1], probe):
             return new
         self.groups = None
         return None
@@ -138,7 +139,7 @@ class Hessians:
             setattr(self, name, state[name])
         self._x = self._vectors = None
 
-    def _probe(self, y: Tensor) -> Tensor:
+    def probe(self, y: Tensor) -> Tensor:
         """A fixed vector without zeros."""
         if self._fixed is None:
             self._fixed = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()

@@ -325,10 +325,10 @@ class LowerLevel:
     def first_step(self, at: Expansion) -> float:
         """The inverse of the largest curvature of f, by power steps."""
         v = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
-        size = 0.0
+        size, matrix = 0.0, self.hessians.matrix if self.hessians.known_at(at.x) else None
         for _ in range(TUNING.probes):
             v = v / torch.linalg.vector_norm(v)
-            v = at.product(v, g=False)
+            v = at.product(v, g=False) if matrix is None else matrix @ v
             size = float(torch.linalg.vector_norm(v))
             if not size:
                 break

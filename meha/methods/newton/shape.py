@@ -1,4 +1,4 @@
-"""Shape: what the lower level looks like around a solution and far from it, which a search of other valleys asks."""
+"""Shape: what the lower level looks like around a solution, which a search of other valleys asks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from meha._second_order import Expansion
 from meha.methods._verification import Quadratic
-from meha.methods.newton.batch import Batch, Ends
 from meha.methods.newton.faces import Face
 from meha.methods.newton.lower import LowerLevel, Response
 from meha.methods.newton.systems import factorise, semidefinite
@@ -19,15 +18,14 @@ __all__ = ["Shape"]
 
 
 class Shape:
-    """Curvatures of the lower level, at one point or at several.
+    """Curvatures of the lower level at a solution.
 
     Args:
         lower: the lower level.
-        batch: takes several points at once, where that is possible.
     """
 
-    def __init__(self, lower: LowerLevel, batch: Batch) -> None:
-        self._lower, self._batch = lower, batch
+    def __init__(self, lower: LowerLevel) -> None:
+        self._lower = lower
 
     def curvatures(self, at: Expansion) -> dict[str, float]:
         """Norms of second derivatives of f at a point, from below."""
@@ -53,27 +51,7 @@ class Shape:
         hessian = lower.hessians.matrix
         if hessian is None or not lower.hessians.known_at(at.x):
             return None
-        return Quadratic(lambda v: hessian @ v) if semidefinite(hessian, lower.eps) else None
-
-    def convex(self, x: Tensor, y: Tensor) -> bool:
-        """Whether f shows no negative curvature at points, one in each row, and g has none anywhere."""
-        if self._lower.oracle.problem.g.rho:
-            return False
-        together = self._batch.convex(x, y)
-        return all(self._convex(*point) for point in zip(x, y, strict=True)) if together is None else together
-
-    def _convex(self, x: Tensor, y: Tensor) -> bool:
-        lower = self._lower
-        at = lower.expand(lower.flat_x.at(x), y)
-        if lower.flat_y.size > 2 * TUNING.looking_steps and lower.hessians.groups is None:
-            right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
-            _, _, positive = lower.iterate(at, Face(), right, lower.tol, TUNING.looking_steps, None)
-            return positive
-        return semidefinite(lower.hessians.at(at), lower.eps)
-
-    def descend(self, x: Tensor, y: Tensor) -> Ends | None:
-        """Descents of f at one x from several y at once; None where that is not possible."""
-        return self._batch.solve(x.expand(len(y), -1), y, TUNING.descended)
+        return Quadratic(lambda v: hessian @ v) if bool(semidefinite(hessian, lower.eps)) else None
 
     def determines(self, response: Response, weak: Tensor) -> bool | None:
         """Whether f + g is strictly convex on the face of y, and f on the face with the ``weak`` coordinates.

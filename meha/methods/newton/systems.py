@@ -125,17 +125,16 @@ def factorise(matrix: Tensor, face: Face, clock: Clock) -> Factor:
     return result
 
 
-def semidefinite(hessians: Tensor, eps: float) -> bool:
+def semidefinite(hessians: Tensor, eps: float) -> Tensor:
     """Whether a matrix, or each of several, has no negative eigenvalue, beyond rounding.
 
-    >>> semidefinite(torch.eye(2), 1e-7), semidefinite(torch.stack([torch.eye(2), -torch.eye(2)]), 1e-7)
-    (True, False)
+    >>> semidefinite(torch.stack([torch.eye(2), -torch.eye(2)]), 1e-7)
+    tensor([ True, False])
     """
     n = hessians.shape[-1]
     shift = TUNING.singular * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
     eye = torch.eye(n, dtype=hessians.dtype, device=hessians.device)
-    _, info = torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye)
-    return not bool(info.any())
+    return torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye).info == 0
 
 
 def conjugate_gradients(

@@ -24,6 +24,7 @@ class Tuning:
     batched: int = 40  # most unknowns for which several points are taken at once
     batched_elements: float = 3e5  # most unknowns times numbers in the graph of f for that: beyond, numbers take the time
     descended: float = 1e-6  # accuracy of y at the end of descents that go together: two valleys are further apart
+    look_accuracy: float = 1e-3  # of y at other x, whose F only ranks them
     # The lower level
     lower_power: float = 2 / 3  # y is found to this power of eps, relative to y: rounding of gradients allows it
     loose_power: float = 0.5  # where rounding ends the solve, it counts as solved at this power of eps; it is also the size of

@@ -1,0 +1,104 @@
+"""Survey: what is seen from a solution, which tells whether it may be the only one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from meha.methods._levels import LowerPoint
+from meha.methods._quasi_newton import size
+from meha.methods._verification import JOINED, Origin
+from meha.methods.newton.batch import Batch, Ends
+from meha.methods.newton.faces import Face
+from meha.methods.newton.hyper import HyperObjective
+from meha.methods.newton.systems import semidefinite
+from meha.methods.newton.tuning import TUNING
+
+__all__ = ["Survey"]
+
+
+class Survey:
+    """Curvatures of f far from a solution, ends of descents of f at its x, and F at other x.
+
+    Where a batch is possible, it finds all of them at once. Elsewhere each is found when it is asked for.
+
+    Args:
+        objective, batch: the hyper-objective, and what takes several points at once.
+        x: that of the solution.
+        bottom: f at the solution y.
+        origins: where descents at x begin.
+        far: other x, one in each row, and a y for each, at which f should be convex.
+        others: the x, one in each row, at which F is of interest.
+    """
+
+    def __init__(
+        self,
+        objective: HyperObjective,
+        batch: Batch,
+        x: Tensor,
+        bottom: LowerPoint,
+        origins: Sequence[Origin],
+        far: tuple[Tensor, Tensor],
+        others: Tensor,
+    ) -> None:
+        self._objective, self._batch, self._lower = objective, batch, objective.lower
+        self._x, self._bottom, self._origins, self._far, self.others = x, bottom, origins, far, others
+        first = len(far[0]) + sum(not origin.random for origin in origins)
+        self._here = slice(first, first + len(far[0]))  # the rows of the first random starts
+        self._ends = self._together()
+
+    def _together(self) -> Ends | None:
+        """The ends of all at once: far points, where nothing is to be done, descents at x, and the lower level at other x."""
+        (far_x, far_y), y, others, origins = self._far, self._bottom.z, self.others, self._origins
+        x = torch.cat([far_x, self._x.expand(len(origins), -1), others])
+        starts = torch.cat([far_y, torch.stack([origin.y for origin in origins]), y.expand(len(others), -1)])
+        tol = [math.inf] * len(far_x) + [TUNING.descended] * len(origins) + [TUNING.look_accuracy] * len(others)
+        reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [0.0] * len(others)
+        looks = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        looks[: len(far_x)] = looks[self._here] = True
+        return self._batch.solve(x, starts, y.new_tensor(tol), self._bottom, y.new_tensor(reach), looks)
+
+    def convex(self, *, far: bool) -> bool:
+        """Whether f shows no negative curvature, at far points or at random points of x, and g has none anywhere."""
+        if self._lower.oracle.problem.g.rho:
+            return False
+        if self._ends is not None:
+            return bool(self._ends.convex[slice(len(self._far[0])) if far else self._here].all())
+        random = [(self._x, origin.y) for origin in self._origins if origin.random]
+        return all(self._convex(*point) for point in (zip(*self._far, strict=True) if far else random[: len(self._far[0])]))
+
+    def _convex(self, x: Tensor, y: Tensor) -> bool:
+        lower = self._lower
+        at = lower.expand(lower.flat_x.at(x), y)
+        if lower.flat_y.size > 2 * TUNING.looking_steps and lower.hessians.groups is None:
+            right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
+            _, _, positive = lower.iterate(at, Face(), right, lower.tol, TUNING.looking_steps, None)
+            return positive
+        return bool(semidefinite(lower.hessians.at(at), lower.eps))
+
+    def descents(self, scale: float) -> list[float] | None:
+        """By how much f fell in each descent that ended at y, and NaN for the others; None where they were not made."""
+        if self._ends is None:
+            return None
+        begin, end = len(self._far[0]), len(self._ends.y) - len(self.others)
+        rows = zip(*(part[begin:end] for part in self._ends[:3]), strict=True)
+        same = [(bool(solved) and size(y - self._bottom.z) <= JOINED * scale, float(fallen)) for y, fallen, solved in rows]
+        return [fallen if joined else math.nan for joined, fallen in same]
+
+    def upper(self) -> Iterator[tuple[float, Tensor, Tensor]]:
+        """F, x and y at the other x; F is infinite where the lower level was not solved."""
+        lower, begin = self._lower, -len(self.others)
+        y = None if self._ends is None else self._ends.y[begin:]
+        values = None if y is None or not len(y) else self._batch.upper(self.others, y)
+        for i, x in enumerate(self.others):
+            if y is not None and values is not None and self._ends is not None and bool(self._ends.solved[begin + i]):
+                self._objective.count()
+                F, end = float(values[i]), y[i]
+            else:
+                lower.accuracy = TUNING.look_accuracy
+                F, end = self._objective.look(x, self._bottom.z)
+                lower.accuracy = lower.tol
+            yield (F if math.isfinite(F) else math.inf), x, end

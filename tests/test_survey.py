@@ -1,0 +1,193 @@
+"""What the default looks at before it says "converged": several points at once, and the ways to other x."""
+
+import math
+
+import pytest
+import torch
+
+import meha
+from meha._oracle import Oracle
+from meha._variables import Variable
+from meha.methods._levels import Levels
+from meha.methods._verification import Origin
+from meha.methods.continuation.second_order import _falls, _ways
+from meha.methods.newton import Engine
+from meha.sets import Box
+
+F64 = torch.float64
+
+
+def finished(problem, x0, y0):
+    """The engine at the end of its first attempt."""
+    x, y = Variable(x0.clone(), "x"), Variable(y0.clone(), "y")
+    engine = Engine(Oracle(problem, x, y), x, y, 1e-6)
+    with torch.no_grad():
+        while engine.verdict is None:
+            engine.advance()
+    return engine
+
+
+def survey(engine, far=None, others=None, starts=(0.5, -0.5)):
+    """What is seen from the end of an engine: looks at some points, descents from around y, and other x."""
+    levels = Levels(engine.oracle, engine.flat_x.variable, engine.flat_y.variable)
+    levels.move(engine.now.x)
+    y = engine.now.y
+    origins = [Origin(y + start, 0.1 * abs(start) * math.sqrt(len(y)), random=True) for start in starts]
+    far = far or (engine.now.x[None], y[None])
+    return engine.survey(levels.lower(y), origins, far, engine.now.x[None][:0] if others is None else others)
+
+
+def logistic(n=4):
+    generator = torch.Generator().manual_seed(1)
+    A = torch.randn(30, n, generator=generator, dtype=F64)
+    b = (A.sum(1) + torch.randn(30, generator=generator, dtype=F64)).sign()
+
+    def loss(y):
+        return torch.nn.functional.softplus(-b[:20] * (A[:20] @ y)).mean()
+
+    return meha.Problem(
+        lambda x, y: torch.nn.functional.softplus(-b[20:] * (A[20:] @ y)).mean(),
+        lambda x, y: loss(y) + 0.5 * (x.exp() * y.square()).sum(),
+        x_set=Box(-6.0, 3.0),
+    )
+
+
+X0, Y0 = torch.zeros(4, dtype=F64), torch.zeros(4, dtype=F64)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "quadratic"])
+def test_a_batch_finds_what_single_solves_find(kind):
+    problem = logistic()
+    if kind == "quadratic":
+        target = torch.arange(1.0, 5.0, dtype=F64)
+        problem = meha.Problem(lambda x, y: (y - target).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
+    engine = finished(problem, X0, Y0)
+    others = torch.stack([engine.now.x + 0.5, engine.now.x - 0.5, engine.now.x * 0.3])
+    seen = survey(engine, others=others)
+    assert seen._ends is not None
+    assert all(math.isfinite(fallen) for fallen in seen.descents(1.0))
+    for F, x, y in seen.upper():
+        expected = engine.objective(x, engine.now.y)
+        assert pytest.approx(expected.F, rel=1e-5) == F
+        assert torch.allclose(y, expected.y, rtol=1e-3, atol=1e-4)
+
+
+def branches(x, y):
+    return (y - x).square().sum() if bool(x.sum() > -1e9) else y.sum()
+
+
+def random_numbers(x, y):
+    torch.rand(2)
+    return (y - x).square().sum() + 0 * torch.rand(2, dtype=F64).sum()
+
+
+@pytest.mark.parametrize("lower", [branches, random_numbers])
+def test_what_torch_cannot_map_over_a_batch_is_taken_one_by_one(lower):
+    problem = meha.Problem(lambda x, y: (y - 2).square().sum() + x.square().sum(), lower)
+    engine = finished(problem, X0, Y0)
+    seen = survey(engine, others=engine.now.x[None] + 1)
+    assert seen._ends is None
+    assert seen.descents(1.0) is None
+    assert seen.convex(far=True)
+    ((F, x, y),) = seen.upper()
+    assert pytest.approx(float(problem.upper(x, y))) == F
+    solution = meha.solve(problem, X0, Y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert torch.allclose(solution.x, torch.ones(4, dtype=F64), atol=1e-5)
+
+
+def test_many_unknowns_are_not_taken_at_once():
+    problem = meha.Problem(lambda x, y: (y - 2).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
+    engine = finished(problem, torch.zeros(1, dtype=F64), torch.zeros(41, dtype=F64))
+    assert survey(engine)._ends is None
+    assert not engine.batch.known
+
+
+def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation():
+    """At the end f is convex in y, at other x it has two valleys."""
+    problem = meha.Problem(
+        lambda x, y: (x - 2).square().sum() + (y - 0.1).square().sum(),
+        lambda x, y: (0.25 * y.pow(4) + 0.5 * x * y.square() - 0.1 * y).sum(),
+        x_set=Box(-3.0, 3.0),
+    )
+    x0, y0 = torch.full((1,), 1.5, dtype=F64), torch.zeros(1, dtype=F64)
+    engine = finished(problem, x0, y0)
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert survey(engine).convex(far=True)
+    assert not survey(engine, far=(torch.full((1, 1), -2.0, dtype=F64), torch.zeros(1, 1, dtype=F64))).convex(far=True)
+    solution = meha.solve(problem, x0, y0)
+    assert "upper level first" in solution.report["starts"]
+    assert solution.status is meha.Status.CONVERGED
+
+
+def test_a_quadratic_function_that_bends_far_away_is_seen():
+    """f is quadratic on all points that Newton meets; the constant Hessian is not taken for that of far points."""
+    problem = meha.Problem(
+        lambda x, y: (y - 0.5).square().sum() + 0.01 * x.square().sum(),
+        lambda x, y: (y - x).square().sum() - 4 * (y.abs() - 3).clamp(min=0).square().sum(),
+    )
+    engine = finished(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.lower.hessians.constant
+    assert survey(engine).convex(far=True)
+    assert not survey(engine, far=(engine.now.x[None], torch.full((1, 1), 5.0, dtype=F64))).convex(far=True)
+
+
+def test_the_other_sign_of_y_is_tried():
+    """f is even in y: from y0 the engine ends in the valley that F likes less, and F would gain by the other sign."""
+    problem = meha.Problem(
+        lambda x, y: (y + 1).square().sum() + 0.1 * x.square().sum(), lambda x, y: (y.square() - 4 - x).square().sum()
+    )
+    solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.full((3,), 2.0, dtype=F64))
+    assert bool((solution.y < 0).all())
+
+
+def test_descents_that_end_elsewhere_are_not_lost_where_the_budget_ends():
+    """A batch may take more gradients than a search is allowed; what it found still counts."""
+    problem = meha.Problem(
+        lambda x, y: (y - torch.tensor([1.0, -3.0], dtype=F64)).square().sum() + x.square().sum(),
+        lambda x, y: (y[0].square() - 1).square() + (y[1] - x.sum()).square() + 0.1 * y[0],
+    )
+    engine = finished(problem, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
+    fallen = survey(engine, starts=(0.2, -2.5)).descents(1.0)
+    assert math.isfinite(fallen[0])
+    assert math.isnan(fallen[1])
+
+
+def test_ways_to_other_x():
+    look = [
+        (float(i), torch.full((2,), float(i)), torch.zeros(1)) for i in range(6)
+    ]  # samples 0, 1; then two points on each way
+    assert [[F for F, _, _ in way] for way in _ways(look, torch.zeros(2), 2)] == [[2.0, 4.0, 0.0], [3.0, 5.0, 1.0]]
+    assert _ways(look[:4], torch.zeros(2), 2) == []  # unfinished
+    line = [(F, torch.tensor([x]), torch.zeros(1)) for F, x in ((3.0, 2.0), (1.0, 1.0), (5.0, -1.0))]
+    assert [[F for F, _, _ in way] for way in _ways(line, torch.zeros(1), 3)] == [[1.0], [1.0, 3.0], [5.0]]
+    assert _falls([0.0, 1.0, math.inf])
+    assert not _falls([0.0, -1.0])
+    assert not _falls([0.0, 2.0, 1.0])
+
+
+def two_basins(x, y):
+    """F of x = y: a wide basin at 3, and a lower one at -3, behind a hump."""
+    return (0.05 * (y.square() - 9).square() + 0.5 * y).sum()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_better_solution_behind_a_hump_is_found(n):
+    problem = meha.Problem(two_basins, lambda x, y: (y - x).square().sum())
+    solution = meha.solve(problem, torch.full((n,), 2.5, dtype=F64), torch.zeros(n, dtype=F64))
+    assert bool((solution.x < 0).all())
+
+
+def test_without_humps_there_is_one_attempt():
+    solution = meha.solve(logistic(), X0, Y0)
+    assert solution.status is meha.Status.CONVERGED
+    assert "starts" not in solution.report
+
+
+def test_an_optimum_at_infinity_needs_no_passes():
+    entry = next(entry for entry in meha.problems.collection() if entry.name == "ridge, weight per feature, no bounds")
+    problem = entry.make()
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.status is meha.Status.AT_INFINITY
+    assert solution.report["engine"].startswith("second order")
+    assert "starts" not in solution.report
