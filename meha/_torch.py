@@ -40,6 +40,7 @@ __all__ = [
     "foreach_sub_",
     "fsdp_dtype",
     "has_gradient_hook",
+    "in_transform",
     "is_view",
     "norm_operation",
     "plain_name",
@@ -86,6 +87,11 @@ def pull_back(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: S
     return _engine_run_backward(
         tuple(outputs), tuple(cotangents), True, False, tuple(leaves), allow_unreachable=True, accumulate_grad=False
     )
+
+
+def in_transform(tensor: Tensor) -> bool:
+    """Whether a tensor is inside of a transform such as ``torch.func.vmap``, where only functions of torch itself work."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 class LazyModule:

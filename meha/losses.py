@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy, huber_loss, logsigmoid, one_hot
 from meha._checks import check_count
 from meha._data_matrix import by_columns, check_data, check_targets, gram, shown, some, stored
 from meha._recording import record
+from meha._torch import in_transform
 
 __all__ = ["Huber", "LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
 
@@ -173,7 +174,7 @@ class LeastSquares(LinearModelLoss):
 
     def _total(self, y: Tensor) -> Tensor:
         if self._quadratic is not None:
-            return _Quadratic.apply(y, *self._quadratic)
+            return _quadratic(y, *self._quadratic) if in_transform(y) else _Quadratic.apply(y, *self._quadratic)
         residual = _affine(self._minus_b, self.A, y).reshape(-1)
         return torch.dot(residual, residual) * (0.5 * self._scale)
 
@@ -368,8 +369,14 @@ class Softmax(LinearModelLoss):
         return cross_entropy(self.A @ y, self.labels, reduction=reduction)
 
 
+def _quadratic(y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
+    """value + <gradient, d> + <d, G d> / 2 with d = y - center."""
+    d = y - center
+    return value + 0.5 * (d * (_affine(gradient, G, d) + gradient)).sum()
+
+
 class _Quadratic(torch.autograd.Function):
-    """value + <gradient, d> + <d, G d> / 2 with d = y - center; the product G d gives both value and derivative."""
+    """The same in less time: the product G d gives both value and derivative."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:

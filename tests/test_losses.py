@@ -341,3 +341,12 @@ def test_example_on_the_page_prints_what_it_says(capsys):
     example, printed = (PAGE.read_text().split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "text"))
     exec(example, {})
     assert capsys.readouterr().out == printed
+
+
+def test_least_squares_works_inside_of_transforms_of_torch():
+    """torch.func does not take the quick derivative of our own, and needs none."""
+    generator = torch.Generator().manual_seed(2)
+    A, b = torch.randn(20, 3, generator=generator), torch.randn(20, generator=generator)
+    loss, points = LeastSquares(A, b), torch.randn(4, 3, generator=generator)
+    assert torch.allclose(torch.func.vmap(loss)(points), torch.stack([loss(y) for y in points]))
+    assert torch.allclose(torch.func.jacrev(torch.func.jacrev(loss))(points[0]), A.T @ A / 20, atol=1e-5)

@@ -158,7 +158,6 @@ def test_ways_to_other_x():
         (float(i), torch.full((2,), float(i)), torch.zeros(1)) for i in range(6)
     ]  # samples 0, 1; then two points on each way
     assert [[F for F, _, _ in way] for way in _ways(look, torch.zeros(2), 2)] == [[2.0, 4.0, 0.0], [3.0, 5.0, 1.0]]
-    assert _ways(look[:4], torch.zeros(2), 2) == []  # unfinished
     line = [(F, torch.tensor([x]), torch.zeros(1)) for F, x in ((3.0, 2.0), (1.0, 1.0), (5.0, -1.0))]
     assert [[F for F, _, _ in way] for way in _ways(line, torch.zeros(1), 3)] == [[1.0], [1.0, 3.0], [5.0]]
     assert _falls([0.0, 1.0, math.inf])

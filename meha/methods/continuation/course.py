@@ -139,6 +139,8 @@ class Course:
         lines["course"], lines["accuracy"], lines["time"] = best.course, best.accuracy, str(self.levels.clock)
         if best.evidence is not None:
             lines["lower"] = str(best.evidence)
+        if best.second_order and self.second_order is not None and self.second_order.seen:
+            lines["elsewhere"] = self.second_order.seen
         if best.fresh is not None:
             lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
         if len(judgement.results) == len(passes) == 2 and judgement.agree(*passes):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from meha._running import Numbers
-from meha._torch import BREAKDOWNS
 from meha._verdicts import Status
 from meha.methods._levels import BudgetError, Levels
 from meha.methods._quasi_newton import Pairs, size
@@ -28,7 +27,7 @@ __all__ = ["SecondOrder"]
 Look = tuple[float, Tensor, Tensor]
 """F, x and y."""
 
-SAVED = ("ended", "answered", "cost", "looked", "tried", "elsewhere")
+SAVED = ("ended", "answered", "cost", "spent", "looked", "tried", "elsewhere", "seen")
 
 
 class SecondOrder:
@@ -47,13 +46,17 @@ class SecondOrder:
         ended: how it ended, or why it was not used, in words.
         answered: whether its answer stands, so that nothing has to follow.
         cost, looked: evaluations of the hyper-objective in the attempt from the start, and in looks at other x.
+        spent: gradients of f, and products with its Hessian, in the attempt from the start.
         tried: number of further attempts.
         elsewhere: x and y from which more begin.
+        seen: how F changes between the answer and other x, in words; empty where this was not found out.
     """
 
     def __init__(self, levels: Levels, judgement: Judgement, verify: bool, max_gradients: int) -> None:
         self.levels, self.judgement, self.verify, self.max_gradients = levels, judgement, verify, max_gradients
-        self.ended, self.answered, self.cost, self.looked, self.tried = self._refusal(), False, 0, 0, 0
+        self.ended, self.answered = self._refusal(), False
+        self.cost = self.spent = self.looked = self.tried = 0
+        self.seen = ""
         self.elsewhere: list[tuple[Tensor, Tensor]] = []
         self.engine = None if self.ended else self._engine()
 
@@ -73,7 +76,7 @@ class SecondOrder:
         return f"not used with {unknown}, whose faces are curved or unknown" if unknown else ""
 
     def _engine(self) -> Engine:
-        levels, allowed = self.levels, TUNING.share_first * self.max_gradients
+        levels, allowed = self.levels, TUNING.share_engine * self.max_gradients
         return Engine(levels.oracle, levels.x, levels.y, self.tol, allowed, levels.clock)
 
     def advance(self, engine: Engine) -> Numbers:
@@ -100,23 +103,31 @@ class SecondOrder:
         The nearest of them, if that is meant, is then not known, and the point is no result.
         """
         assert engine.verdict is not None
-        self.engine, self.ended = None, f"{engine.verdict.message} {engine}"
+        self.engine, self.ended, self.spent = None, f"{engine.verdict.message} {engine}", self.levels.spent
         if engine.verdict.status is not Status.CONVERGED:
             return
         determined, nearest = engine.determined, self.levels.oracle.selection.vanishes
         stands = not nearest if determined is None else determined
-        if not stands:
-            self.ended = f"The lower level may have other solutions nearby. {engine}"
         if stands or not nearest:
             self.judgement.results = [self._result(engine, SECOND_ORDER)]
-        if stands and not self.verify:
+        if not stands:
+            self.ended = f"The lower level may have other solutions nearby. {engine}"
+        elif not self.verify:
             self.answered = True
-        elif stands and (survey := self._stands(engine, self._others(engine))) is not None:
-            self.answered, self.cost = True, engine.objective.calls
-            if self.judgement.results[0].verdict.status is Status.CONVERGED:  # not at infinity
-                self.elsewhere = self._look_around(survey)
-                self.looked = engine.objective.calls - self.cost
-                self.engine, engine.lower.limit = engine, self.max_gradients
+        else:
+            self._verify(engine)
+
+    def _verify(self, engine: Engine) -> None:
+        """See whether the only result stands, and from which x attempts may lead to another one."""
+        others = self._others(engine)
+        survey = self._stands(engine, torch.cat(others))
+        if survey is None:
+            return
+        self.answered, self.cost = True, engine.objective.calls
+        if self.judgement.results[0].verdict.status is Status.CONVERGED:  # not at infinity
+            self.elsewhere = self._look_around(survey.upper(), len(others[0]))
+            self.looked = engine.objective.calls - self.cost
+            self.engine, engine.lower.limit = engine, self.max_gradients
 
     def _result(self, engine: Engine, name: str) -> Result:
         now = engine.now
@@ -161,36 +172,39 @@ class SecondOrder:
 
     # Further attempts
 
-    def _others(self, engine: Engine) -> Tensor:
-        """Some x far and near, where these mean something, and points on the ways from the answer to them."""
+    def _others(self, engine: Engine) -> list[Tensor]:
+        """Some x far and near, where these mean something, and points on the ways from the answer to them.
+
+        Where g or Y makes F piecewise smooth, a way tells nothing, since each piece may have a solution of its own. Where x is
+        one number, all ways lie on one line.
+        """
         (best,) = self.judgement.results
         if not self.judgement.searchable:
-            return best.x.new_empty(0, len(best.x))
+            return [best.x.new_empty(0, len(best.x))]
         most = max(TUNING.least_look, int(TUNING.look * engine.objective.calls))
         samples = torch.stack(list(itertools.islice(self.judgement.samples(best.x), most)))
-        return torch.cat([samples, *(best.x + share * (samples - best.x) for share in self._shares)])
+        if self.levels.bounded or len(best.x) == 1:
+            return [samples]
+        shares = TUNING.on_the_way if engine.batch.possible(best.x, best.y) else TUNING.half_way
+        return [samples, *(best.x + share * (samples - best.x) for share in shares)]
 
-    def _look_around(self, survey: Survey) -> list[tuple[Tensor, Tensor]]:
-        """The x of a survey, with their y, from which F does not fall all the way to the answer, those of least F first.
+    def _look_around(self, looks: list[Look], number: int) -> list[tuple[Tensor, Tensor]]:
+        """Where attempts begin: x and y from which F does not fall all the way to the answer, those of least F first.
 
-        Where g or Y makes F piecewise smooth, each piece may have a solution of its own, and all x count. Where x has too many
-        coordinates for that, it is one on another side of the answer.
+        Where ways tell nothing, they are all x that were looked at, and where these mean nothing, one on another side of the
+        answer.
+
+        Args:
+            looks: what was found at the other x, with those on the ways.
+            number: that of the ways.
         """
         (best,) = self.judgement.results
         if not self.judgement.searchable:
             return [(self.judgement.other_side(best.x), best.y)]
-        found: list[Look] = []
-        with contextlib.suppress(BudgetError, RuntimeError, *BREAKDOWNS):
-            found.extend(survey.upper())
-        if self._shares or len(best.x) == 1:
-            ways = _ways(found, best.x, len(survey.others) // (1 + len(self._shares)))
-            found = [way[-1] for way in ways if not _falls([best.F, *(F for F, _, _ in way)])]
-        return [(x, y) for F, x, y in sorted(found, key=lambda point: point[0]) if math.isfinite(F)]
-
-    @property
-    def _shares(self) -> tuple[float, ...]:
-        """Parts of the ways to other x at which F is looked at: none if F is piecewise smooth, or if all lie on one line."""
-        return () if self.levels.bounded or self.judgement.sizes.x0.numel() == 1 else TUNING.on_the_way
+        if len(looks) > number or len(best.x) == 1:
+            looks = [way[-1] for way in _ways(looks, best.x, number) if not _falls([best.F, *(F for F, _, _ in way)])]
+            self.seen = f"F falls to the answer all the way from {number - len(looks)} of {number} other x"
+        return [(x, y) for F, x, y in sorted(looks, key=lambda look: look[0]) if math.isfinite(F)]
 
     def _next(self, engine: Engine) -> None:
         """Begin the next attempt, if there is one to make."""
@@ -200,6 +214,8 @@ class SecondOrder:
             self.engine = None
             return
         self.tried += 1
+        if not self.judgement.searchable:
+            engine.lower.limit = min(self.max_gradients, self.levels.spent + TUNING.repeat_large * self.spent)
         x, y = self.elsewhere.pop(0)
         engine.restart(x, y, max(self.tol, TUNING.repeat_tol), allowed)
 
@@ -255,7 +271,10 @@ class SecondOrder:
             judgement.results.append(known._replace(start=f"{SECOND_ORDER}, from another x"))
         elif engine.tol > self.tol and (end.status is Status.CONVERGED or (lower and end.status is Status.FINISHED)):
             engine.tol, engine.verdict = self.tol, None
-            engine.objective.limit = math.inf if lower else self._allowed(sure=False)
+            if lower:
+                engine.objective.limit, engine.lower.limit = math.inf, self.max_gradients
+            else:
+                engine.objective.limit = self._allowed(sure=False)
             return True
         elif end.status is Status.CONVERGED or lower:
             self._add(engine, lower=lower)
@@ -292,15 +311,14 @@ class SecondOrder:
             self.engine.load_state_dict(state["engine"])
 
 
-def _ways(points: list[Look], x: Tensor, number: int) -> list[list[Look]]:
-    """The points on each of a number of ways away from x, in the order of :meth:`SecondOrder._others`; without unfinished ways.
+def _ways(looks: list[Look], x: Tensor, number: int) -> list[list[Look]]:
+    """What was seen on each of a number of ways away from x; the ends of all come first, then one point on each, and so on.
 
     Where x is one number, there is a way to each point, over those before it on its side.
     """
     if len(x) > 1:
-        ways = [[*points[i + number :: number], points[i]] for i in range(min(number, len(points)))]
-        return [way for way in ways if len(way) > len(TUNING.on_the_way)]
-    sides = [sorted((p for p in points if sign * float(p[1] - x) > 0), key=lambda p: abs(float(p[1] - x))) for sign in (1, -1)]
+        return [[*looks[i + number :: number], looks[i]] for i in range(number)]
+    sides = [sorted((p for p in looks if sign * float(p[1] - x) > 0), key=lambda p: abs(float(p[1] - x))) for sign in (1, -1)]
     return [side[: i + 1] for side in sides for i in range(len(side))]
 
 

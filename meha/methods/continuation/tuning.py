@@ -94,6 +94,7 @@ class Tuning:
     further: tuple[float, ...] = (3.0, 7.0)  # moves beyond the optimum at which F must also be as low, if it is after one
     beyond: float = 1e3  # moves of x which X must allow before the optimum counts as infinitely far
     # The search of the lower level at the end, and further passes
+    share_engine: float = 0.7  # part of all gradients that the second-order engine may take: most are products, which are cheap
     share_first: float = 0.45  # part of all gradients that each of the two first passes may take
     share_next: float = 0.5  # part of the gradients left that each further one may take
     least_search: int = 1000  # gradients of f that a search may take in any case
@@ -114,6 +115,7 @@ class Tuning:
     look: float = 0.3  # x that are looked at, the best of which are their starts, in units of the evaluations of the first
     least_look: int = 8  # the same at least
     on_the_way: tuple[float, ...] = (1 / 3, 2 / 3)  # parts of the ways to them at which F shows whether there is a hump
+    half_way: tuple[float, ...] = (0.5,)  # the same where points cannot be taken at once
     hump: float = 1e-3  # a fall of F away from the answer is a hump if it is more than this part of the whole rise
     repeats: int = 2  # number of attempts
     repeat: float = 1.5  # evaluations for all of them, in units of those of the first
@@ -122,7 +124,7 @@ class Tuning:
     repeat_several: float = 4.0
     least_repeat_several: int = 100
     searchable: int = 20  # most coordinates of x for all this: with more, a few points say nothing about where F is low
-    repeat_large: float = 1.0  # with more, evaluations of the only other attempt: as many as the first
+    repeat_large: float = 1.0  # with more, evaluations and gradients of the only other attempt: as many as the first
     repeat_tol: float = 1e-3  # accuracy of x there, until F is less than in the best solution
     nearer: float = 0.1  # an attempt ends at a known solution if its distance fell by this factor,
     bowl: float = 0.05  # and F differs from a quadratic function in between by this part of its change of slope

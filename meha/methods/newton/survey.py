@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from meha.methods._levels import LowerPoint
+from meha._torch import BREAKDOWNS
+from meha.methods._levels import BudgetError, LowerPoint
 from meha.methods._quasi_newton import size
 from meha.methods._verification import JOINED, Origin
 from meha.methods.newton.batch import Batch, Ends
@@ -88,17 +89,34 @@ class Survey:
         same = [(bool(solved) and size(y - self._bottom.z) <= JOINED * scale, float(fallen)) for y, fallen, solved in rows]
         return [fallen if joined else math.nan for joined, fallen in same]
 
-    def upper(self) -> Iterator[tuple[float, Tensor, Tensor]]:
+    def upper(self) -> list[tuple[float, Tensor, Tensor]]:
         """F, x and y at the other x; F is infinite where the lower level was not solved."""
-        lower, begin = self._lower, -len(self.others)
-        y = None if self._ends is None else self._ends.y[begin:]
-        values = None if y is None or not len(y) else self._batch.upper(self.others, y)
-        for i, x in enumerate(self.others):
-            if y is not None and values is not None and self._ends is not None and bool(self._ends.solved[begin + i]):
-                self._objective.count()
-                F, end = float(values[i]), y[i]
-            else:
-                lower.accuracy = TUNING.look_accuracy
-                F, end = self._objective.look(x, self._bottom.z)
+        ends, rows = self._ends, len(self.others)
+        values = None if ends is None or not rows else self._batch.upper(self.others, ends.y[-rows:])
+        if ends is None or values is None:
+            return self._one_by_one()
+        found = []
+        for x, y, F, solved in zip(self.others, ends.y[-rows:], values.tolist(), ends.solved[-rows:].tolist(), strict=True):
+            self._objective.count()
+            found.append((F if solved and math.isfinite(F) else math.inf, x, y))
+        return found
+
+    def _one_by_one(self) -> list[tuple[float, Tensor, Tensor]]:
+        """The same, from the nearest x to the furthest, each from the solution at the nearest one so far."""
+        lower, known = self._lower, [(self._x, self._bottom.z)]
+        found = {}
+        distances = torch.linalg.vector_norm(self.others - self._x, dim=1)
+        for i in distances.argsort().tolist():
+            x = self.others[i]
+            _, guess = min(known, key=lambda point: size(point[0] - x))
+            lower.accuracy = TUNING.look_accuracy
+            try:
+                F, y = self._objective.look(x, guess)
+            except (BudgetError, RuntimeError, *BREAKDOWNS):
+                F, y = math.inf, guess
+            finally:
                 lower.accuracy = lower.tol
-            yield (F if math.isfinite(F) else math.inf), x, end
+            if math.isfinite(F):
+                known.append((x, y))
+            found[i] = F, x, y
+        return [found[i] for i in range(len(found))]
