@@ -246,8 +246,9 @@ class SecondOrder:
         It is there; or F is the same, and hardly falls any more; or F between the two is as a convex quadratic function would
         have it, from which it may differ by more close by than at the start of the attempt.
         """
-        alike = self.judgement.alike(result, now.F, 0.0)
-        if self.judgement.near(result, now.x, now.y) or (alike and self.judgement.alike(result, now.F - engine.promise, 0.0)):
+        level = TUNING.alike * result.spread
+        alike = abs(now.F - result.F) <= level and engine.promise <= level
+        if alike or self.judgement.near(result, now.x, now.y):
             return True
         if result.gradient is None:
             return False
