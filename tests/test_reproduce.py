@@ -650,7 +650,7 @@ def meha_ending(signal, count, *arguments):
 
 
 def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
-    methods = ["--methods", "MEHA,BOME,F2SA,RHG,NS"]
+    methods = ["--methods", "MEHA,BOME,F2SA"]
     arguments = ["merely-convex", "--quick", *methods, "--limit", "0.5", "--jobs", "1", "--out", str(tmp_path)]
     path = tmp_path / "records/race.jsonl"
     assert meha_ending("SIGKILL", 3, *arguments).returncode == -9
@@ -661,9 +661,9 @@ def test_a_killed_run_goes_on_without_repeating_work(tmp_path):
     again = meha_reproduce(*arguments)
     assert again.returncode == 0, again.stderr
     after = path.read_bytes()
-    assert len(after.splitlines()) == 12  # five methods and MEHA with the paper's values, two seeds
+    assert len(after.splitlines()) == 8  # three methods and MEHA with the paper's values, two seeds
     assert after.startswith(kept)
-    assert "9 runs measured." in again.stdout
+    assert "5 runs measured." in again.stdout
     assert str(tmp_path / "index.html") in again.stdout.replace("\n", "")
 
     page = (tmp_path / "index.html").read_bytes()
