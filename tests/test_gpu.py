@@ -9,6 +9,7 @@ import torch
 
 import meha
 from meha import nonsmooth, sets
+from meha.methods.newton.batch import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -276,6 +277,21 @@ def test_automatic_methods(make, method):
     solution = meha.solve(problem, problem.x0, problem.y0, method)
     assert solution.x.is_cuda
     assert problem.distance(solution.x, solution.y).x <= (1e-3 if isinstance(method, meha.AdaptiveMEHA) else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["logistic, weight per feature", "quadratic, condition 10", "softmax, one weight"])
+def test_points_that_are_taken_at_once(name, dtype, monkeypatch):
+    seen = []
+    solve = Batch.solve
+    monkeypatch.setattr(Batch, "solve", lambda self, *points: seen.append(solve(self, *points)) or seen[-1])
+    entry = next(entry for entry in meha.problems.collection() if entry.name == name)
+    problem = entry.make(dtype=dtype, device="cuda")
+    solution = meha.solve(problem, problem.x0, problem.y0)
+    assert solution.x.is_cuda
+    assert seen[0] is not None
+    assert seen[0].y.is_cuda
+    assert problem.error(solution.x, solution.y) <= (1e-4 if dtype is torch.float64 else 1e-2)
 
 
 def test_no_synchronisation_in_a_step_of_the_stochastic_method():

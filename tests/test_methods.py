@@ -412,7 +412,7 @@ def test_cg_spends_no_more_products_than_it_needs():
 def test_newton_counts_a_hessian_as_its_rows():
     """One Newton step per lower solve on a quadratic: two gradients of f, and a Hessian only once."""
     p = Smooth(1, bend=0.0)
-    run = p.start(meha.Continuation())
+    run = p.start(meha.Continuation(verify=False))
     run.step()
     first = dataclasses.replace(run.counts)
     assert first.hvp >= M

@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from meha.methods._bowls import Quadratic, in_one_bowl
 from meha.methods._curvatures import flatten
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
 
-__all__ = ["JOINED", "TOGETHER", "Evidence", "Origin", "Quadratic", "Search", "in_bowl"]
+__all__ = ["JOINED", "TOGETHER", "Evidence", "Origin", "Search"]
 
 STEPS = 200  # upper bound on the steps of a descent
 ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
@@ -29,8 +30,6 @@ NOISE = 10.0  # or less than this many errors of the value
 LEAP = 10.0  # longest plain step, relative to y
 FAR = 1e4  # a descent that goes this many times further away than its start has no end
 NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a valley when its distance fell by this factor; from close by, by this one
-EXACT = 1e3  # rounding errors within which a gradient is that of a quadratic function
-BOWL = 0.05  # relative deviation of f from a quadratic function on the way to the bottom of a valley which it joins
 JOINED = 1e-4  # distance, relative to y, at which two ends are the same
 PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
@@ -78,28 +77,6 @@ class Origin(NamedTuple):
     y: Tensor
     reach: float
     random: bool
-
-
-class Quadratic(NamedTuple):
-    """What f is, if it is a convex quadratic function of y: products with its Hessian, which must be positive semidefinite.
-
-    Where g and Y are convex, a descent of such an f + g ends at its only valley, and need not be made.
-
-    >>> point = lambda z: LowerPoint(z, float(z @ z), 2 * z, f_x=z)
-    >>> y, z = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
-    >>> model = Quadratic(lambda v: 2 * v)
-    >>> model.explains(point(z), point(y)), model.explains(LowerPoint(z, float(z @ z), 2.1 * z, f_x=z), point(y))
-    (True, False)
-    """
-
-    product: Callable[[Tensor], Tensor]
-
-    def explains(self, point: LowerPoint, bottom: LowerPoint) -> bool:
-        """Whether value and gradient at a point are as those at another one have it."""
-        image = self.product(point.z - bottom.z)
-        change = point.gradient - bottom.gradient
-        rounding = EXACT * torch.finfo(image.dtype).eps * (size(image) + size(point.gradient))
-        return size(change - image) <= rounding and _in_bowl(point, bottom)
 
 
 class Search:
@@ -241,7 +218,7 @@ class Search:
             if not point.finite or size(point.z - start) > FAR * max(self.scale, size(start)):
                 return None
             for valley, bound in zip(self.valleys, bounds, strict=False):
-                if size(point.z - valley.z) <= bound and _in_bowl(point, valley):
+                if size(point.z - valley.z) <= bound and in_one_bowl(point, valley):
                     self.gains.append(first - valley.value)
                     return valley
             d, remembered = descent.direction(point)
@@ -395,14 +372,3 @@ class Search:
         above = min((v.value - lowest.value for v in self.valleys if not self.same(v, lowest)), default=math.nan)
         certain = self.expected < CERTAIN or (bool(self.valleys) and self.hits >= CERTAIN_HITS)
         return Evidence(self.starts, self.values, excess, above, certain)
-
-
-def in_bowl(z: Tensor, value: Tensor | float, gradient: Tensor, bottom: LowerPoint, noise: Tensor | float) -> Tensor:
-    """Whether f between a point, or each of several, and the bottom of a valley is as a convex quadratic function has it."""
-    way = z - bottom.z
-    rise, turn = 0.5 * ((gradient + bottom.gradient) * way).sum(-1), ((gradient - bottom.gradient) * way).sum(-1)
-    return (turn >= -noise) & ((value - bottom.smooth - rise).abs() <= BOWL * turn.abs() + noise)
-
-
-def _in_bowl(point: LowerPoint, bottom: LowerPoint) -> bool:
-    return bool(in_bowl(point.z, point.smooth, point.gradient, bottom, point.noise + bottom.noise))

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from meha._verdicts import Status, Verdict
+from meha.methods._bowls import Quadratic
 from meha.methods._levels import BudgetError, Levels, LowerPoint
 from meha.methods._quasi_newton import Pairs, size
-from meha.methods._verification import TOGETHER, Evidence, Quadratic, Search
+from meha.methods._verification import TOGETHER, Evidence, Search
 from meha.methods.continuation.anew import compare, respond, select
 from meha.methods.continuation.results import Result, Start, judged, plain, restored, worth
 from meha.methods.continuation.scales import Scales, Sizes
@@ -113,11 +114,8 @@ class Judgement:
 
     def agree(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F."""
-        return a is b or ((self.near(a, b.x, b.y) or self.alike(a, b.F, b.spread)) and worth(a) == worth(b))
-
-    def alike(self, result: Result, F: float, spread: float) -> bool:
-        """Whether F is that of a result."""
-        return abs(result.F - F) <= TUNING.least_agreement * abs(result.F) + TUNING.alike * max(result.spread, spread)
+        alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
+        return a is b or ((self.near(a, b.x, b.y) or alike) and worth(a) == worth(b))
 
     def near(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, as far as their accuracy shows."""

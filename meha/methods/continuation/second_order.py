@@ -202,8 +202,9 @@ class SecondOrder:
         if not self.judgement.searchable:
             return [(self.judgement.other_side(best.x), best.y)]
         if len(looks) > number or len(best.x) == 1:
-            looks = [way[-1] for way in _ways(looks, best.x, number) if not _falls([best.F, *(F for F, _, _ in way)])]
-            self.seen = f"F falls to the answer all the way from {number - len(looks)} of {number} other x"
+            ways = [way for way in _ways(looks, best.x, number) if math.isfinite(way[-1][0])]
+            looks = [way[-1] for way in ways if not _falls([best.F, *(F for F, _, _ in way)])]
+            self.seen = f"F falls to the answer all the way from {len(ways) - len(looks)} of {len(ways)} other x"
         return [(x, y) for F, x, y in sorted(looks, key=lambda look: look[0]) if math.isfinite(F)]
 
     def _next(self, engine: Engine) -> None:
@@ -243,12 +244,10 @@ class SecondOrder:
     def _joins(self, result: Result, now: Value, engine: Engine) -> bool:
         """Whether an attempt is about to end at a result.
 
-        It is there; or F is the same, and hardly falls any more; or F between the two is as a convex quadratic function would
-        have it, from which it may differ by more close by than at the start of the attempt.
+        It is there; or F between the two is as a convex quadratic function would have it. It may differ from that by more where
+        the attempt has come close.
         """
-        level = TUNING.alike * result.spread
-        alike = abs(now.F - result.F) <= level and engine.promise <= level
-        if alike or self.judgement.near(result, now.x, now.y):
+        if self.judgement.near(result, now.x, now.y):
             return True
         if result.gradient is None:
             return False

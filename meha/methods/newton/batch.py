@@ -12,8 +12,8 @@ from torch.func import vmap
 
 from meha._torch import BREAKDOWNS, backward, pull_back
 from meha._variables import Variable
+from meha.methods._bowls import in_bowl
 from meha.methods._levels import BudgetError, LowerPoint
-from meha.methods._verification import in_bowl
 from meha.methods.newton.lower import LowerLevel
 from meha.methods.newton.systems import semidefinite
 from meha.methods.newton.tuning import TUNING

@@ -16,9 +16,10 @@ from meha._second_order import Clock, Flat
 from meha._torch import BREAKDOWNS
 from meha._variables import Variable
 from meha._verdicts import Status, Verdict
+from meha.methods._bowls import Quadratic
 from meha.methods._levels import BudgetError, LowerPoint
 from meha.methods._quasi_newton import size as norm
-from meha.methods._verification import Origin, Quadratic
+from meha.methods._verification import Origin
 from meha.methods.newton.batch import Batch
 from meha.methods.newton.domain import Domain
 from meha.methods.newton.ending import Signs, Trail
@@ -252,12 +253,6 @@ class Engine:
         if not (small and self._gain(now, direction) <= self.tol) and not self._negligible(now, direction):
             return size <= self.eps * trail.size
         return size <= TUNING.settled * trail.size or size <= TUNING.settled * self.objective.scale(now)
-
-    @property
-    def promise(self) -> float:
-        """The decrease of F that the next step promises."""
-        assert self.now is not None
-        return -float(torch.dot(self.now.gradient, self._direction(self.now)))
 
     def _gain(self, now: Value, direction: Tensor) -> float:
         """The decrease of F that a direction promises, relative to F, or to a part of what F fell by where it goes to zero."""

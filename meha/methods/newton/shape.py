@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meha._second_order import Expansion
-from meha.methods._verification import Quadratic
+from meha.methods._bowls import Quadratic
 from meha.methods.newton.faces import Face
 from meha.methods.newton.lower import LowerLevel, Response
 from meha.methods.newton.systems import factorise, semidefinite
