@@ -9,7 +9,8 @@ import meha
 from meha._oracle import Oracle
 from meha._variables import Variable
 from meha.methods._levels import Levels
-from meha.methods._verification import Origin
+from meha.methods._quasi_newton import Pairs
+from meha.methods._verification import Origin, Search
 from meha.methods.continuation.second_order import _falls, _ways
 from meha.methods.newton import Engine
 from meha.sets import Box
@@ -27,11 +28,15 @@ def finished(problem, x0, y0):
     return engine
 
 
-def survey(engine, far=None, others=None, starts=(0.5, -0.5)):
-    """What is seen from the end of an engine: looks at some points, descents from around y, and other x."""
+def levels_of(engine):
     levels = Levels(engine.oracle, engine.flat_x.variable, engine.flat_y.variable)
     levels.move(engine.now.x)
-    y = engine.now.y
+    return levels
+
+
+def survey(engine, far=None, others=None, starts=(0.5, -0.5)):
+    """What is seen from the end of an engine: looks at some points, descents from around y, and other x."""
+    levels, y = levels_of(engine), engine.now.y
     origins = [Origin(y + start, 0.1 * abs(start) * math.sqrt(len(y)), random=True) for start in starts]
     far = far or (engine.now.x[None], y[None])
     return engine.survey(levels.lower(y), origins, far, engine.now.x[None][:0] if others is None else others)
@@ -62,14 +67,16 @@ def test_a_batch_finds_what_single_solves_find(kind):
         target = torch.arange(1.0, 5.0, dtype=F64)
         problem = meha.Problem(lambda x, y: (y - target).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
     engine = finished(problem, X0, Y0)
-    others = torch.stack([engine.now.x + 0.5, engine.now.x - 0.5, engine.now.x * 0.3])
+    others = torch.stack([engine.now.x + move for move in (0.7, -0.5, 0.2)])
     seen = survey(engine, others=others)
     assert seen._ends is not None
     assert all(math.isfinite(fallen) for fallen in seen.descents(1.0))
-    for F, x, y in seen.upper():
-        expected = engine.objective(x, engine.now.y)
-        assert pytest.approx(expected.F, rel=1e-5) == F
-        assert torch.allclose(y, expected.y, rtol=1e-3, atol=1e-4)
+    for found, error in ((seen.upper(), 1e-5), (seen._one_by_one(), 1e-2)):  # a batch also takes the last step
+        assert torch.equal(torch.stack([x for _, x, _ in found]), others)
+        for F, x, y in found:
+            expected = engine.objective(x, engine.now.y)
+            assert pytest.approx(expected.F, rel=error) == F
+            assert torch.allclose(y, expected.y, rtol=100 * error, atol=error)
 
 
 def branches(x, y):
@@ -141,22 +148,38 @@ def test_the_other_sign_of_y_is_tried():
     assert bool((solution.y < 0).all())
 
 
-def test_descents_that_end_elsewhere_are_not_lost_where_the_budget_ends():
-    """A batch may take more gradients than a search is allowed; what it found still counts."""
-    problem = meha.Problem(
-        lambda x, y: (y - torch.tensor([1.0, -3.0], dtype=F64)).square().sum() + x.square().sum(),
-        lambda x, y: (y[0].square() - 1).square() + (y[1] - x.sum()).square() + 0.1 * y[0],
-    )
-    engine = finished(problem, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
-    fallen = survey(engine, starts=(0.2, -2.5)).descents(1.0)
-    assert math.isfinite(fallen[0])
+TWO_VALLEYS = meha.Problem(
+    lambda x, y: (y - torch.tensor([1.0, -3.0], dtype=F64)).square().sum() + x.square().sum(),
+    lambda x, y: (y[0].square() - 1).square() + (y[1] - x.sum()).square() + 0.1 * y[0],
+)
+
+
+def test_a_descent_of_a_batch_that_ends_elsewhere_is_made_again_and_shows_the_other_valley():
+    engine = finished(TWO_VALLEYS, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
+    seen = survey(engine, starts=(0.2, -2.5))
+    fallen = seen.descents(1.0)
+    assert fallen[0] > 0
     assert math.isnan(fallen[1])
+    search = Search(levels_of(engine), engine.now.y, Pairs.sized(20, 2), 0.1, 1.0, 0.0, solved=True)
+    search.origins = list(seen._origins)
+    search.joined(fallen)
+    assert (search.starts, len(search.origins), len(search.heights)) == (1, 1, 1)
+    search.run([], 1000, most=2)
+    assert sorted(round(float(valley.z[0])) for valley in search.valleys) == [-1, 1]
+
+
+def test_curvature_counts_at_random_starts_and_not_at_those_that_were_given():
+    engine = finished(TWO_VALLEYS, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
+    y, between = engine.now.y, torch.zeros(2, dtype=F64)  # f is not convex between the valleys
+    for random, convex in ((y + 0.1, True), (between, False)):
+        origins = [Origin(between, 0.0, random=False), Origin(random, 0.0, random=True)]
+        seen = engine.survey(levels_of(engine).lower(y), origins, (engine.now.x[None], y[None]), engine.now.x[None][:0])
+        assert seen.convex(far=True)
+        assert seen.convex(far=False) is convex
 
 
 def test_ways_to_other_x():
-    look = [
-        (float(i), torch.full((2,), float(i)), torch.zeros(1)) for i in range(6)
-    ]  # samples 0, 1; then two points on each way
+    look = [(float(i), torch.full((2,), float(i)), torch.zeros(1)) for i in range(6)]  # two ends, then two points on each way
     assert [[F for F, _, _ in way] for way in _ways(look, torch.zeros(2), 2)] == [[2.0, 4.0, 0.0], [3.0, 5.0, 1.0]]
     line = [(F, torch.tensor([x]), torch.zeros(1)) for F, x in ((3.0, 2.0), (1.0, 1.0), (5.0, -1.0))]
     assert [[F for F, _, _ in way] for way in _ways(line, torch.zeros(1), 3)] == [[1.0], [1.0, 3.0], [5.0]]

@@ -46,14 +46,14 @@ class Survey:
         others: Tensor,
     ) -> None:
         self._objective, self._batch, self._lower = objective, batch, objective.lower
-        self._x, self._bottom, self._origins, self._far, self.others = x, bottom, origins, far, others
+        self._x, self._bottom, self._origins, self._far, self._others = x, bottom, origins, far, others
         first = len(far[0]) + sum(not origin.random for origin in origins)
         self._here = slice(first, first + len(far[0]))  # the rows of the first random starts
         self._ends = self._together()
 
     def _together(self) -> Ends | None:
         """The ends of all at once: far points, where nothing is to be done, descents at x, and the lower level at other x."""
-        (far_x, far_y), y, others, origins = self._far, self._bottom.z, self.others, self._origins
+        (far_x, far_y), y, others, origins = self._far, self._bottom.z, self._others, self._origins
         x = torch.cat([far_x, self._x.expand(len(origins), -1), others])
         starts = torch.cat([far_y, torch.stack([origin.y for origin in origins]), y.expand(len(others), -1)])
         tol = [math.inf] * len(far_x) + [TUNING.descended] * len(origins) + [TUNING.look_accuracy] * len(others)
@@ -84,19 +84,19 @@ class Survey:
         """By how much f fell in each descent that ended at y, and NaN for the others; None where they were not made."""
         if self._ends is None:
             return None
-        begin, end = len(self._far[0]), len(self._ends.y) - len(self.others)
+        begin, end = len(self._far[0]), len(self._ends.y) - len(self._others)
         rows = zip(*(part[begin:end] for part in self._ends[:3]), strict=True)
         same = [(bool(solved) and size(y - self._bottom.z) <= JOINED * scale, float(fallen)) for y, fallen, solved in rows]
         return [fallen if joined else math.nan for joined, fallen in same]
 
     def upper(self) -> list[tuple[float, Tensor, Tensor]]:
         """F, x and y at the other x; F is infinite where the lower level was not solved."""
-        ends, rows = self._ends, len(self.others)
-        values = None if ends is None or not rows else self._batch.upper(self.others, ends.y[-rows:])
+        ends, rows = self._ends, len(self._others)
+        values = None if ends is None or not rows else self._batch.upper(self._others, ends.y[-rows:])
         if ends is None or values is None:
             return self._one_by_one()
         found = []
-        for x, y, F, solved in zip(self.others, ends.y[-rows:], values.tolist(), ends.solved[-rows:].tolist(), strict=True):
+        for x, y, F, solved in zip(self._others, ends.y[-rows:], values.tolist(), ends.solved[-rows:].tolist(), strict=True):
             self._objective.count()
             found.append((F if solved and math.isfinite(F) else math.inf, x, y))
         return found
@@ -105,9 +105,9 @@ class Survey:
         """The same, from the nearest x to the furthest, each from the solution at the nearest one so far."""
         lower, known = self._lower, [(self._x, self._bottom.z)]
         found = {}
-        distances = torch.linalg.vector_norm(self.others - self._x, dim=1)
+        distances = torch.linalg.vector_norm(self._others - self._x, dim=1)
         for i in distances.argsort().tolist():
-            x = self.others[i]
+            x = self._others[i]
             _, guess = min(known, key=lambda point: size(point[0] - x))
             lower.accuracy = TUNING.look_accuracy
             try:
