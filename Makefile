@@ -20,7 +20,7 @@ lint: .venv/ready
 # The documentation site, with every example run and the reproduction report: open out/docs/index.html.
 docs: .venv/ready
 	rm -rf out/docs docs/gallery docs/api/generated
-	$(BIN)/meha reproduce --draw --records results --out out/site-extra/reproduction --home ../index.html
+	$(BIN)/meha reproduce --draw --records lab/records --out out/site-extra/reproduction --home ../index.html
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q -b html -d out/doctrees docs out/docs
 	$(BIN)/python tools/check_links.py out/docs
 
@@ -36,23 +36,23 @@ slow: .venv/ready
 	$(BIN)/pytest -m slow
 
 bench: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/structured.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/network.py --memory
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/newton.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m meha_lab.benchmarks.speed
+	OMP_NUM_THREADS=1 $(BIN)/python -m meha_lab.benchmarks.structured
+	OMP_NUM_THREADS=1 $(BIN)/python -m meha_lab.benchmarks.network --memory
+	OMP_NUM_THREADS=1 $(BIN)/python -m meha_lab.benchmarks.newton
 
 compare: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/meha reproduce comparison --tune
 
-# All tables, figures and pages, from the records in results/ and benchmarks/results/: open out/pages/index.html.
+# All tables, figures and pages, from lab/records: open out/pages/index.html.
 pages: .venv/ready
-	$(BIN)/meha reproduce --draw --records results --out out/pages
-	$(BIN)/python benchmarks/speed.py --part none
-	$(BIN)/python tools/five_problems.py --out out/pages
+	$(BIN)/meha reproduce --draw --records lab/records --out out/pages
+	$(BIN)/python -m meha_lab.benchmarks.speed --part none
+	$(BIN)/python -m meha_lab.tools.five_problems --out out/pages
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,release]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,release]" --editable lab
 	touch $@
 
 clean:

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 from matplotlib.figure import Figure
-
-from meha.reproduce.experiments import EXPERIMENTS, Options, Records
-from meha.reproduce.experiments.automatic import ADAPTIVE, POINTS, reaches, rows
-from meha.reproduce.solving import GOOD
-from meha.reproduce.store import Store
-from meha.reproduce.tuning import Tuning
+from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
+from meha_lab.reproduce.experiments.automatic import ADAPTIVE, POINTS, reaches, rows
+from meha_lab.reproduce.solving import GOOD
+from meha_lab.reproduce.store import Store
+from meha_lab.reproduce.tuning import Tuning
 
 ROOT = Path(__file__).parent.parent
 LABELS = {

@@ -2,7 +2,7 @@
 Find mislabeled images
 ======================
 
-:func:`meha.tasks.clean` ranks the examples of your own data by how wrong their labels look, given a few labels that you trust.
+:func:`meha.cleaning.clean` ranks the examples of your own data by how wrong their labels look, given a few trusted labels.
 The command ``meha clean data.npz --clean-fraction 0.1`` does the same for a file.
 """
 
@@ -16,7 +16,7 @@ rng = np.random.default_rng(0)
 images, truth = load_digits(return_X_y=True)
 trusted = np.arange(len(truth)) < 180  # a tenth, known to be right
 labels = np.where(~trusted & (rng.random(len(truth)) < 0.25), rng.integers(0, 10, len(truth)), truth)
-cleaning = meha.tasks.clean(images, labels, trusted)
+cleaning = meha.cleaning.clean(images, labels, trusted)
 print(cleaning)
 
 # %%

@@ -8,10 +8,11 @@ by 15 other examples per class. The network sees the digits 0 to 4 in four orien
 """
 
 import matplotlib.pyplot as plt
+import meha_lab.tasks
 
 import meha
 
-task = meha.tasks.few_shot("digits", ways=5, tasks=8, width=16, test_tasks=50)
+task = meha_lab.tasks.few_shot("digits", ways=5, tasks=8, width=16, test_tasks=50)
 x0, y0 = task.start()
 before = task.evaluate(x0)["accuracy"]
 

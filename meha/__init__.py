@@ -13,8 +13,8 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 """
 
 from meha import (
+    cleaning,
     constraints,
-    datasets,
     diagnostics,
     loaders,
     loggers,
@@ -26,7 +26,6 @@ from meha import (
     schedules,
     sets,
     stopping,
-    tasks,
     theory,
 )
 from meha._checkpoints import Checkpoint
@@ -115,9 +114,9 @@ __all__ = [
     "VFiDCA",
     "Verdict",
     "check",
+    "cleaning",
     "constraints",
     "cross_validation",
-    "datasets",
     "diagnostics",
     "loaders",
     "loggers",
@@ -130,6 +129,5 @@ __all__ = [
     "sets",
     "solve",
     "stopping",
-    "tasks",
     "theory",
 ]

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves
 from meha._lifting import Lifting
 from meha._oracle import Oracle
 from meha._quadratic import Array
 from meha._rows import set_rows
 from meha._second_order import Flat
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 from meha.constraints import Constraint
 
 __all__ = ["Coupling", "Rows"]

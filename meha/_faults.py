@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meha._oracle import Function
+from meha._functions import Function
 from meha._running import Run, StepInfo
+from meha._structures import modules_of
 from meha._torch import BREAKDOWNS, fsdp_dtype
-from meha._variables import Variable, modules_of
+from meha._variables import Variable
 from meha._verdicts import TrainingWarning
 from meha.loaders import random_states, set_random_states
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from meha._checkpoints import checksum
+from meha._leaves import Leaves, copy_
 from meha._running import Run
+from meha._structures import modules_of
 from meha._torch import BREAKDOWNS
-from meha._variables import Leaves, copy_, modules_of
 from meha.loaders import random_states, set_random_states
 from meha.nonsmooth import NonSmooth
 from meha.sets import ConvexSet

@@ -8,8 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves
 from meha._torch import backward
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 
 __all__ = ["Frozen", "Gradient", "depends", "differentiate", "fill", "split"]
 

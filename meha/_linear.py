@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from meha._variables import Leaves, add_, inner, norm
+from meha._leaves import Leaves, add_, inner, norm
 
 __all__ = ["CurvatureError", "Operator", "conjugate_gradients", "least_squares", "neumann_series"]
 

@@ -13,11 +13,13 @@ import torch
 from meha._checkpoints import Checkpoint
 from meha._faults import bad_numbers, undefined, warn_about_rounding
 from meha._fingerprints import constants, differing, values_at
+from meha._leaves import Leaves, all_finite, copy_
 from meha._running import Run, StepInfo
 from meha._shared_checkpoints import SharedCheckpoint
 from meha._sources import Source
+from meha._structures import modules_of
 from meha._torch import BREAKDOWNS
-from meha._variables import Leaves, Variable, all_finite, copy_, modules_of
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.compiled import Pace, Stepper
 from meha.loaders import Stateful, random_states

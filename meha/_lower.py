@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count
+from meha._leaves import Leaves, copy_, inner, norm, subtract
 from meha._oracle import Oracle
-from meha._variables import Leaves, Variable, copy_, inner, norm, subtract
+from meha._variables import Variable
 
 __all__ = ["LowerSolution", "nesterov", "solve_lower"]
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from meha._distributed import Group
 from meha._functions import Function, call_objective
 from meha._gradients import Frozen, Gradient, depends, differentiate, fill, split
+from meha._leaves import Leaves
 from meha._selection import Selection
 from meha._torch import is_view
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 from meha.loaders import MicroBatches
 from meha.problem import Problem, sum_of_parts
 

@@ -12,8 +12,10 @@ import torch
 
 from meha._checks import check_count, check_positive
 from meha._distributed import Group
+from meha._leaves import Leaves, copy_
 from meha._oracle import Counts, Oracle
-from meha._variables import Leaves, Variable, copy_, modules_of, named_leaves
+from meha._structures import modules_of, named_leaves
+from meha._variables import Variable
 from meha.loaders import Endless
 from meha.methods._curvatures import flatten, probe, write
 from meha.methods._levels import Levels

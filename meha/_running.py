@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from meha._distributed import Group
+from meha._leaves import all_finite
 from meha._oracle import Counts, Oracle
 from meha._torch import BREAKDOWNS
-from meha._variables import Variable, all_finite
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.problem import Problem, takes
 from meha.schedules import evaluate, rests

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from meha._gradients import differentiate, fill
+from meha._leaves import Leaves, copy_
 from meha._oracle import Oracle
 from meha._recording import recording
 from meha._torch import backward, pull_back
-from meha._variables import Leaves, Variable, copy_
+from meha._variables import Variable
 
 __all__ = ["Clock", "Expansion", "Flat", "UpperValue", "upper_value"]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from meha._gradients import depends, fill
-from meha._variables import Leaves, Variable, copy_
+from meha._leaves import Leaves, copy_
+from meha._variables import Variable
 from meha.responses import Nearest, Response
 
 __all__ = ["Selection"]

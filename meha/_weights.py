@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves
 from meha._torch import under_trace
-from meha._variables import Leaves
 
 __all__ = ["Groups", "Weight", "by_size", "declared", "per_group", "per_leaf", "read_groups"]
 

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable
+from meha._leaves import Leaves
+from meha._variables import Variable
 
 __all__ = ["Bounds", "Constraint", "Linear", "Smooth"]
 

@@ -15,10 +15,11 @@ import torch
 
 from meha._checks import check_positive
 from meha._distributed import Group
+from meha._leaves import Leaves, norm, subtract
 from meha._linear import CurvatureError, conjugate_gradients
 from meha._lower import LowerSolution, solve_lower
 from meha._oracle import Oracle
-from meha._variables import Leaves, Variable, norm, subtract
+from meha._variables import Variable
 from meha.nonsmooth import NonSmooth, Zero
 from meha.problem import Problem
 from meha.sets import ConvexSet

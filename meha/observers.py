@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_positive
+from meha._leaves import copy_, norm, subtract
 from meha._running import Run, StepInfo
 from meha._validation import Validate, ValidationWarning
-from meha._variables import copy_, norm, subtract
 from meha._verdicts import Status, Verdict
 
 __all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "SkipBadBatches", "Validate"]

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from meha._distributed import local, owners, total
-from meha._variables import Leaves, Variable, copy_
+from meha._leaves import Leaves, copy_
+from meha._variables import Variable
 from meha.constraints import Constraint
 from meha.nonsmooth import NonSmooth, Zero
 from meha.responses import Response

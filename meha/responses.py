@@ -16,7 +16,9 @@ from typing import Any, Literal
 import torch
 
 from meha._checks import check_count, check_positive
-from meha._variables import Leaves, Variable, modules_of, named_leaves
+from meha._leaves import Leaves
+from meha._structures import modules_of, named_leaves
+from meha._variables import Variable
 
 __all__ = ["Nearest", "Response", "Start", "Trained"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from meha import diagnostics
 from meha._distributed import Group
+from meha._leaves import Leaves
 from meha._oracle import Counts
 from meha._refitting import Refit, refit
-from meha._variables import Leaves
 from meha._verdicts import Status
 from meha.methods import Method
 from meha.methods._optimizers import OptimizerFactory

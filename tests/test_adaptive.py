@@ -5,16 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
+from meha_lab.problems.variants import TOYS, VARIANTS, in_units
 
 import meha
 from meha._oracle import Oracle
 from meha._variables import Variable
+from meha._verdicts import Status
 from meha.methods._anderson import combine
 from meha.methods._curvatures import balance, probe
 from meha.problems import lasso, sine, strong_convex
-from meha.problems.variants import TOYS, VARIANTS, in_units
 from meha.sets import Box, NonNegative
-from meha.solution import Status
 
 SMOOTH = ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10"]
 

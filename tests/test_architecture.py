@@ -82,4 +82,4 @@ def test_the_default_method_is_decided_in_one_place():
 def test_the_library_proper_does_not_know_the_experiments():
     for path in PROPER:
         if path.name != "cli.py" and "cli" not in path.relative_to(PACKAGE).parts:
-            assert "meha.reproduce" not in path.read_text(), path
+            assert "meha_lab.reproduce" not in path.read_text(), path

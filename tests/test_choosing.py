@@ -48,7 +48,7 @@ def test_the_columns_hold(name):
 def products(name, kind):
     """Hessian-vector products in two steps."""
     if name == "VFiDCA":
-        problem = meha.problems.group_lasso(12, groups=2)
+        problem = meha.problems(12, groups=2)
         run = kind().start(problem, problem.x0, problem.y0)
     else:
         problem = meha.Problem(

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from meha_lab.datasets import digits
 from typer.testing import CliRunner
 
-from meha.datasets import digits
-from meha.tasks import Cleaning, CleaningWarning, clean
-from meha.tasks import _cleaning as module
-from meha.tasks._cleaning import _scaled
-from meha.tasks._cleaning_files import Examples, picture, read, table
-from meha.tasks._cleaning_limits import BASE, _needed, check_memory
+from meha.cleaning import Cleaning, CleaningWarning, clean
+from meha.cleaning import network as module
+from meha.cleaning.files import Examples, picture, read, table
+from meha.cleaning.memory import BASE, _needed, check_memory
+from meha.cleaning.network import _scaled
 from meha_cli import app
 
 
@@ -505,8 +505,8 @@ def test_what_memory_cannot_hold_is_refused(tmp_path):
 
 def test_the_command_refuses_what_memory_cannot_hold_before_it_starts(tmp_path, monkeypatch):
     path = write(tmp_path / "t.csv", rows(2000, line="{i},{i}1,{name}"))
-    monkeypatch.setattr("meha.tasks._cleaning_limits.available", lambda: BASE)
-    monkeypatch.setattr("meha.tasks._cleaning_files.read", lambda *a, **o: pytest.fail("the file was read"))
+    monkeypatch.setattr("meha.cleaning.memory.available", lambda: BASE)
+    monkeypatch.setattr("meha.cleaning.files.read", lambda *a, **o: pytest.fail("the file was read"))
     result = CliRunner().invoke(app, ["clean", str(path), "--clean-fraction", "0.5", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "GiB of memory" in " ".join(result.output.split())
@@ -602,7 +602,7 @@ def test_clean_command_refuses_in_words(tmp_path):
 
 def test_download_command(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("meha.datasets.fetch.download", lambda name: asked.append(name) or tmp_path / name)
+    monkeypatch.setattr("meha_lab.datasets.fetch.download", lambda name: asked.append(name) or tmp_path / name)
     listed = invoke("download")
     assert listed.exit_code == 0
     assert [line.split()[0] for line in listed.output.splitlines() if line[:1].strip()] == [
@@ -624,7 +624,7 @@ def test_download_command_without_a_network(monkeypatch):
     def offline(name):
         raise ConnectionError(f"{name}: could not be downloaded")
 
-    monkeypatch.setattr("meha.datasets.fetch.download", offline)
+    monkeypatch.setattr("meha_lab.datasets.fetch.download", offline)
     result = invoke("download", "mnist")
     assert result.exit_code == 2
     assert "mnist: could not be downloaded" in result.output

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import meha_lab.problems
 import numpy as np
 import pytest
 import torch
@@ -96,7 +97,7 @@ QUICK = {"elastic net", "group lasso, 4 groups", "coreset, 15 examples", "Courno
 
 def entries():
     """The collection; all but some with the slow tests."""
-    for entry in meha.problems.collection():
+    for entry in meha_lab.problems.collection():
         yield pytest.param(entry, id=entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
 
 

@@ -2,26 +2,26 @@
 
 import io
 import math
-from pathlib import Path
 
 import pytest
 import torch
+from meha_lab.paths import RECORDS
+from meha_lab.problems import collection
+from meha_lab.problems.variants import TOYS, VARIANTS, in_units, started_near
+from meha_lab.reproduce.contenders import AUTOMATIC
+from meha_lab.reproduce.experiments import EXPERIMENTS, Options
+from meha_lab.reproduce.experiments.comparison import CASES
+from meha_lab.reproduce.race import measure
+from meha_lab.reproduce.store import Store
+from meha_lab.reproduce.tuning import Tuning
 from structures import OnlyOnce
 from torch import nn
 
 import meha
+from meha._verdicts import Status
 from meha.methods._quasi_newton import Descent, Pairs, Point
 from meha.methods.continuation import Continuation
 from meha.methods.continuation.stages import limits
-from meha.problems import collection
-from meha.problems.variants import TOYS, VARIANTS, in_units, started_near
-from meha.reproduce.contenders import AUTOMATIC
-from meha.reproduce.experiments import EXPERIMENTS, Options
-from meha.reproduce.experiments.comparison import CASES
-from meha.reproduce.race import measure
-from meha.reproduce.store import Store
-from meha.reproduce.tuning import Tuning
-from meha.solution import Status
 
 F64 = torch.float64
 SOME = [
@@ -122,7 +122,7 @@ def test_the_collection(half):
 
 @pytest.mark.parametrize("row", AUTOMATIC)
 def test_the_recorded_runs_without_settings(row):
-    store = Store(Path(__file__).parent.parent / "results")
+    store = Store(RECORDS)
     cells = [cell for cell in EXPERIMENTS["comparison"].cells(Options(), Tuning.shipped()) if cell.name == row]
     assert len(cells) == len(CASES)
     for cell in cells:

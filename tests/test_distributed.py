@@ -44,9 +44,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import meha
 from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA, nonsmooth, sets
+from meha._validation import Validate
 from meha.loaders import Endless
 from meha.loggers import CSVLogger
-from meha.observers import SkipBadBatches, Validate
+from meha.observers import SkipBadBatches
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 

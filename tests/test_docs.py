@@ -132,7 +132,12 @@ def test_the_faq_has_every_status():
 def test_plain_words():
     """Words that a reader stumbles over are gone from what users read."""
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md"), *(DOCS / "tutorial").glob("*.md"), *EXAMPLES]
-    pages += [*(ROOT / "meha").rglob("*.py"), *(ROOT / "meha/reproduce").rglob("*.html"), ROOT / "meha_cli.py"]
+    pages += [
+        *(ROOT / "meha").rglob("*.py"),
+        *(ROOT / "lab/meha_lab").rglob("*.html"),
+        *(ROOT / "lab/meha_lab").rglob("*.py"),
+        ROOT / "meha_cli.py",
+    ]
     strange = re.compile(
         r"\bso many\b|(?<!import )(?<!continuation\.)\banew\b|\btold\b|what can be had|speaks against", re.IGNORECASE
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import meha
 from meha import Checkpoint
-from meha.tasks._cleaning_files import read
+from meha.cleaning.files import read
 
 FEW = settings(
     max_examples=int(os.environ.get("MEHA_FUZZ", "25")),

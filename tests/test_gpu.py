@@ -4,6 +4,9 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 
+import meha_lab.problems
+import meha_lab.reproduce.architecture
+import meha_lab.tasks
 import pytest
 import torch
 
@@ -35,7 +38,7 @@ PROBLEMS = {
     "merely convex": meha.problems.merely_convex,
     "sine": meha.problems.sine,
     "lasso": meha.problems.lasso,
-    "group lasso": lambda n, device=None: meha.problems.group_lasso(6 * n, groups=n, design="orthogonal", device=device),
+    "group lasso": lambda n, device=None: meha.problems(6 * n, groups=n, design="orthogonal", device=device),
 }
 
 
@@ -285,7 +288,7 @@ def test_points_that_are_taken_at_once(name, dtype, monkeypatch):
     seen = []
     solve = Batch.solve
     monkeypatch.setattr(Batch, "solve", lambda self, *points: seen.append(solve(self, *points)) or seen[-1])
-    entry = next(entry for entry in meha.problems.collection() if entry.name == name)
+    entry = next(entry for entry in meha_lab.problems.collection() if entry.name == name)
     problem = entry.make(dtype=dtype, device="cuda")
     solution = meha.solve(problem, problem.x0, problem.y0)
     assert solution.x.is_cuda
@@ -458,7 +461,7 @@ def test_a_schedule_that_advances_several_times_in_a_step_is_not_recorded():
 
 
 def test_architecture_search_on_the_gpu_is_that_on_the_cpu():
-    from meha.tasks.architecture_search import SearchSpace, SuperNetwork
+    from meha_lab.tasks.architecture_search import SearchSpace, SuperNetwork
 
     torch.manual_seed(0)
     network, images = SuperNetwork(SearchSpace(), channels=8).double(), torch.randn(4, 3, 32, 32, dtype=torch.float64)
@@ -477,8 +480,8 @@ def test_architecture_search_on_the_gpu_is_that_on_the_cpu():
 @pytest.mark.parametrize("row", ["MEHA", "DARTS, order 2", "RHG", "MEHA on PC-DARTS"])
 def test_steps_of_an_architecture_search_are_recorded(row):
     """The first steps; Adam soon magnifies rounding errors, between two ways of computing on a CPU as well."""
-    from meha.reproduce.architecture import PARTIAL, QUICK, ROWS, methods_of
-    from meha.tasks.architecture_search import Stage, architecture_search, search
+    from meha_lab.reproduce.architecture import PARTIAL, QUICK, ROWS, methods_of
+    from meha_lab.tasks.architecture_search import Stage, architecture_search, search
 
     course = {"PC-DARTS": {"partial": PARTIAL, "edge_normalisation": True}}.get(ROWS[row].course, {})
     stage = Stage(9)

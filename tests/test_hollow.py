@@ -4,14 +4,15 @@ import dataclasses
 import warnings
 from functools import partial
 
+import meha_lab.problems
 import pytest
 import torch
 
 import meha
-from meha.observers import Validate, ValidationWarning
+from meha._validation import Validate, ValidationWarning
 from meha.responses import Trained
 
-ENTRIES = {entry.name: entry for entry in meha.problems.collection(group="hollow")}
+ENTRIES = {entry.name: entry for entry in meha_lab.problems.collection(group="hollow")}
 SOME = ["3 equations, 8 unknowns, nearest", "ridge on 2 of 12", "2 copies, 3 features"]
 
 

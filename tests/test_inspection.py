@@ -65,9 +65,9 @@ PROBLEMS = {
     "sine, n = 1000": lambda dtype: meha.problems.sine(1000, dtype=dtype),
     "lasso, n = 2": lambda dtype: meha.problems.lasso(2, dtype=dtype),
     "lasso, n = 100": lambda dtype: meha.problems.lasso(100, dtype=dtype),
-    "group lasso": lambda dtype: meha.problems.group_lasso(60, 6, dtype=dtype),
-    "group lasso, orthogonal": lambda dtype: meha.problems.group_lasso(60, 6, design="orthogonal", dtype=dtype),
-    "group lasso, m = 600": lambda dtype: meha.problems.group_lasso(600, dtype=dtype),
+    "group lasso": lambda dtype: meha.problems(60, 6, dtype=dtype),
+    "group lasso, orthogonal": lambda dtype: meha.problems(60, 6, design="orthogonal", dtype=dtype),
+    "group lasso, m = 600": lambda dtype: meha.problems(600, dtype=dtype),
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from meha_lab.problems import collection
 from test_checkpoints import ADAM, FALLING, LOADERS, KillError, assert_same, network, shuffled
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR
 
@@ -25,7 +26,6 @@ from meha import methods
 from meha.constraints import Linear
 from meha.loaders import Accumulated
 from meha.methods import LogUniform, Uniform
-from meha.problems import collection
 from meha.sets import Box
 
 SIGKILLS = 5
@@ -81,7 +81,7 @@ def entry(name, **group):
     return next(entry for entry in collection(**group) if entry.name == name).make()
 
 
-lasso = partial(meha.problems.group_lasso, 30, groups=3)
+lasso = partial(meha.problems, 30, groups=3)
 
 FIRST_ORDER = {
     "MEHA": meha.MEHA(**SMALL, eta=0.1, gamma=2.0, c=2.0, p=0.3),

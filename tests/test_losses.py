@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import structured
 import torch
+from meha_lab.benchmarks import structured
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy, softplus
 

@@ -5,11 +5,11 @@ import tracemalloc
 
 import pytest
 import torch
-from solve_memory import CASES, MEHA, size
+from meha_lab.benchmarks.solve_memory import CASES, MEHA, size
+from meha_lab.reproduce.memory import peak
 
 import meha
 from meha.observers import Recorder
-from meha.reproduce.memory import peak
 
 COPIES = {
     "`StochasticMEHA`": 14,

@@ -775,9 +775,9 @@ def test_groups_of_columns():
         assert len(members) == len(set(members))
 
 
-@pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems.group_lasso])
+@pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems])
 def test_restored_bit_for_bit(make):
-    problem = make(20) if make is not meha.problems.group_lasso else least_squares(GroupL2([2, 3, 3], soft))
+    problem = make(20) if make is not meha.problems else least_squares(GroupL2([2, 3, 3], soft))
     x0, y0 = (
         (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
     )

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 import pytest
 import torch
+from meha_lab.problems.blueprints import Blueprint, double, known_problem
+from meha_lab.problems.scaled import scaled
+from meha_lab.problems.variants import VARIANTS
 
 import meha
 from meha.problems import KnownProblem, sine
-from meha.problems.blueprints import Blueprint, double, known_problem
-from meha.problems.scaled import scaled
-from meha.problems.variants import VARIANTS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
+from meha_lab.reproduce.page import Table, flat, show
+from meha_lab.reproduce.store import Store
+from meha_lab.reproduce.tuning import Tuning
 
 import meha
 from meha.methods import Method
-from meha.reproduce.experiments import EXPERIMENTS, Options, Records
-from meha.reproduce.page import Table, flat, show
-from meha.reproduce.store import Store
-from meha.reproduce.tuning import Tuning
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -62,7 +62,7 @@ def test_every_example_is_followed_by_its_output():
 def records(name):
     """The records in the repository of an experiment, and the experiment."""
     experiment = EXPERIMENTS[name]
-    return experiment, Records(Store(ROOT / "results"), experiment.cells(Options(), Tuning.shipped()))
+    return experiment, Records(Store(ROOT / "lab/records"), experiment.cells(Options(), Tuning.shipped()))
 
 
 def table(name, of):

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 import torch
+from meha_lab.problems import collection
 
 import meha
 from meha.methods import Continuation
-from meha.problems import collection
 
 CACHES = {"clock", "_exact_at", "_x", "_free_at", "_residual_at", "_size_at", "response", "rates", "oracle", "levels", "limit"}
 """Attributes that need not be restored: times, what is computed again from the rest, and the problem itself."""

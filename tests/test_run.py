@@ -27,7 +27,7 @@ def network_run(y_optimizer=ADAM):
 
 
 def tensor_run():
-    problem = meha.problems.group_lasso(30, groups=6, design="orthogonal")
+    problem = meha.problems(30, groups=6, design="orthogonal")
     return problem.preset("theory").start(problem, problem.x0, problem.y0)
 
 

@@ -299,7 +299,7 @@ def test_a_search_without_any_success_breaks_down(kind):
 
 
 def test_unsolved_lower_levels_are_failures():
-    problem = meha.problems.group_lasso(30, groups=6)
+    problem = meha.problems(30, groups=6)
     method = GridSearch(space={"w": LogUniform(1e-3, 10.0)}, to_x=lambda p: p["w"] * torch.ones(6), points=4, inner_steps=8)
     solution = meha.solve(problem, problem.x0, problem.y0, method)
     assert "failed: F was not finite, or the lower level not solved to lower_tol=1e-08 in inner_steps=8" in solution.message
@@ -460,7 +460,7 @@ def test_a_grid_at_the_limit_is_accepted():
 
 @pytest.mark.parametrize("kind", [GridSearch, RandomSearch, TPE])
 def test_gaussian_group_lasso_end_to_end(kind):
-    problem = meha.problems.group_lasso(30, groups=3)
+    problem = meha.problems(30, groups=3)
     size = {"points": 2} if kind is GridSearch else {"trials": 12}
     solution = meha.solve(problem, problem.x0, problem.y0, kind(space=LogUniform(1e-2, 1.0), **size))
     assert solution.status is meha.Status.FINISHED

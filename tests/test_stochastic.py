@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from meha_lab.tasks import few_shot, hyper_cleaning
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import meha
 from meha.nonsmooth import L1
 from meha.sets import Box, L2Ball
-from meha.tasks import few_shot, hyper_cleaning
 
 FRESH = meha.StochasticMEHA(warm_start=False)
 QUICK = meha.StochasticMEHA(lr=0.05, x_lr=0.05)

@@ -2,6 +2,7 @@
 
 import math
 
+import meha_lab.problems
 import pytest
 import torch
 
@@ -207,7 +208,7 @@ def test_without_humps_there_is_one_attempt():
 
 
 def test_an_optimum_at_infinity_needs_no_passes():
-    entry = next(entry for entry in meha.problems.collection() if entry.name == "ridge, weight per feature, no bounds")
+    entry = next(entry for entry in meha_lab.problems.collection() if entry.name == "ridge, weight per feature, no bounds")
     problem = entry.make()
     solution = meha.solve(problem, problem.x0, problem.y0)
     assert solution.status is meha.Status.AT_INFINITY

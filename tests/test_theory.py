@@ -53,7 +53,7 @@ def test_a_run_outside_warns_and_runs():
         meha.problems.merely_convex,
         meha.problems.sine,
         meha.problems.lasso,
-        lambda n: meha.problems.group_lasso(6 * n, groups=n),
+        lambda n: meha.problems(6 * n, groups=n),
     ],
 )
 @pytest.mark.parametrize("n", [2, 10])

@@ -4,16 +4,16 @@ import copy
 import io
 from functools import partial
 
-import network
 import pytest
 import torch
+from meha_lab.benchmarks import network
+from meha_lab.reproduce.memory import peak
 from torch import nn
 from torch.optim import lr_scheduler
 
 import meha
 from meha._variables import Variable
 from meha.nonsmooth import L1
-from meha.reproduce.memory import peak
 from meha.sets import L2Ball
 
 STEPS = dict(alpha=0.5, beta=0.1, eta=0.1, gamma=5.0, c=2.0)

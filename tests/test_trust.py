@@ -1,5 +1,6 @@
 """What a claim of convergence is worth: small problems with points of the lower level that only look like solutions."""
 
+import meha_lab.problems
 import numpy as np
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_three_stages_at_rest_are_not_enough():
 
 
 def test_group_lasso_by_the_single_loop_is_right_or_makes_no_claim():
-    (entry,) = [entry for entry in meha.problems.collection("tuning") if entry.name == "group lasso, m = 60, orthogonal"]
+    (entry,) = [entry for entry in meha_lab.problems.collection("tuning") if entry.name == "group lasso, m = 60, orthogonal"]
     problem = entry.make()
     solution = meha.solve(problem, problem.x0, problem.y0, meha.AdaptiveMEHA())
     assert solution.status is not Status.CONVERGED or problem.error(solution.x, solution.y) <= 1e-2

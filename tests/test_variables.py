@@ -5,7 +5,9 @@ import collections
 import pytest
 import torch
 
-from meha._variables import Variable, named_leaves, norm, select
+from meha._leaves import norm
+from meha._structures import named_leaves, select
+from meha._variables import Variable
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

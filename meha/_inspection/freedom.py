@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from meha._variables import Variable, add_, copy_, norm
+from meha._leaves import add_, copy_, norm
+from meha._variables import Variable
 from meha.methods._curvatures import flatten, probe
 from meha.methods._levels import BudgetError, Levels
 from meha.methods._nearest import nearest

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from meha._functions import Function
 from meha._inspection.coupling import check_constraints
 from meha._inspection.freedom import check_carried, check_open
 from meha._inspection.measuring import Surroundings, root_mean_square, unevenness
 from meha._inspection.saying import Report
-from meha._oracle import Function
-from meha._variables import Leaves, Variable, norm
+from meha._leaves import Leaves, norm
+from meha._variables import Variable
 from meha.methods import StochasticMEHA, default_method
 from meha.methods._curvatures import flatten
 from meha.methods._levels import Levels

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._functions import Function
+from meha._leaves import Leaves, copy_, inner, norm, subtract
 from meha._lower import solve_lower
-from meha._oracle import JOINT_LIMIT, Function, Oracle
-from meha._variables import Leaves, Variable, copy_, inner, norm, subtract
+from meha._oracle import JOINT_LIMIT, Oracle
+from meha._variables import Variable
 from meha.loaders import random_states, set_random_states
 from meha.problem import Objective, Problem
 from meha.theory import Probe

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves, copy_, norm, subtract
 from meha._oracle import Counts
 from meha._running import Run, StepInfo
-from meha._variables import Leaves, Variable, copy_, norm, subtract
+from meha._variables import Variable
 from meha.compiled.steppers import (
     ROW,
     BatchForm,

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves, copy_, distance, norm, subtract
 from meha._oracle import Counts, Oracle
 from meha._running import At, Run, StepInfo
 from meha._torch import pytree
-from meha._variables import Leaves, Variable, copy_, distance, norm, subtract
+from meha._variables import Variable
 from meha.methods import Method, State
 from meha.schedules import evaluate
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from meha._leaves import Leaves, copy_, norm, subtract
 from meha._running import Run, StepInfo
 from meha._torch import RefusingValues, compile_graph, norm_operation
-from meha._variables import Leaves, Variable, copy_, norm, subtract
+from meha._variables import Variable
 from meha.compiled.captured import captured, first_change
 from meha.compiled.steppers import (
     ROW,

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from meha._checks import check_switch
+from meha._leaves import copy_
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
-from meha._variables import Variable, copy_
+from meha._variables import Variable
 from meha._verdicts import Verdict
 from meha.loaders import Stateful
 from meha.methods._optimizers import text

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from meha._variables import Variable, modules_of
+from meha._structures import modules_of
+from meha._variables import Variable
 from meha.methods._base import Method
 from meha.methods.continuation import Continuation
 from meha.methods.rhg import RHG

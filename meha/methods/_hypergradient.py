@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from meha._checks import check_count
+from meha._leaves import Leaves
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from meha._leaves import Leaves, add_, copy_
 from meha._oracle import Oracle, Term
-from meha._variables import Leaves, Variable, add_, copy_
+from meha._variables import Variable
 
 __all__ = ["Objective", "descend", "lower_objective", "reverse", "unroll"]
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_positive
-from meha._oracle import Function, Oracle
+from meha._functions import Function
+from meha._leaves import Leaves, norm
+from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Leaves, Variable, norm
+from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.problem import Problem
 from meha.schedules import Power, Schedule, check_schedule

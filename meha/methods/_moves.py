@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, add_, copy_, distance, norm
+from meha._leaves import Leaves, add_, copy_, distance, norm
+from meha._variables import Variable
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer
 from meha.problem import Prox
 from meha.schedules import Schedule, check_schedule

@@ -16,7 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from meha._checks import check_positive
 from meha._distributed import is_dtensor
-from meha._variables import Leaves, Variable
+from meha._leaves import Leaves
+from meha._variables import Variable
 from meha.problem import Problem
 from meha.sets import ConvexSet
 

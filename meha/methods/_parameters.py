@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from meha._leaves import norm, subtract
 from meha._oracle import Oracle
-from meha._variables import Variable, norm, subtract
+from meha._variables import Variable
 from meha.methods._curvatures import balance
 from meha.problem import Problem
 from meha.schedules import evaluate

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from meha._checks import check_count
+from meha._leaves import Leaves
 from meha._oracle import Oracle, Term
 from meha._running import At
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.methods._inner import descend
 from meha.methods._moves import check_step, move

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from meha._distributed import local
+from meha._leaves import Leaves, add_, distance, join_norms, norm, scaled
 from meha._oracle import Oracle
 from meha._torch import foreach_add_, foreach_addcmul_, foreach_mul_, foreach_norm, foreach_sqrt
-from meha._variables import Leaves, Variable, add_, distance, join_norms, norm, scaled
+from meha._variables import Variable
 from meha.methods._base import State
 from meha.methods._optimizers import RunningOptimizer
 from meha.sets import ConvexSet

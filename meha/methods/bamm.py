@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 
 from meha._checks import check_tolerance
+from meha._leaves import add_, inner, subtract
 from meha._oracle import Oracle, Term
 from meha._running import At, Numbers
-from meha._variables import Variable, add_, inner, subtract
+from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer

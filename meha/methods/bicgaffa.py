@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from meha._leaves import copy_
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Variable, copy_
+from meha._variables import Variable
 from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
 from meha.problem import Problem
 

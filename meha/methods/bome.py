@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from meha._checks import check_positive
+from meha._leaves import copy_, inner
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import copy_, inner
 from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
 
 __all__ = ["BOME"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from meha._leaves import Leaves, inner
 from meha._oracle import Oracle
 from meha._running import At
-from meha._variables import Leaves, inner
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend
 

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 
 from meha._checks import check_count, check_positive, check_tolerance
+from meha._leaves import add_, copy_, inner
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import add_, copy_, inner
 from meha.methods._inner import descend
 from meha.methods._parameters import hypergradient_steps
 from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from meha._checks import check_count
+from meha._leaves import Leaves, add_, subtract
 from meha._linear import Operator
 from meha._running import At
-from meha._variables import Leaves, add_, subtract
 from meha.methods._moves import check_step
 from meha.methods.implicit import ImplicitMethod
 from meha.schedules import Schedule

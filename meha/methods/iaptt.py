@@ -7,9 +7,10 @@ from typing import Any, Self
 
 import torch
 
+from meha._leaves import Leaves, copy_
 from meha._oracle import Oracle
 from meha._running import At
-from meha._variables import Leaves, Variable, copy_
+from meha._variables import Variable
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend, reverse, unroll
 from meha.methods._moves import check_step, move

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_positive, check_tolerance
+from meha._leaves import Leaves, add_, copy_, norm, subtract
 from meha._linear import CurvatureError, Operator, conjugate_gradients, least_squares
 from meha._lower import LowerSolution, solve_lower
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
 from meha.nonsmooth import GroupL2
@@ -71,7 +72,7 @@ class IGJO(Method):
     size of S and ``linear_residual`` that of the linear system before it, ``s`` the step size that was taken.
 
     >>> import meha
-    >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
+    >>> problem = meha.problems(60, groups=6, design="orthogonal")
     >>> solution = meha.solve(problem, problem.x0, problem.y0, IGJO())
     >>> solution.steps, problem.distance(solution.x, solution.y).y < 1e-10
     (2, True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meha._checks import check_count, check_tolerance
+from meha._leaves import Leaves, subtract
 from meha._linear import Operator, conjugate_gradients, neumann_series
 from meha._oracle import Oracle
 from meha._running import At
-from meha._variables import Leaves, Variable, subtract
+from meha._variables import Variable
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import descend
 from meha.methods._moves import check_step

@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from meha._coupling import Coupling
+from meha._leaves import copy_
 from meha._oracle import Oracle
 from meha._quadratic import solve_program
 from meha._running import At, Numbers
-from meha._variables import Variable, copy_
+from meha._variables import Variable
 from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
 from meha.methods.constrained.programs import Relaxed
 from meha.methods.constrained.sqp import minimise

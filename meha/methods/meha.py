@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from meha._checks import check_count, check_positive, check_switch, check_tolerance
+from meha._leaves import Leaves, add_difference_, distance, norm, subtract
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
-from meha._variables import Leaves, Variable, add_difference_, distance, norm, subtract
+from meha._variables import Variable
 from meha.methods._base import Method, State
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meha._checks import check_count
+from meha._leaves import Leaves, copy_
 from meha._oracle import Oracle
 from meha._running import At
-from meha._variables import Leaves, Variable, copy_
+from meha._variables import Variable
 from meha.methods._hypergradient import HypergradientMethod, HypergradientState
 from meha.methods._inner import Objective, descend, lower_objective, reverse, unroll
 from meha.responses import Nearest, Response, Trained

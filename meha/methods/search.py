@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_tolerance
+from meha._leaves import copy_
 from meha._lower import solve_lower
 from meha._oracle import Oracle
 from meha._running import At, Numbers
+from meha._structures import select
 from meha._torch import BREAKDOWNS
-from meha._variables import Variable, copy_, select
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
 from meha.methods._intervals import Interval, LogUniform
@@ -246,7 +248,7 @@ class GridSearch(Search):
     A grid of more than 100,000 points is refused.
 
     >>> import meha
-    >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
+    >>> problem = meha.problems(60, groups=6, design="orthogonal")
     >>> shared = GridSearch(space={"weight": LogUniform(0.01, 1.0)}, to_x=lambda p: p["weight"] * torch.ones(6), points=5)
     >>> solution = meha.solve(problem, problem.x0, problem.y0, shared)
     >>> solution.x, solution.message

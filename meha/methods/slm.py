@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meha._checks import check_positive, check_tolerance
+from meha._leaves import add_, add_difference_, subtract
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Variable, add_, add_difference_, subtract
+from meha._variables import Variable
 from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.schedules import Schedule, check_schedule
 from meha.theory import Constants

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from meha._checks import check_count, check_positive, check_share, check_switch
 from meha._distributed import local
+from meha._leaves import Leaves, add_, copy_, mean_size, norm, scaled
 from meha._oracle import Oracle
 from meha._running import At, Numbers, Run
 from meha._torch import foreach_addcdiv_, foreach_lerp_
-from meha._variables import Leaves, Variable, add_, copy_, mean_size, norm, scaled
+from meha._variables import Variable
 from meha.methods._base import Method
 from meha.methods._moves import check_step, move
 from meha.methods._optimizers import OptimizerFactory, build_optimizer

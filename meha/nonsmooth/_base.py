@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, copy_, select, short_step, subtract
+from meha._leaves import Leaves, copy_, short_step, subtract
+from meha._structures import select
+from meha._variables import Variable
 from meha._weights import Weight, declared, per_leaf
 
 __all__ = ["NonSmooth", "Sum", "Zero", "joined", "kink", "least", "soft", "split", "total"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves
+from meha._leaves import Leaves
 from meha._weights import Groups, Weight, by_size, per_group, read_groups
 from meha.nonsmooth._base import NonSmooth, joined, kink, least, soft, split, total
 

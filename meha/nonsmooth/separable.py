@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves
+from meha._leaves import Leaves
 from meha._weights import Weight
 from meha.nonsmooth._base import NonSmooth, joined, kink, soft, split, total
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from meha._distributed import local
-from meha._variables import Leaves, Variable, all_finite, copy_, distance, norm, select, short_step, subtract
+from meha._leaves import Leaves, all_finite, copy_, distance, norm, short_step, subtract
+from meha._structures import select
+from meha._variables import Variable
 
 __all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "flat", "reached", "split", "to_tensors"]
 

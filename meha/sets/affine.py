@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable, inner, norm
+from meha._leaves import Leaves, inner, norm
+from meha._variables import Variable
 from meha.sets._base import Face, FlatSet, check_vector, reached, to_tensors
 
 __all__ = ["AffineSet", "HalfSpace"]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_positive
-from meha._variables import Leaves, Variable, inner, norm
+from meha._leaves import Leaves, inner, norm
+from meha._variables import Variable
 from meha.sets._base import Bound, Face, FlatSet, check_vector, reached, split, to_tensors
 
 __all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]

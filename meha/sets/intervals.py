@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meha._variables import Leaves, Variable
+from meha._leaves import Leaves
+from meha._variables import Variable
 from meha.sets._base import Bound, ConvexSet, Face, to_tensors
 
 __all__ = ["Box", "NonNegative", "Reals"]

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves, norm
 from meha._quadratic import Array, feasible, solve_program
-from meha._variables import Leaves, Variable, norm
+from meha._variables import Variable
 from meha.sets._base import ConvexSet, Face, FlatSet, Product, check_vector, to_tensors
 
 __all__ = ["Intersection", "Polyhedron"]

@@ -12,11 +12,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import has_fit_parameter
 
+from meha.cleaning import clean
+from meha.cleaning.network import check_trusted
 from meha.sklearn._base import Estimator
 from meha.sklearn._folds import check_folds, together
 from meha.sklearn._noise import true_classes
-from meha.tasks import clean
-from meha.tasks._cleaning import check_trusted
 
 __all__ = ["LabelCleaner"]
 
@@ -44,7 +44,7 @@ class LabelCleaner(ClassifierMixin, Estimator):
 
     Args:
         estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
-            network judges by :func:`meha.tasks.clean`, where the weights of examples are the upper variables and the trusted
+            network judges by :func:`meha.cleaning.clean`, where the weights of examples are the upper variables and the trusted
             examples, which it needs, are the upper level; a logistic regression predicts. It scales features column by column,
             pixels (rows of square pictures of type uint8) as a whole. It is for classes that a linear model cannot tell apart;
             on a thousand pictures of 28 x 28 pixels it finds fewer wrong labels than the default.

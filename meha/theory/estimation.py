@@ -11,8 +11,10 @@ from torch import Tensor
 
 from meha._checks import check_count
 from meha._distributed import distribute, is_dtensor, local, total
-from meha._oracle import Function, Oracle, Term
-from meha._variables import Leaves, Variable, add_, copy_, norm, subtract
+from meha._functions import Function
+from meha._leaves import Leaves, add_, copy_, norm, subtract
+from meha._oracle import Oracle, Term
+from meha._variables import Variable
 from meha.problem import Problem
 from meha.theory.theorem import Constants
 

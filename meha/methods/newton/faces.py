@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meha._leaves import Leaves
 from meha._oracle import Oracle
 from meha._second_order import Flat
-from meha._variables import Leaves, Variable
+from meha._variables import Variable
 from meha.problem import Problem
 
 __all__ = ["Face", "Faces", "unknown_faces"]

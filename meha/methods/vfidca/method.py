@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from meha._checks import check_count, check_positive, check_tolerance
+from meha._leaves import norm
 from meha._oracle import Oracle
 from meha._running import At, Numbers
-from meha._variables import Variable, norm
+from meha._variables import Variable
 from meha._verdicts import Status, Verdict
 from meha.methods._base import Method, State
 from meha.methods.vfidca.quadratic import Quadratic, as_vector, read_quadratic
@@ -105,7 +106,7 @@ class VFiDCA(Method):
     The numbers of a step, after it: ``upper`` F, ``lower`` f, ``gap`` f - v(r), ``error`` e, ``violation`` p, ``beta``.
 
     >>> import meha
-    >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
+    >>> problem = meha.problems(60, groups=6, design="orthogonal")
     >>> solution = meha.solve(problem, problem.x0, problem.y0, VFiDCA(radii=1.0, tol=0.02))
     >>> print(f"{solution.status}, {problem.distance(solution.x, solution.y).y:.2f}")
     finished, 0.03

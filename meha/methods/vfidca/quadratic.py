@@ -10,8 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from meha._oracle import Function, Oracle
-from meha._variables import Variable, norm
+from meha._functions import Function
+from meha._leaves import norm
+from meha._oracle import Oracle
+from meha._variables import Variable
 
 __all__ = ["Quadratic", "as_vector", "read_quadratic"]
 

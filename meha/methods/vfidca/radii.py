@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meha._leaves import norm
 from meha._lower import STEP_ROUNDING, nesterov
-from meha._variables import Variable, norm
+from meha._variables import Variable
 from meha._weights import per_group, read_groups
 from meha.methods.vfidca.quadratic import Quadratic
 from meha.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup

@@ -1,0 +1,157 @@
+"""What meha.losses saves beside the plain expressions: a gradient, and a step of MEHA on ridge regression; both in one run.
+
+    OMP_NUM_THREADS=1 python -m meha_lab.benchmarks.structured [--rounds 15] [--table]
+
+A ratio is the processor time of the plain expression by that of the loss, told as median and 20-80 % range over rounds in which
+they take turns. Results go to lab/records/benchmarks/structured.json, and from there (--table: without a run)
+to docs/losses.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from meha_lab.paths import BENCHMARKS, DOCS
+from meha_lab.reproduce.race import processor
+from torch import Tensor
+from torch.nn.functional import cross_entropy, softplus
+
+import meha
+from meha.losses import LeastSquares, LinearModelLoss, Logistic, Softmax
+
+RESULTS, PAGE = BENCHMARKS / "structured.json", DOCS / "losses.md"
+BEGIN, END = "<!-- table: written by python -m meha_lab.benchmarks.structured -->", "<!-- end of table -->"
+
+SHAPES = {
+    "least squares": [(100, 600), (600, 600), (100, 20), (1000, 50), (100_000, 20), (10_000, 500)],
+    "least squares, weights": [(1000, 50), (100_000, 20), (10_000, 500)],
+    "logistic": [(100, 600), (1000, 50), (100_000, 20), (10_000, 500)],
+    "softmax, 10 classes": [(100, 20), (1000, 50), (100_000, 20), (10_000, 500)],
+}
+ROUND = 0.03
+"""Seconds that a contender takes in a round, about."""
+
+
+def contenders(kind: str, n: int, p: int, seed: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[int, ...]]:
+    """The loss and the plain expression, as functions of y (and of weights), and the shape of y."""
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(n, p, dtype=torch.float64, generator=generator)
+    b = A @ torch.ones(p, dtype=torch.float64) + torch.randn(n, dtype=torch.float64, generator=generator)
+    signs, labels = b.sign(), torch.randint(10, (n,), generator=generator)
+    loss: LinearModelLoss
+    if kind == "least squares":
+        loss, plain = LeastSquares(A, b), lambda y: (A @ y - b).square().mean() / 2
+    elif kind == "least squares, weights":
+        loss, plain = LeastSquares(A, b, gram=False), lambda y, w: (w * (A @ y - b).square()).mean() / 2
+    elif kind == "logistic":
+        loss, plain = Logistic(A, signs), lambda y: softplus(-signs * (A @ y)).mean()
+    else:
+        loss, plain = Softmax(A, labels, classes=10), lambda y: cross_entropy(A @ y, labels)
+    return loss, plain, loss.shape
+
+
+def gradient(function: Callable[..., Tensor], y: Tensor, weights: list[Tensor]) -> Callable[[], Any]:
+    y = y.clone().requires_grad_()
+    return lambda: torch.autograd.grad(function(y, *weights), y)[0]
+
+
+def step(train: Callable[..., Tensor], valid: Callable[..., Tensor], y: Tensor, weights: list[Tensor]) -> Callable[[], Any]:
+    """A step on ridge regression, with x the logarithm of its weight; with weights, x are those of the examples."""
+    x = torch.full((len(weights[0]) if weights else 1,), -2.0, dtype=y.dtype)
+
+    def lower(x: Tensor, y: Tensor) -> Tensor:
+        return train(y, x.sigmoid()) + 0.05 * y.square().sum() if weights else train(y) + 0.5 * (x.exp() * y.square()).sum()
+
+    problem = meha.Problem(lambda x, y: valid(y, *weights), lower)
+    run = meha.MEHA(alpha=1e-3, beta=1e-3, eta=1e-3, gamma=10.0, c=1.0).start(problem, x, y)
+
+    def move() -> Tensor:
+        run.step()
+        return run.y
+
+    return move
+
+
+def compare(ours: Callable[[], Any], plain: Callable[[], Any], rounds: int) -> dict[str, Any]:
+    for _ in range(3):
+        a, b = ours(), plain()
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-12), "the two must compute the same"
+    repeats = max(1, round(ROUND / seconds(plain, 3)))
+    times = [(seconds(ours, repeats), seconds(plain, repeats)) for _ in range(rounds)]
+    ratios = sorted(b / a for a, b in times)
+    return {
+        "ratio": round(statistics.median(ratios), 2),
+        "range": [round(ratios[len(ratios) // 5], 2), round(ratios[-1 - len(ratios) // 5], 2)],
+        "us": round(statistics.median(a for a, _ in times) * 1e6),
+        "us plain": round(statistics.median(b for _, b in times) * 1e6),
+    }
+
+
+def seconds(function: Callable[[], Any], repeats: int) -> float:
+    begin = time.process_time()
+    for _ in range(repeats):
+        function()
+    return (time.process_time() - begin) / repeats
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    rows = []
+    for kind, shapes in SHAPES.items():
+        for n, p in shapes:
+            (loss, plain, shape), (valid, plain_valid, _) = (contenders(kind, n, p, seed) for seed in (0, 1))
+            y = torch.zeros(shape, dtype=torch.float64)
+            weights = [torch.rand(n, dtype=torch.float64)] if "weights" in kind else []
+            row = {
+                "loss": kind,
+                "rows": n,
+                "columns": p,
+                "gradient": compare(gradient(loss, y, weights), gradient(plain, y, weights), rounds),
+                "step": compare(step(loss, valid, y, weights), step(plain, plain_valid, y, weights), rounds),
+            }
+            rows.append(row)
+            print(line(row), flush=True)
+    made = {"processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version()}
+    return {"made with": {**made, "torch": str(torch.__version__)}, "rows": rows}
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = [
+        f"{part['us plain']:,} | {part['us']:,} | **{part['ratio']:.2f}** ({part['range'][0]:.2f} to {part['range'][1]:.2f})"
+        for part in (row["gradient"], row["step"])
+    ]
+    return f"| {row['loss']} | {row['rows']:,} x {row['columns']:,} | " + " | ".join(cells) + " |"
+
+
+def page(results: dict[str, Any], text: str) -> str:
+    """The page with the table of these results."""
+    made = results["made with"]
+    table = [
+        "| loss | A | gradient, plain (us) | with the loss | ratio | step of MEHA, plain (us) | with the loss | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+        *(line(row) for row in results["rows"]),
+        "",
+        f"{made['processor']}, {made['threads']} thread, float64, torch {made['torch']}.",
+    ]
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + "\n" + "\n".join(table) + "\n" + END + rest.split(END)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What meha.losses saves beside plain expressions.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--table", action="store_true", help="write the page from the stored results")
+    options = parser.parse_args()
+    if not options.table:
+        RESULTS.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
+    PAGE.write_text(page(json.loads(RESULTS.read_text()), PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()

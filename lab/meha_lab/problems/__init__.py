@@ -1,0 +1,5 @@
+"""A collection of bilevel problems with answers that were computed without the methods of the library."""
+
+from meha_lab.problems.collection import Entry, collection
+
+__all__ = ["Entry", "collection"]

@@ -1,0 +1,47 @@
+"""The table of docs/automatic.md on learning tasks, from the records: python -m meha_lab.tools.learning_tasks."""
+
+from __future__ import annotations
+
+import math
+
+from meha_lab.paths import DOCS, RECORDS
+from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
+from meha_lab.reproduce.experiments.base import mean_of
+from meha_lab.reproduce.learning_tasks import TASKS
+from meha_lab.reproduce.store import Store
+from meha_lab.reproduce.task_runs import REFERENCES
+from meha_lab.reproduce.tuning import Tuning
+
+PAGE = DOCS / "automatic.md"
+BEGIN, END = "<!-- learning tasks: written by tools/learning_tasks.py -->", "<!-- end of learning tasks -->"
+OTHERS = ("F2SA", "VPBGD", "RHG")
+
+
+def table() -> str:
+    """Mean scores of what counts for each task, by method; the references of a user without a bilevel method first."""
+    cells = EXPERIMENTS["learning-tasks"].cells(Options(), Tuning.shipped())
+    records = Records(Store(RECORDS), cells)
+    lines = ["| task | reference | default | 4 times the work | F2SA | VPBGD | RHG |", "|---|---|---|---|---|---|---|"]
+    for split in ("tuning", "held out"):
+        lines.append(f"| **{split}** | | | | | | |")
+        for name, task in TASKS.items():
+            if task.split != split:
+                continue
+            found = [record["references"] for record in records.get(name, REFERENCES, "task")]
+            words = ", ".join(f"{key} {mean_of([r[key] for r in found])[0]:.1f}" for key in (found[0] if found else ()))
+            runs = [(name, "automatic"), (f"{name}, longer", "automatic"), *((name, other) for other in OTHERS)]
+            scores = [[record[task.judged] for record in records.get(case, method, "task")] for case, method in runs]
+            lines.append(f"| {name} | {words} | " + " | ".join(map(shown, scores)) + " |")
+    return "\n".join(lines)
+
+
+def shown(scores: list[float | None]) -> str:
+    if not scores:
+        return ""
+    mean = mean_of(scores)[0]
+    return "failed" if math.isnan(mean) else f"{mean:.1f}"
+
+
+if __name__ == "__main__":
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])

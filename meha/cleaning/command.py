@@ -1,0 +1,108 @@
+"""The work of ``meha clean``: from a file to weights, a picture and a summary."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from meha._checks import RefusalError
+from meha._files import write_atomically
+from meha.cleaning.memory import check_memory, check_outputs, printable
+from meha.cleaning.network import CleaningWarning
+from meha.cleaning.network import clean as clean_examples
+
+__all__ = ["clean_file"]
+
+
+def clean_file(
+    data: Path,
+    clean_fraction: float | None,
+    trusted: str | None,
+    label: str | None,
+    ignore: list[str],
+    out: Path,
+    seed: int,
+    top: int | None,
+    force: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Clean the labels of a file, write and (unless quiet) print what was found, and return it.
+
+    Training uses one thread: its matrices are small, and threads that wait for each other take far longer on a busy machine.
+
+    Args:
+        force: whether files of an earlier run may be overwritten; the others are the options of the command.
+    """
+    import matplotlib  # noqa: F401  to fail now if it is missing, not after the training
+
+    from meha.cleaning.files import picture, read, table
+
+    console, threads = Console(quiet=quiet), torch.get_num_threads()
+    torch.set_num_threads(1)
+    columns = (TextColumn("Training"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    outputs = [out / "weights.csv", out / "suspicious.png"]
+    try:
+        check_outputs(data, outputs, force=force)
+        check_memory(data)
+        examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
+        out.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings(record=True) as caught, bar:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", CleaningWarning)
+            task = bar.add_task("", total=1.0)
+            cleaning = clean_examples(
+                examples.features,
+                examples.labels,
+                examples.trusted,
+                seed=seed,
+                watch=lambda share: bar.update(task, completed=share),
+            )
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise RefusalError(printable(str(error))) from error
+    except FileExistsError as error:
+        raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
+    finally:
+        torch.set_num_threads(threads)
+    for warning in caught:
+        Console(stderr=True).print(
+            printable(str(warning.message)), style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
+    write_atomically(outputs[0], table(examples.labels, cleaning))
+    write_atomically(outputs[1], picture(examples, cleaning, top))
+
+    suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
+    unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
+    console.print(f"{len(suspicious):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
+    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
+    if len(suspicious):
+        worst = Table(box=None, pad_edge=False, header_style="dim")
+        worst.add_column("row", justify="right")
+        for head in ("given", "suggested"):
+            worst.add_column(head, max_width=30, no_wrap=True)
+        worst.add_column("weight", justify="right")
+        for row in suspicious[:10]:
+            given, better = (printable(str(names[row])) for names in (examples.labels, cleaning.suggested))
+            weight = cleaning.weights[row]
+            worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
+        console.print(worst)
+    console.print(f"Weights: {outputs[0]}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"Picture: {outputs[1]}", soft_wrap=True, highlight=False, markup=False)
+    rows = [
+        {
+            "row": int(row),
+            "given": str(examples.labels[row]),
+            "suggested": str(cleaning.suggested[row]),
+            "weight": float(cleaning.weights[row]),
+        }
+        for row in suspicious
+    ]
+    files = {"weights": str(outputs[0]), "picture": str(outputs[1])}
+    return {"unverified": unverified, "trusted": trusted_count, "classes": classes, "suspicious": rows, **files}

@@ -1,9 +1,0 @@
-"""Problems whose levels are coupled by constraints, with answers that are computed without the methods of this library."""
-
-from meha.problems.constrained.known import Judged, coupled_problem
-from meha.problems.constrained.linear import LINEAR
-from meha.problems.constrained.smooth import SMOOTH
-
-__all__ = ["FAMILIES", "Judged", "coupled_problem"]
-
-FAMILIES = {**LINEAR, **SMOOTH}
