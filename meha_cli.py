@@ -133,7 +133,7 @@ def _version(package: str) -> str:
 
 def refuse(error: Exception) -> NoReturn:
     """End with the message of a refusal; other errors are defects, and are passed on."""
-    from meha._checks import RefusalError
+    from meha.tensors.checks import RefusalError
 
     if not isinstance(error, RefusalError):
         raise error

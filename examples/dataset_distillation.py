@@ -34,7 +34,7 @@ def upper(x, y):
     return cross_entropy(train[0] @ y, train[1])
 
 
-solution = meha.solve(meha.Problem(upper, lower), first, nothing, meha.Continuation(max_gradients=3000))
+solution = meha.solve(meha.Problem(upper, lower), first, nothing, meha.Default(max_gradients=3000))
 print(solution)
 
 # %%

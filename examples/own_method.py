@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import meha
 from meha.methods import Method, State, Variable
-from meha.schedules import Power, Schedule
+from meha.problem.schedules import Power, Schedule
 
 
 @dataclass

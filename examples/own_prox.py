@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.nonsmooth import NonSmooth
+from meha.problem.nonsmooth import NonSmooth
 
 
 class Tilted(NonSmooth):

@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.constraints import Smooth
-from meha.sets import Box, NonNegative
+from meha.problem.constraints import Smooth
+from meha.problem.sets import Box, NonNegative
 
 COST = torch.tensor([0.5, 1.0], dtype=torch.float64)
 TASTE = torch.tensor([4.0, 5.0], dtype=torch.float64)

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import softplus
 
 import meha
-from meha.constraints import Bounds
-from meha.sets import Box
+from meha.problem.constraints import Bounds
+from meha.problem.sets import Box
 
 TRAIN, VALID = 8, 40
 
@@ -50,7 +50,7 @@ def problem():
 def main():
     stated = problem()
     x0, y0 = torch.zeros(2, dtype=torch.float64), torch.full((TRAIN,), 0.5, dtype=torch.float64)
-    solution = meha.solve(stated, x0, y0, meha.Continuation(max_gradients=2000))
+    solution = meha.solve(stated, x0, y0, meha.Default(max_gradients=2000))
     print(solution)
     C, width = solution.x.exp().tolist()
     at_zero, at_C = int((solution.y < 1e-6).sum()), int((solution.y > C - 1e-6).sum())

@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.constraints import Linear
-from meha.sets import Box
+from meha.problem.constraints import Linear
+from meha.problem.sets import Box
 
 ROADS = ["A-B (toll)", "A-C", "B-C", "B-D", "C-D (toll)", "A-D"]
 TOLLED = [0, 4]

@@ -52,7 +52,7 @@ print(solution.details)
 # %%
 # Where three of the passes ended: red is y, circles are all valleys of f at that x.
 
-run = meha.Continuation().start(problem, x0, y0)
+run = meha.Default().start(problem, x0, y0)
 while run.verdict is None:
     run.step()
 ends = {end.start: end for end in run.state.course.judgement.results}

@@ -12,64 +12,50 @@ State the problem once (:class:`Problem`) and solve it (:func:`solve`).
 >>> solution = meha.solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
 """
 
-from meha import (
-    cleaning,
-    constraints,
-    diagnostics,
-    loaders,
-    loggers,
-    losses,
-    nonsmooth,
-    observers,
-    problems,
-    responses,
-    schedules,
-    sets,
-    stopping,
-    theory,
-)
-from meha._checkpoints import Checkpoint
-from meha._cross_validation import cross_validation
-from meha._inspection import check
-from meha._shared_checkpoints import SharedCheckpoint
-from meha._solving import solve
-from meha._verdicts import Status, TrainingWarning, Verdict
-from meha.loaders import MicroBatches
+from meha import cleaning, problems
+from meha.analysis import diagnostics, theory
+from meha.inspection import check
+from meha.method.status import Status, TrainingWarning, Verdict
 from meha.methods import (
     BAMM,
     BDA,
     BOME,
-    BRC,
     BVFIM,
     CG,
     DARTS,
     F2SA,
     GALET,
     IAPTT,
-    IGJO,
     LVHBA,
     MEHA,
     NS,
     RHG,
-    SLM,
     TPE,
     VPBGD,
-    AdaptiveMEHA,
+    ActiveSets,
     BiCGAFFA,
-    Continuation,
+    Default,
     GridSearch,
+    ImplicitNewton,
     LogUniform,
     Method,
     Optimizer,
+    PenaltyContinuation,
     RandomSearch,
     Run,
     StepInfo,
     StochasticMEHA,
     Uniform,
-    VFiDCA,
+    contrib,
 )
-from meha.problem import Problem
-from meha.solution import Solution
+from meha.problem import constraints, loaders, losses, nonsmooth, responses, schedules, sets
+from meha.problem.loaders import MicroBatches
+from meha.problem.problem import Problem
+from meha.running import loggers, observers, stopping
+from meha.running.checkpoints import Checkpoint, SharedCheckpoint
+from meha.running.cross_validation import cross_validation
+from meha.running.solution import Solution
+from meha.running.solve import solve
 
 __version__ = "0.1.0"
 
@@ -77,30 +63,29 @@ __all__ = [
     "BAMM",
     "BDA",
     "BOME",
-    "BRC",
     "BVFIM",
     "CG",
     "DARTS",
     "F2SA",
     "GALET",
     "IAPTT",
-    "IGJO",
     "LVHBA",
     "MEHA",
     "NS",
     "RHG",
-    "SLM",
     "TPE",
     "VPBGD",
-    "AdaptiveMEHA",
+    "ActiveSets",
     "BiCGAFFA",
     "Checkpoint",
-    "Continuation",
+    "Default",
     "GridSearch",
+    "ImplicitNewton",
     "LogUniform",
     "Method",
     "MicroBatches",
     "Optimizer",
+    "PenaltyContinuation",
     "Problem",
     "RandomSearch",
     "Run",
@@ -111,11 +96,11 @@ __all__ = [
     "StochasticMEHA",
     "TrainingWarning",
     "Uniform",
-    "VFiDCA",
     "Verdict",
     "check",
     "cleaning",
     "constraints",
+    "contrib",
     "cross_validation",
     "diagnostics",
     "loaders",

@@ -10,17 +10,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from meha._leaves import norm
-from meha._oracle import Oracle
-from meha._variables import Variable
+from meha.analysis.theory import Constants
 from meha.methods import MEHA
-from meha.methods._parameters import complete_meha
-from meha.nonsmooth import L1, GroupL2
-from meha.nonsmooth._base import soft
-from meha.problem import Problem
-from meha.schedules import InversePower
-from meha.sets import Box, ConvexSet, NonNegative
-from meha.theory import Constants
+from meha.methods.meha import complete_meha
+from meha.problem.nonsmooth import L1, GroupL2
+from meha.problem.nonsmooth.base import soft
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.problem.schedules import InversePower
+from meha.problem.sets import Box, ConvexSet, NonNegative
+from meha.tensors.variables import Variable, norm
 
 __all__ = [
     "Distance",
@@ -307,23 +306,23 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
 
 
 def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
-    """Sine toy: F = (x - 2)^2 + ||y - 4 e||^2, f = sum_i sin(x + y_i - 2), with a scalar x and infinitely many valleys of f.
+    """Sine toy: F = (x - 2)^2 + ||y - 4 e||^2, f = sum_i sin(x + y_i - 2), with a scalar x and infinitely many basins of f.
 
     With C = 3 pi / 2, the solution is x = (2 (1 - n) + n C) / (1 + n), y_i = C + 2 - x, F = n (C - 4)^2 / (1 + n). The start
-    x0 = -6, y0 = 0 is closest to another valley.
+    x0 = -6, y0 = 0 is closest to another basin.
 
     >>> print(f"{float(sine(n=1).x_star):.4f}, {sine(n=1).upper_star:.4f}")
     2.3562, 0.2537
     """
     _check_dimension(n, 1)
-    valley = 1.5 * math.pi
-    x_star = torch.tensor([(2 * (1 - n) + n * valley) / (1 + n)], dtype=dtype, device=device)
-    y_star = torch.full((n,), valley + 2 - float(x_star), dtype=dtype, device=device)
+    basin = 1.5 * math.pi
+    x_star = torch.tensor([(2 * (1 - n) + n * basin) / (1 + n)], dtype=dtype, device=device)
+    y_star = torch.full((n,), basin + 2 - float(x_star), dtype=dtype, device=device)
     c = min(0.5, 2.5 / n)
     root = math.sqrt(n)
 
     def response(x: Tensor) -> Tensor:
-        first = valley + 2 - float(x)
+        first = basin + 2 - float(x)
         return torch.full((n,), first + 2 * math.pi * round((4 - first) / (2 * math.pi)), dtype=torch.float64)
 
     return KnownProblem(
@@ -334,7 +333,7 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
         y0=torch.zeros(n, dtype=dtype, device=device),
         x_star=x_star,
         y_star=y_star,
-        upper_star=n * (valley - 4) ** 2 / (1 + n),
+        upper_star=n * (basin - 4) ** 2 / (1 + n),
         distance=lambda x, y: Distance(relative(x, x_star), relative(y, y_star)),
         answer=response,
         constants=Constants(L_F=2.0, L_f=n + 1.0, rho_f=1.0, F_xx=2.0, F_yy=2.0, F_xy=0.0, f_yy=1.0, f_xy=root),

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 import meha
-from meha.loaders import Accumulated
+from meha.problem.loaders import Accumulated
 
 EXAMPLES, FEATURES, HIDDEN, CLASSES = 32, 4, 6, 3
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import meha
 from meha import Checkpoint, Status, TrainingWarning
-from meha.loaders import Accumulated, Together
-from meha.observers import SkipBadBatches
+from meha.problem.loaders import Accumulated, Together
+from meha.running.observers import SkipBadBatches
 
 MOMENT = {"alpha": 0.1, "beta": 0.1, "eta": 0.1, "gamma": 1.0, "c": 1.0}
 NAN = float("nan")

@@ -8,13 +8,13 @@ import torch
 from meha_lab.problems.variants import TOYS, VARIANTS, in_units
 
 import meha
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha._verdicts import Status
-from meha.methods._anderson import combine
-from meha.methods._curvatures import balance, probe
+from meha.lower.curvature import balance, probe
+from meha.method.status import Status
+from meha.numerics.extrapolation import combine
+from meha.problem.oracle import Oracle
+from meha.problem.sets import Box, NonNegative
 from meha.problems import lasso, sine, strong_convex
-from meha.sets import Box, NonNegative
+from meha.tensors.variables import Variable
 
 SMOOTH = ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10"]
 
@@ -26,7 +26,7 @@ def posed(name, variant="", **kind):
 
 def run_to_end(problem, steps=200):
     """The run after its end, and the errors of all steps."""
-    run, errors = meha.AdaptiveMEHA().start(problem, problem.x0, problem.y0), []
+    run, errors = meha.contrib.AdaptiveMEHA().start(problem, problem.x0, problem.y0), []
     while run.k < steps and run.verdict is None:
         run.step()
         errors.append(problem.error(run.x, run.y))
@@ -37,7 +37,7 @@ def run_to_end(problem, steps=200):
 def test_toys(name):
     """1e-3 in at most 200 steps, by the method's own judgement; in fact in less than 100, and 2 + 1 gradients a step.
 
-    Up to 100 gradients of f probe the curvatures, and 600 verify y; more where the sine has many valleys.
+    Up to 100 gradients of f probe the curvatures, and 600 verify y; more where the sine has many basins.
     """
     run, errors = run_to_end(posed(name))
     assert run.verdict.status is Status.CONVERGED
@@ -106,7 +106,7 @@ def random_quadratic(seed, condition=30.0, n=4, m=12):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_quadratics(seed):
     problem, x0, y0, x_star = random_quadratic(seed)
-    solution = meha.solve(problem, x0, y0, meha.AdaptiveMEHA(), max_steps=500)
+    solution = meha.solve(problem, x0, y0, meha.contrib.AdaptiveMEHA(), max_steps=500)
     assert solution.status is Status.CONVERGED
     assert np.linalg.norm(solution.x.numpy() - x_star) <= 1e-3 * np.linalg.norm(x_star)
 
@@ -117,7 +117,7 @@ def test_bounds_on_both_levels():
     for bound, expected in ((4.0, 0.5), (0.3, 0.3)):
         problem = meha.Problem(upper, lower, x_set=Box(-4.0, bound), y_set=NonNegative())
         solution = meha.solve(
-            problem, torch.tensor([0.2, 0.1]).double(), torch.ones(2).double(), meha.AdaptiveMEHA(), max_steps=300
+            problem, torch.tensor([0.2, 0.1]).double(), torch.ones(2).double(), meha.contrib.AdaptiveMEHA(), max_steps=300
         )
         assert solution.converged
         assert torch.allclose(solution.x, torch.full((2,), expected).double(), rtol=1e-3)
@@ -127,13 +127,13 @@ def test_bounds_on_both_levels():
 def test_structures_of_tensors():
     """x as a dict and y as a list of tensors: the same run as with one tensor each."""
     toy = strong_convex(4)
-    flat = meha.AdaptiveMEHA().start(meha.Problem(toy.upper, toy.lower), toy.x0, toy.y0)
+    flat = meha.contrib.AdaptiveMEHA().start(meha.Problem(toy.upper, toy.lower), toy.x0, toy.y0)
 
     def joined(objective):
         return lambda x, y: objective(torch.cat([x["a"].reshape(-1), x["b"]]), torch.cat(y))
 
     x0, y0 = {"a": toy.x0[:2].reshape(1, 2), "b": toy.x0[2:]}, [toy.y0[:1], toy.y0[1:]]
-    run = meha.AdaptiveMEHA().start(meha.Problem(joined(toy.upper), joined(toy.lower)), x0, y0)
+    run = meha.contrib.AdaptiveMEHA().start(meha.Problem(joined(toy.upper), joined(toy.lower)), x0, y0)
     for _ in range(10):
         flat.step()
         run.step()
@@ -145,7 +145,7 @@ def test_structures_of_tensors():
 def test_checkpoint(name, tmp_path):
     """A run goes on from a file bit for bit, and the run that wrote it is not part of it."""
     problem = posed(name)
-    first, second = (meha.AdaptiveMEHA().start(problem, problem.x0, problem.y0) for _ in range(2))
+    first, second = (meha.contrib.AdaptiveMEHA().start(problem, problem.x0, problem.y0) for _ in range(2))
     for _ in range(20):
         first.step()
     torch.save(first.state_dict(), tmp_path / "run.pt")
@@ -161,9 +161,9 @@ def test_checkpoint(name, tmp_path):
 
 def test_a_solve_that_was_interrupted(tmp_path):
     toy = sine(10)
-    whole = meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA())
-    meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA(), max_steps=17, checkpoint=tmp_path / "run.pt")
-    rest = meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA(), checkpoint=tmp_path / "run.pt")
+    whole = meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA())
+    meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(), max_steps=17, checkpoint=tmp_path / "run.pt")
+    rest = meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(), checkpoint=tmp_path / "run.pt")
     assert torch.equal(rest.x, whole.x)
     assert (rest.steps, rest.message, rest.counts) == (whole.steps, whole.message, whole.counts)
 
@@ -172,13 +172,13 @@ def test_batches_are_refused():
     toy = strong_convex(3)
     batched = meha.Problem(lambda x, y, batch: toy.upper(x, y), lambda x, y, batch: toy.lower(x, y))
     with pytest.raises(ValueError, match=r"method: AdaptiveMEHA\(\) needs the same objectives"):
-        meha.AdaptiveMEHA().start(batched, toy.x0, toy.y0)
+        meha.contrib.AdaptiveMEHA().start(batched, toy.x0, toy.y0)
 
 
 def test_a_batch_is_not_ignored():
     toy = strong_convex(3)
     problem = meha.Problem(lambda x, y, batch=None: toy.upper(x, y), lambda x, y, batch=None: toy.lower(x, y))
-    run = meha.AdaptiveMEHA().start(problem, toy.x0, toy.y0)
+    run = meha.contrib.AdaptiveMEHA().start(problem, toy.x0, toy.y0)
     with pytest.raises(ValueError, match=r"batch: AdaptiveMEHA\(\) takes none, got float"):
         run.step(1.0)
 
@@ -186,7 +186,7 @@ def test_a_batch_is_not_ignored():
 def test_numbers_of_a_step():
     """They are those of the point where the step's gradients are taken; the first step begins at the start, with theta = y."""
     toy = lasso(4)
-    run = meha.AdaptiveMEHA().start(toy, toy.x0 + 0.1, toy.y0 + 0.5)
+    run = meha.contrib.AdaptiveMEHA().start(toy, toy.x0 + 0.1, toy.y0 + 0.5)
     info = run.step()
     assert info["upper"] == pytest.approx(2.0)
     assert info["lower"] == pytest.approx(0.5 * (2 * 0.25**2 + 2 * 0.75**2) + 0.1 * 2.0)
@@ -198,7 +198,7 @@ def test_numbers_of_a_step():
 def test_the_answer_is_that_of_the_state():
     """What a run would return if stopped is in X and Y at each step, and its last steps stay near the solution."""
     problem = posed("lasso, n = 100", ", start 2")
-    run = meha.AdaptiveMEHA().start(problem, problem.x0, problem.y0)
+    run = meha.contrib.AdaptiveMEHA().start(problem, problem.x0, problem.y0)
     while run.verdict is None:
         run.step()
         assert problem.x_set.holds(run.state.x)
@@ -208,7 +208,7 @@ def test_the_answer_is_that_of_the_state():
 def test_an_upper_level_that_runs_away_ends_with_a_status():
     """F = -x^2 + y^2/2 with y = x has no minimum: no NaN in the answer, and not converged."""
     problem = meha.Problem(lambda x, y: (y.square() / 2 - x.square()).sum(), lambda x, y: (y - x).square().sum())
-    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.AdaptiveMEHA(), max_steps=2000)
+    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.contrib.AdaptiveMEHA(), max_steps=2000)
     assert solution.status in (Status.DIVERGED, Status.NON_FINITE)
     assert torch.isfinite(solution.x).all()
     assert torch.isfinite(solution.y).all()
@@ -224,7 +224,7 @@ def test_edges_of_a_domain_shrink_the_steps():
 
     problem = meha.Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lower, x_set=Box(0.01, 10.0))
     solution = meha.solve(
-        problem, torch.tensor([0.5]).double(), torch.tensor([3.0]).double(), meha.AdaptiveMEHA(), max_steps=300
+        problem, torch.tensor([0.5]).double(), torch.tensor([3.0]).double(), meha.contrib.AdaptiveMEHA(), max_steps=300
     )
     assert min(seen) < 0
     assert solution.converged
@@ -233,7 +233,7 @@ def test_edges_of_a_domain_shrink_the_steps():
 
 def test_a_gradient_that_is_nan_at_the_start():
     problem = meha.Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum() + y.sqrt().sum() * 0)
-    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.AdaptiveMEHA(), max_steps=50)
+    solution = meha.solve(problem, torch.ones(1), torch.zeros(1), meha.contrib.AdaptiveMEHA(), max_steps=50)
     assert solution.status is Status.NON_FINITE
     assert torch.equal(solution.x, torch.ones(1))
 
@@ -257,12 +257,12 @@ def weighted(x, y):
 )
 def test_an_optimum_at_infinity_is_not_converged(upper, lower, start):
     start = torch.tensor([start]).double()
-    solution = meha.solve(meha.Problem(upper, lower), start, start, meha.AdaptiveMEHA(), max_steps=2000)
+    solution = meha.solve(meha.Problem(upper, lower), start, start, meha.contrib.AdaptiveMEHA(), max_steps=2000)
     assert solution.status is Status.AT_INFINITY
     assert "Bound x" in solution.message
     assert "accuracy" not in solution.report
     bounded = meha.Problem(upper, lower, x_set=Box(-3.0, 3.0))
-    solution = meha.solve(bounded, start, start, meha.AdaptiveMEHA(), max_steps=2000)
+    solution = meha.solve(bounded, start, start, meha.contrib.AdaptiveMEHA(), max_steps=2000)
     assert solution.status is Status.CONVERGED
     assert float(solution.x) == pytest.approx(3.0)
 
@@ -273,7 +273,7 @@ def test_a_distant_optimum_is_converged(offset, x0):
     """Far from the start or next to it, also where most of F is a constant."""
     problem = meha.Problem(lambda x, y: (x - 1e6).square().sum() + (y - 1e6).square().sum() + offset, quadratic)
     start = torch.tensor([x0]).double()
-    solution = meha.solve(problem, start, start, meha.AdaptiveMEHA())
+    solution = meha.solve(problem, start, start, meha.contrib.AdaptiveMEHA())
     assert solution.status is Status.CONVERGED
     assert float(solution.x) == pytest.approx(1e6)
 
@@ -282,7 +282,7 @@ def test_a_coordinate_that_has_no_effect_any_more_is_converged():
     """y(x) = max(1 - x, 0) is 0 from x = 1 on, where F = y^2 rests."""
     problem = meha.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - 1 + x).square().sum(), y_set=NonNegative())
     start = torch.zeros(1).double()
-    solution = meha.solve(problem, start, start, meha.AdaptiveMEHA(), max_steps=500)
+    solution = meha.solve(problem, start, start, meha.contrib.AdaptiveMEHA(), max_steps=500)
     assert solution.status is Status.CONVERGED
     assert float(solution.y) == pytest.approx(0.0, abs=1e-3)
 
@@ -296,13 +296,13 @@ def test_objectives_need_not_be_defined_beyond_the_end():
         return (x - 1.2).square().sum() + (y - 1.2).square().sum()
 
     start = torch.zeros(1).double()
-    solution = meha.solve(meha.Problem(upper, quadratic), start, start, meha.AdaptiveMEHA())
+    solution = meha.solve(meha.Problem(upper, quadratic), start, start, meha.contrib.AdaptiveMEHA())
     assert solution.status is Status.CONVERGED
 
 
 def test_a_run_that_is_lost_has_a_verdict():
     problem = meha.Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum() + y.sqrt().sum() * 0)
-    run = meha.AdaptiveMEHA().start(problem, torch.ones(1), torch.zeros(1))
+    run = meha.contrib.AdaptiveMEHA().start(problem, torch.ones(1), torch.zeros(1))
     run.step()
     assert run.verdict.status is Status.NON_FINITE
     assert "at the start" in run.verdict.message
@@ -310,12 +310,12 @@ def test_a_run_that_is_lost_has_a_verdict():
 
 def test_tolerance_is_checked():
     with pytest.raises(ValueError, match="tol: must be a number of at least 0, got -1"):
-        meha.AdaptiveMEHA(tol=-1.0)
+        meha.contrib.AdaptiveMEHA(tol=-1.0)
 
 
 def test_tolerance_zero_is_as_accurate_as_possible():
     toy = sine(10)
-    solution = meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA(), tol=None)
+    solution = meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(), tol=None)
     assert solution.method.tol == 0
     assert solution.converged
     assert toy.distance(solution.x, solution.y).x <= 1e-6
@@ -323,7 +323,7 @@ def test_tolerance_zero_is_as_accurate_as_possible():
 
 def test_the_report():
     toy = strong_convex(10)
-    report = meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA()).report
+    report = meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA()).report
     assert report["problem"].startswith("curvature in y: F ")
     assert report["course"].startswith("c = ")
     assert report["accuracy"].startswith("the limit for c to infinity changed by")
@@ -339,7 +339,7 @@ def test_balance_of_the_levels():
 
 def test_a_tighter_tolerance():
     toy = sine(10)
-    runs = [meha.solve(toy, toy.x0, toy.y0, meha.AdaptiveMEHA(tol=tol)) for tol in (1e-3, 1e-6)]
+    runs = [meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(tol=tol)) for tol in (1e-3, 1e-6)]
     errors = [toy.distance(solution.x, solution.y).x for solution in runs]
     assert all(solution.converged for solution in runs)
     assert errors[1] <= 1e-5

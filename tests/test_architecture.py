@@ -1,4 +1,8 @@
-"""The joints: what the code as a whole must keep to."""
+"""The joints: what the code as a whole must keep to.
+
+The budgets below are today's figures of ``python -m meha_lab.house``. They may fall, and are then lowered here. A rise needs a line
+in the changelog that says for what, and the new figure here.
+"""
 
 import ast
 import inspect
@@ -9,13 +13,20 @@ import pytest
 
 import meha
 from meha.methods import Method
+from meha_lab import house
 
-PACKAGE = Path(meha.__file__).parent
-PROPER = [
-    path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if not {"problems", "tasks", "datasets", "reproduce"} & set(path.relative_to(PACKAGE).parts)
-]
+ROOT = Path(meha.__file__).parents[1]
+LIBRARY = house.proper(ROOT)
+NAMES = [path.relative_to(ROOT).as_posix() for path in LIBRARY]
+
+LINES = 0
+LAYERS = 12
+SINGLE_IMPORTERS = 0
+PUBLIC_NAMES = 0
+REPEATED_CLASSES = 0
+NAMED_NUMBERS = 0
+COMMENTS = 0  # per 100 lines of code, at least; to rise to 6
+
 HOOKS = {"init", "step", "terminate", "report", "check", "resolve", "advice"}
 
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w|from torch[\w.]* import [^\n]*\b_[a-z]|torch\.fx\.experimental\.symbolic")
@@ -30,10 +41,10 @@ def methods():
     return [kind for kind in found if kind.__module__.startswith("meha.")]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_names_of_torch_are_in_one_file(path):
-    text = "\n".join(line.partition("#")[0] for line in path.read_text().splitlines())
-    assert bool(PRIVATE.search(text)) == (path.name == "_torch.py")
+@pytest.mark.parametrize("name", NAMES)
+def test_private_names_of_torch_are_in_one_file(name):
+    text = "\n".join(line.partition("#")[0] for line in (ROOT / name).read_text().splitlines())
+    assert bool(PRIVATE.search(text)) == (name == "meha/tensors/torch_private.py")
 
 
 def test_the_pattern_finds_private_names():
@@ -48,9 +59,25 @@ def test_the_pattern_finds_private_names():
     assert not PRIVATE.search("from torch.utils.data import DataLoader; torch.nn.functional.relu_(x)")
 
 
-@pytest.mark.parametrize("path", PROPER, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_modules_are_short(path):
-    assert len(path.read_text().splitlines()) <= 400
+@pytest.mark.parametrize(
+    ("budget", "measure"),
+    [
+        ("LINES", lambda root: [line for path in house.shipped(root) for line in path.read_text().splitlines()]),
+        ("LAYERS", house.layers),
+        ("SINGLE_IMPORTERS", house.single_importers),
+        ("PUBLIC_NAMES", house.public_names),
+        ("REPEATED_CLASSES", house.repeated_classes),
+        ("NAMED_NUMBERS", house.named_numbers),
+    ],
+)
+def test_budgets(budget, measure):
+    found, limit = len(measure(ROOT)), globals()[budget]
+    assert found <= limit, f"{budget}: {found}, above the budget of {limit}. {RISE}"
+
+
+def test_comments():
+    found, code = house.comments(ROOT)
+    assert 100 * found / code >= COMMENTS, f"COMMENTS: {100 * found / code:.2f} per 100 lines of code, below {COMMENTS}. {RISE}"
 
 
 def test_a_method_has_seven_hooks_and_two_are_required():
@@ -69,17 +96,15 @@ def test_solve_has_twelve_parameters():
 
 
 def test_the_default_method_is_decided_in_one_place():
-    """Nothing but the function that decides, and the methods themselves, builds the two defaults without arguments."""
-    allowed = {"_default.py"}
-    for path in PROPER:
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
+    """Nothing but the policy builds the two defaults."""
+    for name in NAMES:
+        for node in ast.walk(ast.parse((ROOT / name).read_text())):
             built = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", ""))
-            if built in ("Continuation", "StochasticMEHA"):
-                assert path.name in allowed, f"{path}: {node.lineno}"
+            assert built not in ("Default", "StochasticMEHA") or name == "meha/methods/default.py", f"{name}:{node.lineno}"
 
 
-def test_the_library_proper_does_not_know_the_experiments():
-    for path in PROPER:
-        if path.name != "cli.py" and "cli" not in path.relative_to(PACKAGE).parts:
-            assert "meha_lab.reproduce" not in path.read_text(), path
+def test_the_library_does_not_import_its_laboratory():
+    """The contract of the imports says so of the package; this also looks at the command beside it."""
+    assert "meha_cli.py" in NAMES
+    for name in NAMES:
+        assert not re.search(r"^\s*(from|import) meha_lab", (ROOT / name).read_text(), re.MULTILINE), name

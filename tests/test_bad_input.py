@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import meha
-from meha.nonsmooth import L1, GroupL2
-from meha.sets import Box, L2Ball, NonNegative
+from meha.problem.nonsmooth import L1, GroupL2
+from meha.problem.sets import Box, L2Ball, NonNegative
 
 ONE, TWO = torch.ones(1), torch.ones(2)
 GIVEN = dict(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)

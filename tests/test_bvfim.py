@@ -10,7 +10,7 @@ import torch
 
 import meha
 from meha.methods.bvfim import BVFIM
-from meha.sets import Box
+from meha.problem.sets import Box
 
 PENALTIES = ("log", "inverse", "quadratic")
 BARRIERS = PENALTIES[:2]
@@ -195,7 +195,7 @@ def test_costs(penalty, beta):
     method = BVFIM(penalty=penalty, alpha=0.1, beta=beta, eta=0.3, inner_steps=3, upper_steps=5)
     run = method.start(problem, problem.x0, problem.y0)
     after(run, 7)
-    assert run.counts == meha._oracle.Counts(upper=7 * (5 + 1), lower=7 * (3 + 5 + 2), hvp=0)
+    assert run.counts == meha.problem.oracle.Counts(upper=7 * (5 + 1), lower=7 * (3 + 5 + 2), hvp=0)
 
 
 SINE, CONVEX = dict(hold=20, power=4.0, beta=0.3), dict(hold=5, beta=0.3)
@@ -228,13 +228,13 @@ def test_reaches_known_solutions(name, n, penalty, steps, error, options):
 
 @pytest.mark.parametrize("penalty", BARRIERS)
 def test_where_it_fails(penalty):
-    """A barrier that forbids the hills of f from the start leaves the sine problem in another valley."""
+    """A barrier that forbids the hills of f from the start leaves the sine problem in another basin."""
     problem = meha.problems.sine(n=1)
     method = BVFIM(penalty=penalty, alpha=0.2, beta=0.3, eta=0.5, m2=1.0, upper_steps=10, power=4.0)
     run = method.start(problem, problem.x0, problem.y0)
     info = after(run, 60)
     assert float(run.x) < 0
-    assert info["gap"] < 0.02  # it is in a valley
+    assert info["gap"] < 0.02  # it is in a basin
     assert info["d_x"] < 0.5  # and has settled there
 
 

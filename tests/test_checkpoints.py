@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import meha
 from meha import Status
-from meha._checkpoints import Checkpoint
-from meha.loaders import Accumulated, Together
-from meha.observers import DivergenceGuard, Recorder
-from meha.stopping import Gap
+from meha.problem.loaders import Accumulated, Together
+from meha.running.checkpoints import Checkpoint
+from meha.running.observers import DivergenceGuard, Recorder
+from meha.running.stopping import Gap
 
 INPUTS = torch.linspace(-1, 1, 60).reshape(20, 3).sin()
 TARGETS = INPUTS.sum(1, keepdim=True).cos()

@@ -40,7 +40,7 @@ def test_the_columns_hold(name):
     assert YES[nonsmooth] == (not kind.refuses_nonsmooth)
     assert YES[constraints] == (not kind.refuses_y_set)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    inner = defaults.get("inner_steps", None if name != "Continuation" else 2)  # Continuation solves the lower level at each x
+    inner = defaults.get("inner_steps", None if name != "Default" else 2)  # Default solves the lower level at each x
     assert YES[single] == (inner in (None, 1))
     assert YES[free] == (products(name, kind) == 0)
 
@@ -48,7 +48,7 @@ def test_the_columns_hold(name):
 def products(name, kind):
     """Hessian-vector products in two steps."""
     if name == "VFiDCA":
-        problem = meha.problems(12, groups=2)
+        problem = meha.problems.group_lasso(12, groups=2)
         run = kind().start(problem, problem.x0, problem.y0)
     else:
         problem = meha.Problem(

@@ -223,7 +223,7 @@ GOOD = dict(features=np.eye(6, 3), labels=[0, 1, 0, 1, 0, 1], trusted=[0, 1])
         (dict(labels=[0, 1, 2, 2, 2, 2]), r"trusted: no other example has one of their labels"),
     ],
 )
-@pytest.mark.filterwarnings("ignore::meha.tasks.CleaningWarning")
+@pytest.mark.filterwarnings("ignore::meha.cleaning.CleaningWarning")
 def test_bad_arguments_are_named(change, message):
     with pytest.raises((TypeError, ValueError), match=message):
         clean(**{**GOOD, **change})

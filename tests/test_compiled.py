@@ -12,10 +12,10 @@ import torch
 
 import meha
 from meha import MEHA, Problem, solve
-from meha.compiled import CompileWarning, Traced, TracingError, pace
-from meha.compiled import traced as tracing
-from meha.nonsmooth import L1, MCP
+from meha.problem.nonsmooth import L1, MCP
 from meha.problems import lasso, sine, strong_convex
+from meha.running.compiled import CompileWarning, Traced, TracingError, pace
+from meha.running.compiled import traced as tracing
 
 STEPS = dict(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=2.0)
 METHODS = [
@@ -27,7 +27,7 @@ METHODS = [
     meha.RHG(inner_steps=2),
     meha.BDA(inner_steps=2),
     meha.NS(inner_steps=2, terms=2),
-    meha.BRC(),
+    meha.contrib.BRC(),
     meha.BOME(inner_steps=2),
     meha.F2SA(inner_steps=2),
     meha.VPBGD(inner_steps=2),
@@ -166,11 +166,11 @@ def branching():
         (objective_with_memory, MEHA(**STEPS), "changes 'calls' when it is called"),
         (branching, MEHA(**STEPS), "data-dependent control flow"),
         (quadratic, meha.CG(), "data-dependent control flow"),
-        (quadratic, meha.Continuation(), "keeps a Course"),
+        (quadratic, meha.Default(), "keeps a Course"),
         (quadratic, MEHA(beta=0.1, eta=0.1, gamma=1.0, c=2.0, x_optimizer=torch.optim.Adam), "x_optimizer"),
         (lambda: quadratic(nonsmooth=MCP(0.1, 3.0)), MEHA(**STEPS), "data-dependent control flow"),
     ],
-    ids=["memory", "branch", "CG", "Continuation", "optimizer", "MCP"],
+    ids=["memory", "branch", "CG", "Default", "optimizer", "MCP"],
 )
 def test_what_cannot_be_traced_runs_as_always_after_one_warning(problem, method, reason):
     x0, y0 = start() if problem is not objective_with_memory and problem is not branching else (torch.ones(2), torch.ones(2))

@@ -14,9 +14,9 @@ import torch
 from test_compiled import Outside
 
 import meha
-from meha.compiled import CompileWarning
-from meha.compiled import traced as tracing
-from meha.loaders import Accumulated
+from meha.problem.loaders import Accumulated
+from meha.running.compiled import CompileWarning
+from meha.running.compiled import traced as tracing
 
 STEPS = 150
 METHOD = meha.MEHA(alpha=0.02, beta=0.05, eta=0.05, gamma=0.5, c=1.0)

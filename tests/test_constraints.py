@@ -8,14 +8,14 @@ import torch
 
 import meha
 from meha import Problem, Status
-from meha._coupling import Coupling
-from meha._lifting import Lifting
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.constraints import Bounds, Linear, Smooth
+from meha.lower.constrained import ConstrainedLower, SampleBox
 from meha.methods import Method
-from meha.methods.constrained.lower import LowerLevel, Region
-from meha.sets import Box, Intersection, L1Ball, L2Ball, LinfBall, NonNegative, Polyhedron, Product, Simplex
+from meha.problem.constraints import Bounds, Linear, Smooth
+from meha.problem.oracle import Oracle
+from meha.problem.sets import Box, Intersection, L1Ball, L2Ball, LinfBall, NonNegative, Polyhedron, Product, Simplex
+from meha.reduce.epigraph import Epigraph
+from meha.reduce.nonlinear_program import NonlinearProgram
+from meha.tensors.variables import Variable
 
 D = torch.float64
 
@@ -92,7 +92,7 @@ def test_columns_are_checked_at_the_start():
 @pytest.mark.parametrize("kind", methods(), ids=lambda kind: kind.__name__)
 def test_other_methods_refuse_in_one_sentence(kind):
     if kind.takes_coupling:
-        assert kind.__name__ in ("Continuation", "LVHBA", "BiCGAFFA")
+        assert kind.__name__ in ("Default", "LVHBA", "BiCGAFFA")
         return
     method = object.__new__(kind)
     with pytest.raises(ValueError, match=r"cannot take constraints that couple x and y; use the default, LVHBA\(\)"):
@@ -197,7 +197,7 @@ def test_lifted_terms_have_the_value_of_g_at_their_least_bounds(name):
     x = Variable(t(0.7, 0.4), "x")
     y = Variable((t(1.0, -2.0, 0.0, 3.0).abs() if name == "non-negative" else t(1.0, -2.0, 0.0, 3.0)), "y")
     problem = Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), nonsmooth=TERMS[name])
-    lifting = Lifting(problem, y)
+    lifting = Epigraph(problem, y)
     least = lifting.start(y)
     assert float(lifting.value(x, y, least)) == pytest.approx(float(problem.g.value(x.value, y.value)), abs=1e-12)
     assert float(lifting.rows(x, y, least).max()) <= 0
@@ -370,7 +370,7 @@ def nonconvex():
     )
 
 
-def test_valleys_of_the_lower_level(tmp_path):
+def test_basins_of_the_lower_level(tmp_path):
     """At x = 1/4 both y = 1/2 and y = -1 are local minima; the first is lower, and F is best there."""
     solution = meha.solve(nonconvex(), t(0.0), t(0.0))
     assert solution.status is Status.CONVERGED
@@ -409,7 +409,7 @@ def test_sets_become_rows(name):
     inside = domain.project(torch.zeros(n, dtype=D))
     x, y = Variable(t(0.0), "x"), Variable(inside, "y")
     problem = Problem(lambda x, y: (x * y.sum()).sum(), lambda x, y: (y * y).sum(), y_set=domain)
-    coupling = Coupling(Oracle(problem, x, y), x, y)
+    coupling = NonlinearProgram(Oracle(problem, x, y), x, y)
     generator = torch.Generator().manual_seed(0)
     hits = 0
     for _ in range(60):
@@ -440,9 +440,9 @@ def test_the_gradient_of_the_value_function():
             ],
         )
         x, y = Variable(torch.from_numpy(generator.normal(size=2)), "x"), Variable(torch.zeros(3, dtype=D), "y")
-        coupling = Coupling(Oracle(problem, x, y), x, y)
+        coupling = NonlinearProgram(Oracle(problem, x, y), x, y)
         z = coupling.read()
-        level = LowerLevel(coupling, Region.of(coupling, z))
+        level = ConstrainedLower(coupling, SampleBox.of(coupling, z))
         solution = level.solve(z[:2], z[2:])
         slack = -coupling.values(np.concatenate([z[:2], solution.w]))[coupling.rows.lower]
         if solution.violation > 1e-8 or ((slack < 1e-3) & (solution.lam < 1e-3)).any():
@@ -462,7 +462,7 @@ def test_quadratic_functions_are_recognised_and_third_derivatives_are_right():
         lower_constraints=[Linear([[1.0]], [[1.0, 0.0]], [1.0]), Smooth(lambda x, y: x * y[0] * y[1])],
     )
     x, y = Variable(t(0.7), "x"), Variable(t(0.3, -0.4), "y")
-    coupling = Coupling(Oracle(problem, x, y), x, y)
+    coupling = NonlinearProgram(Oracle(problem, x, y), x, y)
     assert coupling.quadratic.tolist() == [True, False, True, False]
     assert coupling.linear.tolist() == [False, False, True, False]
     z, weights, mu = np.array([0.5, 0.2, -0.7]), np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.6, -0.9])

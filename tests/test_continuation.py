@@ -18,10 +18,10 @@ from structures import OnlyOnce
 from torch import nn
 
 import meha
-from meha._verdicts import Status
-from meha.methods._quasi_newton import Descent, Pairs, Point
-from meha.methods.continuation import Continuation
-from meha.methods.continuation.stages import limits
+from meha.engines.penalty_continuation import extrapolate_stages
+from meha.method.status import Status
+from meha.methods.default import Default
+from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, QuasiNewtonDescent
 
 F64 = torch.float64
 SOME = [
@@ -30,10 +30,10 @@ SOME = [
 
 
 WORK = {"strong convex": 400, "merely convex": 600, "sine": 2000, "lasso": 600}
-"""Gradients of f that a toy may take; the sine has many valleys, which are searched."""
+"""Gradients of f that a toy may take; the sine has many basins, which are searched."""
 
 
-FIRST_ORDER = Continuation(second_order=False)
+FIRST_ORDER = Default(second_order=False)
 
 
 def toy(name, dtype=F64):
@@ -51,7 +51,7 @@ def test_toys_to_five_digits(name):
     assert solution.status is Status.CONVERGED
     assert problem.error(solution.x, solution.y) <= 1e-5
     assert solution.counts.lower <= WORK[name.split(",")[0]]
-    assert isinstance(solution.method, Continuation)
+    assert isinstance(solution.method, Default)
 
 
 @pytest.mark.parametrize("name", ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10", "lasso, n = 2"])
@@ -73,7 +73,7 @@ def test_three_digits_in_single_precision(name):
     solution = solved(problem := toy(name, torch.float32))
     assert solution.x.dtype is torch.float32
     assert problem.error(solution.x, solution.y) <= 1e-3
-    assert solution.counts.lower <= (10_000 if name == "sine, n = 1000" else WORK[name.split(",")[0]])  # rounding hides valleys
+    assert solution.counts.lower <= (10_000 if name == "sine, n = 1000" else WORK[name.split(",")[0]])  # rounding hides basins
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_toys_in_all_units_and_from_all_starts(name, dtype):
     for variant, change in VARIANTS.items():
         solution = solved(problem := change(toy(name, dtype)))
         assert problem.error(solution.x, solution.y) <= (1e-5 if dtype is F64 else 1e-3), variant
-        assert solution.counts.lower <= 10_000, variant  # rounding hides valleys
+        assert solution.counts.lower <= 10_000, variant  # rounding hides basins
 
 
 QUICK = [
@@ -156,7 +156,7 @@ def test_different_local_solutions_are_reported():
     solution = solved(toy("strong convex, n = 10"), method=FIRST_ORDER)
     assert "another" not in solution.message
     assert solution.report["starts"].endswith("agree")
-    alone = meha.solve(problem, problem.x0, problem.y0, Continuation(both_starts=False, second_order=False))
+    alone = meha.solve(problem, problem.x0, problem.y0, Default(both_starts=False, second_order=False))
     assert "lower level first" not in alone.report.get("starts", "")
     assert alone.counts.upper < 300
 
@@ -180,7 +180,7 @@ def test_the_report():
 )
 def test_an_optimum_at_infinity_is_never_converged(upper, lower):
     problem = meha.Problem(upper, lower)
-    run = Continuation().start(problem, torch.ones(1, dtype=F64), torch.ones(2, dtype=F64))
+    run = Default().start(problem, torch.ones(1, dtype=F64), torch.ones(2, dtype=F64))
     while run.verdict is None:
         run.step()
     assert run.verdict.status is Status.AT_INFINITY
@@ -267,7 +267,7 @@ def test_modules_and_structures():
         ),
         x_set=meha.sets.Product({"log": meha.sets.Box(-20.0, 5.0)}),
     )
-    solution = meha.solve(problem, x0, layer, Continuation(), tol=1e-5)
+    solution = meha.solve(problem, x0, layer, Default(), tol=1e-5)
     assert solution.upper < 1e-8
     assert solution.y is layer
 
@@ -285,15 +285,15 @@ def test_first_order_only():
 def test_batches_are_refused():
     problem = meha.Problem(lambda x, y, batch: (x * y).sum(), lambda x, y, batch: (y - x).square().sum())
     with pytest.raises(ValueError, match=r"StochasticMEHA\(\)"):
-        Continuation().start(problem, torch.ones(1), torch.ones(1))
+        Default().start(problem, torch.ones(1), torch.ones(1))
     problem = meha.Problem(lambda x, y, batch=None: (x * y).sum(), lambda x, y, batch=None: (y - x).square().sum())
-    with pytest.raises(ValueError, match="batch: Continuation takes none, got Tensor"):
-        Continuation().start(problem, torch.ones(1), torch.ones(1)).step(torch.ones(1))
+    with pytest.raises(ValueError, match="batch: Default takes none, got Tensor"):
+        Default().start(problem, torch.ones(1), torch.ones(1)).step(torch.ones(1))
 
 
 def test_which_method_is_taken():
     problem = toy("strong convex, n = 10")
-    assert solved(problem, max_steps=1).method.name == "Continuation"
+    assert solved(problem, max_steps=1).method.name == "Default"
     network = nn.Linear(2, 1)
     problem = meha.Problem(lambda x, y: y(x).sum().square(), lambda x, y: (y(x) - 1).square().sum())
     assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "StochasticMEHA"
@@ -316,12 +316,12 @@ def test_the_second_run_cut_short():
 @pytest.mark.parametrize("name", ["sine, n = 10", "lasso, n = 100"])
 def test_a_run_goes_on_from_its_state(name):
     problem = toy(name)
-    whole, other = (Continuation().start(problem, problem.x0, problem.y0) for _ in range(2))
+    whole, other = (Default().start(problem, problem.x0, problem.y0) for _ in range(2))
     infos = []
     while whole.verdict is None:
         infos.append(dict(whole.step()))
     for cut in (1, len(infos) // 3, 2 * len(infos) // 3):
-        part = Continuation().start(problem, problem.x0, problem.y0)
+        part = Default().start(problem, problem.x0, problem.y0)
         for _ in range(cut):
             part.step()
         file = io.BytesIO()
@@ -355,13 +355,13 @@ def test_limits(power, digits):
     x, y = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor([3.0], dtype=F64)
     errors = [4.0 ** (-power * k) + (4.0 ** (-2 * k) if power == 1 else 0.0) for k in range(2, 6)]
     xs, ys = ([z * (1 + error) for error in errors] for z in (x, y))
-    limit_x, limit_y = limits(xs, ys)
+    limit_x, limit_y = extrapolate_stages(xs, ys)
     assert torch.allclose(limit_x, x, rtol=digits * errors[-1])
     assert torch.allclose(limit_y, y, rtol=digits * errors[-1])
     if power == 1:  # of first order with three stages
-        assert torch.allclose(limits(xs[1:], ys[1:])[0], (4 * xs[-1] - xs[-2]) / 3)
-    assert limits(xs[2:], ys[2:]) is None
-    assert limits(xs[::-1], ys[::-1]) is None
+        assert torch.allclose(extrapolate_stages(xs[1:], ys[1:])[0], (4 * xs[-1] - xs[-2]) / 3)
+    assert extrapolate_stages(xs[2:], ys[2:]) is None
+    assert extrapolate_stages(xs[::-1], ys[::-1]) is None
 
 
 # The quasi-Newton steps
@@ -383,7 +383,7 @@ def test_compact_form_is_bfgs(weight):
     A, B = (torch.randn(6, 6, generator=generator, dtype=F64) for _ in range(2))
     A, B = A @ A.T + torch.eye(6, dtype=F64), B @ B.T
     S = torch.randn(4, 6, generator=generator, dtype=F64)
-    pairs = Pairs(10)
+    pairs = LimitedMemory(10)
     pairs.reweigh(weight)
     r = torch.randn(6, generator=generator, dtype=F64)
     for i, s in enumerate(S):
@@ -393,7 +393,7 @@ def test_compact_form_is_bfgs(weight):
             continue  # from three pairs on, the first guess may be a diagonal
         scale = (s @ Y[-1]) / (Y[-1] @ Y[-1])
         assert torch.allclose(pairs.direction(r), -dense_inverse(S[: i + 1], Y, scale) @ r)
-    other = Pairs(10)
+    other = LimitedMemory(10)
     other.reweigh(3.0)
     for s in S:
         other.add(s, A @ s, B @ s)
@@ -404,7 +404,7 @@ def test_compact_form_is_bfgs(weight):
 
 def test_pairs_on_free_coordinates():
     A = torch.diag(torch.tensor([1.0, 4.0, 9.0], dtype=F64))
-    pairs = Pairs(10)
+    pairs = LimitedMemory(10)
     for s in torch.eye(3, dtype=F64):
         pairs.add(s, A @ s)
     mask = torch.tensor([1.0, 0.0, 1.0], dtype=F64)
@@ -417,7 +417,7 @@ def test_saved_pairs_are_the_same_bit_for_bit():
     A = torch.diag(torch.logspace(0, 5, 6, dtype=F64))
     steps = torch.randn(8, 6, generator=generator, dtype=F64)
     r = torch.randn(6, generator=generator, dtype=F64)
-    pairs, copied, afresh = Pairs(10, damping=1e-4), Pairs(10, damping=1e-4), Pairs(10, damping=1e-4)
+    pairs, copied, afresh = LimitedMemory(10, damping=1e-4), LimitedMemory(10, damping=1e-4), LimitedMemory(10, damping=1e-4)
     for s in steps[:6]:
         pairs.add(s, A @ s)
         pairs.direction(r)
@@ -432,7 +432,7 @@ def test_saved_pairs_are_the_same_bit_for_bit():
 
 
 def test_pairs_without_curvature_are_left_out():
-    pairs = Pairs(3)
+    pairs = LimitedMemory(3)
     one = torch.ones(2, dtype=F64)
     for y in (-one, torch.zeros(2, dtype=F64), math.nan * one):
         pairs.add(one, y)
@@ -447,7 +447,7 @@ def quadratic(n, condition, seed=0):
     Q = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=F64))[0]
     A = Q @ torch.diag(torch.logspace(0, math.log10(condition), n, dtype=F64)) @ Q.T
     b = torch.randn(n, generator=generator, dtype=F64)
-    return A, b, lambda z: Point(z, float(0.5 * z @ A @ z - b @ z), A @ z - b)
+    return A, b, lambda z: EvaluatedPoint(z, float(0.5 * z @ A @ z - b @ z), A @ z - b)
 
 
 def descend(descent, z, steps):
@@ -463,14 +463,14 @@ def descend(descent, z, steps):
 
 def test_smooth_descent():
     A, b, evaluate = quadratic(20, 1e3)
-    point = descend(Descent(evaluate, Pairs(50), None, False, 1e-3), torch.zeros(20, dtype=F64), 80)
+    point = descend(QuasiNewtonDescent(evaluate, LimitedMemory(50), None, False, 1e-3), torch.zeros(20, dtype=F64), 80)
     assert torch.allclose(point.z, torch.linalg.solve(A, b), atol=1e-8)
 
 
 def test_descent_in_a_box():
     A, b, evaluate = quadratic(20, 1e3)
     clip = lambda z, step: z.clamp(0.0, 0.02)  # noqa: E731
-    point = descend(Descent(evaluate, Pairs(50), clip, False, 1e-3), torch.zeros(20, dtype=F64), 100)
+    point = descend(QuasiNewtonDescent(evaluate, LimitedMemory(50), clip, False, 1e-3), torch.zeros(20, dtype=F64), 100)
     gradient = A @ point.z - b
     assert float((point.z - (point.z - gradient).clamp(0.0, 0.02)).norm()) <= 1e-8
     assert 0 < int((point.z == 0.02).sum()) < 20
@@ -485,7 +485,7 @@ def test_descent_with_a_lasso_term():
         point.nonsmooth = float(term.value(None, z))
         return point
 
-    descent = Descent(with_term, Pairs(50), lambda z, step: term.prox(None, z, step), True, 1e-2)
+    descent = QuasiNewtonDescent(with_term, LimitedMemory(50), lambda z, step: term.prox(None, z, step), True, 1e-2)
     point = descend(descent, torch.zeros(20, dtype=F64), 200)
     gradient = A @ point.z - b
     assert 0 < int((point.z == 0).sum()) < 20
@@ -495,9 +495,9 @@ def test_descent_with_a_lasso_term():
 def test_values_that_are_none_shorten_the_step():
     def evaluate(z):
         value = float((z - z.log()).sum()) if bool((z > 0).all()) else math.nan
-        return Point(z, value, 1 - 1 / z)
+        return EvaluatedPoint(z, value, 1 - 1 / z)
 
-    point = descend(Descent(evaluate, Pairs(10), None, False, 10.0), torch.full((2,), 0.1, dtype=F64), 30)
+    point = descend(QuasiNewtonDescent(evaluate, LimitedMemory(10), None, False, 10.0), torch.full((2,), 0.1, dtype=F64), 30)
     assert torch.allclose(point.z, torch.ones(2, dtype=F64), atol=1e-6)
 
 
@@ -505,7 +505,7 @@ def test_values_that_are_none_shorten_the_step():
 
 
 def wells(tilt):
-    """In each coordinate of x two valleys of F, of different depth, where y follows x."""
+    """In each coordinate of x two basins of F, of different depth, where y follows x."""
     return meha.Problem(
         upper=lambda x, y: ((y.square() - 1).square() + tilt * y).sum(), lower=lambda x, y: (y - x).square().sum()
     )
@@ -513,7 +513,7 @@ def wells(tilt):
 
 @pytest.mark.parametrize("start", [1.5, 3.0, -3.0])
 def test_with_many_coordinates_another_start_must_end_at_the_answer(start):
-    """The lower valleys lie below 0, where F is -9.16; from above, a first attempt ends at 8.82, and must not be believed."""
+    """The lower basins lie below 0, where F is -9.16; from above, a first attempt ends at 8.82, and must not be believed."""
     y0 = torch.zeros(30, dtype=torch.float64)
     found = meha.solve(wells(0.3), torch.full_like(y0, start), y0)
     assert found.status is meha.Status.LOCAL or found.upper == pytest.approx(-9.162855, abs=1e-5)
@@ -535,8 +535,8 @@ def test_with_many_coordinates_and_one_solution_the_claim_stands():
 @pytest.mark.parametrize("second_order", [True, False])
 def test_without_verification_the_first_answer_is_no_claim(second_order):
     problem = meha.problems.strong_convex(5)
-    full = meha.solve(problem, problem.x0, problem.y0, meha.Continuation(second_order=second_order))
-    quick = meha.solve(problem, problem.x0, problem.y0, meha.Continuation(second_order=second_order, verify=False))
+    full = meha.solve(problem, problem.x0, problem.y0, meha.Default(second_order=second_order))
+    quick = meha.solve(problem, problem.x0, problem.y0, meha.Default(second_order=second_order, verify=False))
     assert full.status is meha.Status.CONVERGED
     assert quick.status is meha.Status.RULE_MET
     assert "Nothing was verified" in quick.message
@@ -552,7 +552,7 @@ def test_without_verification_a_selected_response_is_still_found():
         response=meha.responses.Nearest(),
     )
     start = torch.zeros(1, dtype=F64), torch.zeros(2, dtype=F64)
-    found = meha.solve(problem, *start, meha.Continuation(verify=False))
+    found = meha.solve(problem, *start, meha.Default(verify=False))
     assert float(found.x) == pytest.approx(10 / 7, abs=1e-2)
     torch.testing.assert_close(found.y, found.x.expand(2) / 2, rtol=0, atol=1e-3)
 
@@ -560,4 +560,4 @@ def test_without_verification_a_selected_response_is_still_found():
 def test_verify_must_be_a_switch():
     problem = meha.problems.strong_convex(2)
     with pytest.raises(TypeError, match="verify: must be True or False"):
-        meha.Continuation(verify="no").start(problem, problem.x0, problem.y0)
+        meha.Default(verify="no").start(problem, problem.x0, problem.y0)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import meha
-from meha.constraints import Linear, Smooth
 from meha.methods import LVHBA, BiCGAFFA
-from meha.schedules import Power
-from meha.sets import Box
+from meha.problem.constraints import Linear, Smooth
+from meha.problem.schedules import Power
+from meha.problem.sets import Box
 
 STEPS = 12
 N, M = 2, 3

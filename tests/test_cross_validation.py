@@ -5,19 +5,15 @@ import pytest
 import torch
 
 import meha
-import meha._cross_validation.folded as folded
-from meha._cross_validation import FAMILIES, Search, choose, layout_of
-from meha._cross_validation.judging import IMAGINED, Judge
-from meha._cross_validation.models import Models
-from meha._cross_validation.search import evident
-from meha._cross_validation.systems import DenseSystem, DualSystem
-from meha._cross_validation.upper import Level
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.losses import Huber, LeastSquares, Logistic, Softmax
-from meha.nonsmooth import L1, ElasticNet, GroupL2, SparseGroup
-from meha.problem import Problem
+import meha.running.cross_validation as folded
+from meha.lower.proximal_gradient import solve_lower
+from meha.problem.losses import Huber, LeastSquares, Logistic, Softmax
+from meha.problem.nonsmooth import L1, ElasticNet, GroupL2, SparseGroup
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.sklearn._models import FAMILIES, DenseSystem, DualSystem, Models
+from meha.sklearn._search import IMAGINED, FoldLoss, FoldScore, WeightSearch, choose, evident, layout_of
+from meha.tensors.variables import Variable
 
 F64 = torch.float64
 GROUPS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
@@ -99,8 +95,8 @@ def test_derivatives_in_the_log_weights_agree_with_differences(kind, name):
     folds = torch.arange(N) % 4
     members = torch.stack([(folds == k).to(F64) for k in range(4)])
     models = Models(loss, 1 - members)
-    judge = Judge(loss, torch.ones(N, dtype=F64))
-    level = Level(models, judge, layout, family, members, torch.zeros(4, dtype=torch.long))
+    judge = FoldScore(loss, torch.ones(N, dtype=F64))
+    level = FoldLoss(models, judge, layout, family, members, torch.zeros(4, dtype=torch.long))
     x = torch.log(0.05 * torch.linspace(0.7, 1.4, layout.count, dtype=F64))
     start = torch.zeros(4, models.size, dtype=F64)
 
@@ -120,7 +116,7 @@ def test_derivatives_in_the_log_weights_agree_with_differences(kind, name):
 def test_the_judge_imagines_a_part_of_an_example(kind):
     """With classes: all examples, and in all a fraction of one more, which is of another class; slopes are its derivatives."""
     loss, weights = make(kind), torch.ones(N, dtype=F64)
-    judge = Judge(loss, weights)
+    judge = FoldScore(loss, weights)
     shape = (2, N, *loss.shape[1:])
     scores = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=F64).requires_grad_()
     judged = judge.losses(scores)
@@ -138,7 +134,7 @@ def test_the_judge_imagines_a_part_of_an_example(kind):
         others = torch.stack(moved).mean(0)
     share = IMAGINED / (N + IMAGINED)
     torch.testing.assert_close(judged, (1 - share) * plain + share * others)
-    torch.testing.assert_close(Judge(loss, 7 * weights).losses(scores), judged)
+    torch.testing.assert_close(FoldScore(loss, 7 * weights).losses(scores), judged)
 
 
 def test_examples_dealt_twice_are_judged_twice():
@@ -149,7 +145,7 @@ def test_examples_dealt_twice_are_judged_twice():
     family, x = FAMILIES["lasso"](0.5), torch.full((1, P), -3.0, dtype=F64)
 
     def losses(folds):
-        search = Search(loss, layout, folds, torch.ones(N, dtype=F64))
+        search = WeightSearch(loss, layout, folds, torch.ones(N, dtype=F64))
         fits = search.models.fit(layout.penalty(x.expand(search.count + 1, -1), family), search.models.at_zero * 0)
         assert len(search._pairs) == len(folds) * 4 * 3 + len(folds) * 4
         return search._left_out(search.models.scores(fits.b))
@@ -187,7 +183,7 @@ def searched(A, b, groups=None, families=("ridge", "elastic-net", "lasso")):
     layout = layout_of(A.shape[1], 1, kind, groups, False)
     n = len(b)
     folds = torch.randperm(n, generator=torch.Generator().manual_seed(1))[None] % 5
-    search = Search(LeastSquares(A, b, gram=False), layout, folds, torch.ones(n, dtype=F64))
+    search = WeightSearch(LeastSquares(A, b, gram=False), layout, folds, torch.ones(n, dtype=F64))
     return choose(search, [FAMILIES[name](0.5) for name in families], many=True)
 
 

@@ -19,7 +19,7 @@ from test_checkpoints import changed, network, places
 
 import meha
 from meha import Checkpoint
-from meha._checkpoints import checksum
+from meha.running.checkpoints import checksum
 
 CLEAR = r"checkpoint: .*(give another path|delete the file)|max_steps: the run in the checkpoint"
 

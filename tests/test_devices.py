@@ -9,9 +9,9 @@ import torch
 import meha
 
 METHODS = [
-    meha.Continuation(),
-    meha.Continuation(second_order=False),
-    meha.AdaptiveMEHA(),
+    meha.Default(),
+    meha.Default(second_order=False),
+    meha.contrib.AdaptiveMEHA(),
     meha.StochasticMEHA(),
     meha.StochasticMEHA(warm_start=False),
     *(meha.MEHA(gradients=n) for n in (4, 3, 2)),
@@ -21,15 +21,15 @@ METHODS = [
     meha.CG(),
     meha.NS(),
     meha.GALET(),
-    meha.BRC(),
+    meha.contrib.BRC(),
     meha.BAMM(),
     meha.BOME(),
     meha.F2SA(),
     meha.VPBGD(),
-    meha.SLM(),
+    meha.contrib.SLM(),
     meha.BVFIM(),
     meha.DARTS(),
-    meha.IGJO(),
+    meha.contrib.IGJO(),
 ]
 
 

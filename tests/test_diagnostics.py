@@ -8,13 +8,22 @@ import pytest
 import torch
 
 import meha
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.diagnostics import DiagnosticWarning, _least, envelope, gap, hypergradient, merit, prox_residual, subgradient_residual
-from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, NonSmooth, Nuclear, SparseGroup
-from meha.sets import AffineSet, Box, ConvexSet, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Reals, Simplex
-from meha.theory import Constants
+from meha.analysis.diagnostics import (
+    DiagnosticWarning,
+    _least,
+    envelope,
+    gap,
+    hypergradient,
+    merit,
+    prox_residual,
+    subgradient_residual,
+)
+from meha.analysis.theory import Constants
+from meha.lower.proximal_gradient import solve_lower
+from meha.problem.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, NonSmooth, Nuclear, SparseGroup
+from meha.problem.oracle import Oracle
+from meha.problem.sets import AffineSet, Box, ConvexSet, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Reals, Simplex
+from meha.tensors.variables import Variable
 
 
 def generator(seed):
@@ -185,7 +194,7 @@ def test_the_least_subgradient_is_the_limit_of_the_prox_gradient_mapping(case, d
                 subgradient_residual(problem, x, y, 1.0, c)
             return
         moved = [y - s * d]
-        problem.bind_prox(value)(x, moved, s * c)
+        problem._bind_prox(value)(x, moved, s * c)
         limit = (y - moved[0]) / s
         (least,) = _least(g, domain, x, value, [d], c)
         assert torch.allclose(least, limit, atol=2e-6), seed

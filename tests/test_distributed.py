@@ -43,11 +43,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import meha
-from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA, nonsmooth, sets
-from meha._validation import Validate
-from meha.loaders import Endless
-from meha.loggers import CSVLogger
-from meha.observers import SkipBadBatches
+from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA
+from meha.problem import nonsmooth, sets
+from meha.problem.loaders import Endless
+from meha.running.loggers import CSVLogger
+from meha.running.observers import SkipBadBatches, Validate
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 
@@ -124,17 +124,17 @@ def test_everything_equals_one_process(processes, dtype, tmp_path):
 FIRST_ORDER = (
     *(MEHA(**STEPS, gamma=5.0, c=2.0, gradients=n) for n in (4, 3, 2)),
     *(StochasticMEHA(), meha.F2SA(**STEPS), meha.VPBGD(**STEPS), meha.BOME(**STEPS)),
-    *(meha.SLM(**STEPS), meha.DARTS(alpha=1.0, beta=0.05)),
-    *(meha.BVFIM(alpha=1.0, beta=0.05, eta=0.05), meha.BRC(alpha=1.0, beta=0.05)),
+    *(meha.contrib.SLM(**STEPS), meha.DARTS(alpha=1.0, beta=0.05)),
+    *(meha.BVFIM(alpha=1.0, beta=0.05, eta=0.05), meha.contrib.BRC(alpha=1.0, beta=0.05)),
 )
 SECOND_ORDER = (
     *(kind(alpha=1.0, beta=0.05, inner_steps=3) for kind in (meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET)),
     *(meha.BAMM(alpha=1.0, beta=0.05),),
 )
 ON_TENSORS = (
-    meha.Continuation(),
-    meha.Continuation(second_order=False),
-    meha.AdaptiveMEHA(),
+    meha.Default(),
+    meha.Default(second_order=False),
+    meha.contrib.AdaptiveMEHA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
     meha.RandomSearch(space=meha.Uniform(-2.0, 2.0), seed=1),
@@ -143,7 +143,7 @@ ON_TENSORS = (
 
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
-ALONE = (meha.IGJO(), meha.VFiDCA())
+ALONE = (meha.contrib.IGJO(), meha.contrib.VFiDCA())
 
 
 def test_the_table_of_methods_is_whole():
@@ -241,7 +241,7 @@ def coupled_and_cornered():
     found = meha.solve(coupled(mine), *start, method, max_steps=20, tol=None, group=group)
     torch.testing.assert_close((found.x, found.y), (expected.x, expected.y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.history["gap"], expected.history["gap"], rtol=1e-12, atol=1e-12)
-    for other in (refusing, meha.Continuation()):
+    for other in (refusing, meha.Default()):
         with pytest.raises(ValueError, match=f"{other.name} cannot take several processes.*use BiCGAFFA"):
             meha.solve(coupled(mine), *start, other, group=group)
     problems = [
@@ -290,7 +290,7 @@ def refusals(folder):
     for method in SECOND_ORDER:
         refused(ValueError, f"{method.name} cannot take variables that are divided", PROBLEM, x, sharded, method)
     whole = Problem(lambda x, y: y(x[:1, None].expand(1, 4)).sum(), lambda x, y: y(x[:1, None].expand(1, 4)).square().sum())
-    for method in (meha.Continuation(), meha.AdaptiveMEHA()):
+    for method in (meha.Default(), meha.contrib.AdaptiveMEHA()):
         with pytest.raises(ValueError, match=f"{method.name} cannot take variables that are divided"):
             meha.solve(whole, x, sharded, method)
     refused(
@@ -331,7 +331,7 @@ def refusals(folder):
         meha.solve(PROBLEM, x, sharded, batches=[mine()], max_steps=1).refit(steps=1)
     with pytest.raises(ValueError, match="y0: is divided among processes"):
         meha.check(PROBLEM, x, sharded, batch=mine())
-    with pytest.warns(meha.compiled.CompileWarning, match="several processes"):
+    with pytest.warns(meha.running.compiled.CompileWarning, match="several processes"):
         meha.solve(PROBLEM, x, network(), batches=[mine()], max_steps=2, compile=True, group=world)
 
 

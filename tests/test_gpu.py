@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import meha
-from meha import nonsmooth, sets
-from meha.methods.newton.batch import Batch
+from meha.lower.batched_newton import Batch
+from meha.problem import nonsmooth, sets
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -38,7 +38,7 @@ PROBLEMS = {
     "merely convex": meha.problems.merely_convex,
     "sine": meha.problems.sine,
     "lasso": meha.problems.lasso,
-    "group lasso": lambda n, device=None: meha.problems(6 * n, groups=n, design="orthogonal", device=device),
+    "group lasso": lambda n, device=None: meha.problems.group_lasso(6 * n, groups=n, design="orthogonal", device=device),
 }
 
 
@@ -73,8 +73,8 @@ def test_no_synchronisation_in_a_step(name):
 METHODS = {
     kind.__name__: kind
     for kind in (
-        *(meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET, meha.BAMM, meha.BRC, meha.DARTS),
-        *(meha.BOME, meha.F2SA, meha.VPBGD, meha.SLM, meha.BVFIM),
+        *(meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET, meha.BAMM, meha.contrib.BRC, meha.DARTS),
+        *(meha.BOME, meha.F2SA, meha.VPBGD, meha.contrib.SLM, meha.BVFIM),
     )
 }
 
@@ -273,13 +273,13 @@ def test_negative_weights_end_as_non_finite():
     assert solution.status is meha.Status.NON_FINITE
 
 
-@pytest.mark.parametrize("method", [meha.Continuation(), meha.Continuation(second_order=False), meha.AdaptiveMEHA()], ids=repr)
+@pytest.mark.parametrize("method", [meha.Default(), meha.Default(second_order=False), meha.contrib.AdaptiveMEHA()], ids=repr)
 @pytest.mark.parametrize("make", [meha.problems.strong_convex, meha.problems.sine, meha.problems.lasso])
 def test_automatic_methods(make, method):
     problem = make(10, device="cuda")
     solution = meha.solve(problem, problem.x0, problem.y0, method)
     assert solution.x.is_cuda
-    assert problem.distance(solution.x, solution.y).x <= (1e-3 if isinstance(method, meha.AdaptiveMEHA) else 1e-5)
+    assert problem.distance(solution.x, solution.y).x <= (1e-3 if isinstance(method, meha.contrib.AdaptiveMEHA) else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -424,7 +424,7 @@ def test_steps_on_networks_are_recorded(name):
 
 def test_random_numbers_in_a_network_are_not_recorded():
     problem, x0, y0, batches = network_task(dropout=0.5)
-    with pytest.warns(meha.compiled.CompileWarning, match="random numbers"):
+    with pytest.warns(meha.running.compiled.CompileWarning, match="random numbers"):
         meha.solve(problem, x0, y0, NETWORK_METHODS["plain"], max_steps=20, tol=None, batches=batches, compile=True)
 
 
@@ -442,7 +442,7 @@ def test_schedules_of_optimizers_are_recorded(tmp_path):
         problem, x0, y0, batches = network_task()
         options = dict(tol=None, batches=batches, compile=bool(compile))
         with warnings.catch_warnings():
-            warnings.simplefilter("error", meha.compiled.CompileWarning)
+            warnings.simplefilter("error", meha.running.compiled.CompileWarning)
             if compile == "killed":
                 meha.solve(problem, x0, y0, with_schedules(), max_steps=25, checkpoint=tmp_path / "run.pt", **options)
                 problem, x0, y0, batches = network_task()
@@ -456,7 +456,7 @@ def test_schedules_of_optimizers_are_recorded(tmp_path):
 
 def test_a_schedule_that_advances_several_times_in_a_step_is_not_recorded():
     problem, x0, y0, batches = network_task()
-    with pytest.warns(meha.compiled.CompileWarning, match="takes 2 steps in one of the method"):
+    with pytest.warns(meha.running.compiled.CompileWarning, match="takes 2 steps in one of the method"):
         meha.solve(problem, x0, y0, with_schedules(inner_steps=2), max_steps=20, tol=None, batches=batches, compile=True)
 
 
@@ -489,7 +489,7 @@ def test_steps_of_an_architecture_search_are_recorded(row):
     for compile in (False, True):
         task = architecture_search(**QUICK.task, **course, device="cuda")
         with warnings.catch_warnings():
-            warnings.simplefilter("error", meha.compiled.CompileWarning)
+            warnings.simplefilter("error", meha.running.compiled.CompileWarning)
             found = search(task, methods_of(ROWS[row], QUICK), [stage], compile=compile)
         start, _ = task.start()
         moves.append(torch.cat([(found.x[name] - start[name]).flatten() for name in start]))
@@ -506,7 +506,7 @@ def test_methods_that_work_in_python_are_not_recorded():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             solution = meha.solve(problem, x0, y0, max_steps=20, tol=None, batches=batches, compile=compile)
-        assert len([w for w in caught if w.category is meha.compiled.CompileWarning]) == compile
+        assert len([w for w in caught if w.category is meha.running.compiled.CompileWarning]) == compile
         results.append(solution.x)
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 

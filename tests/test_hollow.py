@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import meha
-from meha._validation import Validate, ValidationWarning
-from meha.responses import Trained
+from meha.problem.responses import Trained
+from meha.running.observers import Validate, ValidationWarning
 
 ENTRIES = {entry.name: entry for entry in meha_lab.problems.collection(group="hollow")}
 SOME = ["3 equations, 8 unknowns, nearest", "ridge on 2 of 12", "2 copies, 3 features"]
@@ -33,7 +33,7 @@ def test_answers_are_nearest_and_best(name):
     assert problem.verify(x, y).right()
     for _ in range(3):
         near = y + 0.3 * torch.randn(y.shape, generator=generator, dtype=torch.float64)
-        other = meha._lower.solve_lower(*variables(problem, x, near), tol=1e-12).theta.value.detach()
+        other = meha.lower.proximal_gradient.solve_lower(*variables(problem, x, near), tol=1e-12).theta.value.detach()
         assert objective(other) >= objective(y) - 1e-10
         if objective(other) <= objective(y) + 1e-12:
             assert (other - y0).norm() >= (y - y0).norm() - 1e-5
@@ -49,8 +49,8 @@ def total(problem, x, y):
 
 
 def variables(problem, x, y):
-    from meha._oracle import Oracle
-    from meha._variables import Variable
+    from meha.problem.oracle import Oracle
+    from meha.tensors.variables import Variable
 
     y = y if problem.y_set is None else problem.y_set.project(y)
     first, second = Variable(x, "x"), Variable(y, "y")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import meha
-from meha.nonsmooth import L1
-from meha.sets import Box, NonNegative
+from meha.problem.nonsmooth import L1
+from meha.problem.sets import Box, NonNegative
 
 F64 = torch.float64
 NOTHING = None

@@ -8,10 +8,11 @@ import torch
 from smooth import M, Smooth, joined
 
 import meha
-from meha._variables import Variable
-from meha.methods import BDA, BRC, CG, DARTS, GALET, IAPTT, NS, RHG, At
-from meha.schedules import InversePower
-from meha.sets import Box, L2Ball, NonNegative, Product, Simplex
+from meha.methods import BDA, CG, DARTS, GALET, IAPTT, NS, RHG, At
+from meha.methods.contrib import BRC
+from meha.problem.schedules import InversePower
+from meha.problem.sets import Box, L2Ball, NonNegative, Product, Simplex
+from meha.tensors.variables import Variable
 
 
 def hypergradient(run, batch=None):

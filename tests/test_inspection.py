@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy, huber_loss, softplus
 
 import meha
 from meha import Problem
-from meha.nonsmooth import L1, GroupL2, NonNegativeL1
-from meha.sets import Box, NonNegative, Simplex
+from meha.problem.nonsmooth import L1, GroupL2, NonNegativeL1
+from meha.problem.sets import Box, NonNegative, Simplex
 
 DTYPES = [torch.float64, torch.float32]
 
@@ -65,9 +65,9 @@ PROBLEMS = {
     "sine, n = 1000": lambda dtype: meha.problems.sine(1000, dtype=dtype),
     "lasso, n = 2": lambda dtype: meha.problems.lasso(2, dtype=dtype),
     "lasso, n = 100": lambda dtype: meha.problems.lasso(100, dtype=dtype),
-    "group lasso": lambda dtype: meha.problems(60, 6, dtype=dtype),
-    "group lasso, orthogonal": lambda dtype: meha.problems(60, 6, design="orthogonal", dtype=dtype),
-    "group lasso, m = 600": lambda dtype: meha.problems(600, dtype=dtype),
+    "group lasso": lambda dtype: meha.problems.group_lasso(60, 6, dtype=dtype),
+    "group lasso, orthogonal": lambda dtype: meha.problems.group_lasso(60, 6, design="orthogonal", dtype=dtype),
+    "group lasso, m = 600": lambda dtype: meha.problems.group_lasso(600, dtype=dtype),
 }
 
 
@@ -84,7 +84,7 @@ def test_no_false_alarms(name, dtype):
     assert max(report.deviations.values()) < 1e-3
     assert report.counts.upper < 60
     assert report.counts.lower < (360 if report.convexity == "non-convex" else 180)  # the lower level is solved
-    assert report.method == "Continuation"
+    assert report.method == "Default"
     assert any(topic == "precision" for topic, _ in report.findings) is (dtype is torch.float32)
     curvature = 11.6 if name == "group lasso, m = 600" else None if "lasso" in name else 1.0
     if curvature:

@@ -23,10 +23,10 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR
 
 import meha
 from meha import methods
-from meha.constraints import Linear
-from meha.loaders import Accumulated
 from meha.methods import LogUniform, Uniform
-from meha.sets import Box
+from meha.problem.constraints import Linear
+from meha.problem.loaders import Accumulated
+from meha.problem.sets import Box
 
 SIGKILLS = 5
 """Every so many kills is a signal that ends a process."""
@@ -81,7 +81,7 @@ def entry(name, **group):
     return next(entry for entry in collection(**group) if entry.name == name).make()
 
 
-lasso = partial(meha.problems, 30, groups=3)
+lasso = partial(meha.problems.group_lasso, 30, groups=3)
 
 FIRST_ORDER = {
     "MEHA": meha.MEHA(**SMALL, eta=0.1, gamma=2.0, c=2.0, p=0.3),
@@ -94,13 +94,13 @@ FIRST_ORDER = {
     "GALET": methods.GALET(**SMALL, inner_steps=3, terms=4),
     "BAMM": methods.BAMM(),
     "BAMM, line search": methods.BAMM(line_search=True),
-    "BRC": methods.BRC(**SMALL, inner_steps=2),
+    "BRC": meha.contrib.BRC(**SMALL, inner_steps=2),
     "DARTS, order 1": methods.DARTS(**SMALL, order=1),
     "DARTS, order 2": methods.DARTS(**SMALL, order=2),
     "BOME": methods.BOME(**SMALL, eta=0.1, inner_steps=3),
     "F2SA": methods.F2SA(**SMALL, eta=0.1, c=2.0, inner_steps=2),
     "VPBGD": methods.VPBGD(**SMALL, eta=0.1, c=2.0, inner_steps=2),
-    "SLM": methods.SLM(**SMALL, eta=0.1, inner_steps=2),
+    "SLM": meha.contrib.SLM(**SMALL, eta=0.1, inner_steps=2),
     "BVFIM": methods.BVFIM(),
     "StochasticMEHA": methods.StochasticMEHA(),
 }
@@ -141,14 +141,16 @@ SETUPS: dict[str, Callable[[int], dict[str, Any]]] = {
         known, make=lasso, method=methods.RandomSearch(space=LogUniform(1e-2, 1.0), trials=9, quadratic=True)
     ),
     "TPE": partial(known, make=partial(meha.problems.lasso, n=2), method=methods.TPE(space=Uniform(0.0, 1.0), trials=14)),
-    "IGJO": partial(known, make=lasso, method=methods.IGJO()),
-    "VF-iDCA": partial(known, make=lasso, method=methods.VFiDCA(radii=1.0)),
-    "adaptive": partial(known, make=partial(meha.problems.strong_convex, n=4), method=methods.AdaptiveMEHA(), max_steps=200),
+    "IGJO": partial(known, make=lasso, method=meha.contrib.IGJO()),
+    "VF-iDCA": partial(known, make=lasso, method=meha.contrib.VFiDCA(radii=1.0)),
+    "adaptive": partial(
+        known, make=partial(meha.problems.strong_convex, n=4), method=meha.contrib.AdaptiveMEHA(), max_steps=200
+    ),
     "automatic, strong convex": partial(known, make=partial(meha.problems.strong_convex, n=4), method=None, max_steps=10_000),
     "automatic, sine": partial(known, make=partial(meha.problems.sine, n=1), method=None, max_steps=10_000),
     "automatic, one-sided": partial(known, make=partial(entry, "one-sided"), method=None, max_steps=10_000),
     "automatic, first order": partial(
-        known, make=partial(entry, "one-sided"), method=methods.Continuation(second_order=False), max_steps=10_000
+        known, make=partial(entry, "one-sided"), method=methods.Default(second_order=False), max_steps=10_000
     ),
     "automatic, coupled": partial(coupled, method=None),
     "LV-HBA": partial(coupled, method=methods.LVHBA()),

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import meha
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.methods.igjo import IGJO
-from meha.methods.vfidca import VFiDCA
-from meha.methods.vfidca.quadratic import Quadratic, read_quadratic
-from meha.methods.vfidca.radii import Balls, minimise, read_weights
-from meha.nonsmooth import L1, ElasticNet, GroupL2, Nuclear, SparseGroup
-from meha.sets import Box, NonNegative
+from meha.lower.proximal_gradient import solve_lower
+from meha.lower.semismooth import QuadraticForm, read_quadratic
+from meha.methods.contrib.igjo import IGJO
+from meha.methods.contrib.vfidca import Balls, VFiDCA, minimise, read_weights
+from meha.problem.nonsmooth import L1, ElasticNet, GroupL2, Nuclear, SparseGroup
+from meha.problem.oracle import Oracle
+from meha.problem.sets import Box, NonNegative
+from meha.tensors.variables import Variable
 
 
 def normal(*shape, seed=0):
@@ -120,7 +119,7 @@ def test_igjo_direction_with_several_leaves_and_an_unpenalised_one():
 
 def test_igjo_direction_is_the_closed_form_on_the_orthogonal_design():
     """y^(j) = max(0, 1 - x_j / |u_j|) u_j and F = ||y - w||^2 / 2 + const, with -u and -w the gradients of f and F at zero."""
-    problem = meha.problems(60, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     zero = problem.y0.clone().requires_grad_()
     u, w = (-torch.autograd.grad(part(None, zero), zero)[0].reshape(6, 10) for part in (problem.lower, problem.upper))
     size = u.norm(dim=1)
@@ -173,7 +172,7 @@ def test_igjo_solves_singular_systems_in_the_sense_of_least_squares(consistent):
 
 
 def test_igjo_solves_the_orthogonal_group_lasso_to_rounding():
-    problem = meha.problems(60, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO())
     assert solution.status is meha.Status.FINISHED
     assert "lowered F by" in solution.message
@@ -198,7 +197,7 @@ def test_igjo_without_g_is_the_exact_implicit_gradient():
 
 
 def test_igjo_lowers_F_stays_in_X_and_never_enlarges_its_step():
-    problem = meha.problems(45, groups=3)
+    problem = meha.problems.group_lasso(45, groups=3)
     method = IGJO(iterations=6, decrease=0.0)
     solution = meha.solve(problem, problem.x0, problem.y0, method, callbacks=lambda run, info: bool((run.x < 0).any()))
     assert solution.status is meha.Status.FINISHED
@@ -219,14 +218,14 @@ def test_igjo_lowers_F_stays_in_X_and_never_enlarges_its_step():
     ],
 )
 def test_igjo_says_why_it_is_finished(options, message):
-    problem = meha.problems(30, groups=3)
+    problem = meha.problems.group_lasso(30, groups=3)
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO(**options))
     assert solution.status is meha.Status.FINISHED
     assert message in solution.message
 
 
 def test_igjo_breaks_down_where_the_lower_level_is_not_solved():
-    problem = meha.problems(30, groups=3)
+    problem = meha.problems.group_lasso(30, groups=3)
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO(inner_steps=3))
     assert str(solution.status) == "broke down"
     assert "the lower level was not solved" in solution.message
@@ -264,7 +263,7 @@ def test_igjo_refuses_what_it_cannot_take():
 
 def least(kind, seed):
     """A random quadratic on 9 coordinates, balls of each kind, and radii of which some are large and one is zero."""
-    quadratic = Quadratic(normal(6, 9, seed=seed), 3 * normal(6, seed=seed + 1), 0.1 * normal(9, seed=seed + 2), 1.0)
+    quadratic = QuadraticForm(normal(6, 9, seed=seed), 3 * normal(6, seed=seed + 1), 0.1 * normal(9, seed=seed + 2), 1.0)
     groups = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3])
     balls = {
         "groups": Balls(groups, 4, l1=False),
@@ -377,7 +376,7 @@ def test_a_step_solves_its_convex_program():
 
 def test_vfidca_approaches_the_orthogonal_group_lasso():
     """The penalty leaves an error of about 1 / beta: 2 percent after 70 steps, and 1 after 150."""
-    problem = meha.problems(60, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     early = meha.solve(problem, problem.x0, problem.y0, VFiDCA(radii=1.0))
     assert early.status is meha.Status.FINISHED
     assert 0.03 < problem.distance(early.x, early.y).y < 0.1
@@ -387,7 +386,7 @@ def test_vfidca_approaches_the_orthogonal_group_lasso():
 
 
 def test_vfidca_from_radii_that_do_not_bound_y_says_so():
-    problem = meha.problems(60, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0, problem.y0, VFiDCA(tol=1e-2))
     assert "No radius bounds y, so all weights are zero" in solution.message
     assert not solution.x.any()
@@ -542,7 +541,7 @@ def test_vfidca_refuses_what_it_cannot_take(monkeypatch):
 
 @pytest.mark.parametrize("method", [IGJO(decrease=0.0), VFiDCA(radii=1.0, tol=0.0)], ids=lambda m: m.name)
 def test_restored_bit_for_bit(method):
-    problem = meha.problems(30, groups=3)
+    problem = meha.problems.group_lasso(30, groups=3)
 
     def start():
         return method.start(problem, problem.x0, problem.y0)
@@ -567,7 +566,7 @@ def test_restored_bit_for_bit(method):
 @pytest.mark.parametrize("method", [IGJO(iterations=5), VFiDCA(radii=1.0)], ids=lambda m: m.name)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_gaussian_group_lasso_end_to_end(method, dtype):
-    problem = meha.problems(30, groups=3, dtype=dtype)
+    problem = meha.problems.group_lasso(30, groups=3, dtype=dtype)
     solution = meha.solve(problem, problem.x0, problem.y0, method)
     assert solution.status is meha.Status.FINISHED
     assert solution.x.dtype == solution.y.dtype == dtype
@@ -577,7 +576,7 @@ def test_gaussian_group_lasso_end_to_end(method, dtype):
 
 
 def test_igjo_says_that_the_support_is_empty():
-    problem = meha.problems(60, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0 * 0 + 50, problem.y0, IGJO())
     assert "The support is empty (y = 0)" in solution.message
 

@@ -6,10 +6,8 @@ import pytest
 import torch
 
 import meha
-from meha.diagnostics import envelope, gap, hypergradient, merit, prox_residual, subgradient_residual
-from meha.nonsmooth import L1, MCP, GroupL2
-from meha.sets import Box
-from meha.theory import (
+from meha.analysis.diagnostics import envelope, gap, hypergradient, merit, prox_residual, subgradient_residual
+from meha.analysis.theory import (
     Constants,
     check,
     contraction,
@@ -21,6 +19,8 @@ from meha.theory import (
     step_bounds,
     theta_lipschitz,
 )
+from meha.problem.nonsmooth import L1, MCP, GroupL2
+from meha.problem.sets import Box
 
 
 def number(value):

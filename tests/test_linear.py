@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from meha._linear import CurvatureError, conjugate_gradients, neumann_series
+from meha.numerics.linear_systems import CurvatureError, conjugate_gradients, neumann_series
 
 SHAPES = [(2, 3), (1,), (4,)]
 N = 11

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import meha
-from meha.loaders import Accumulated, Endless, MicroBatches, Together, check_resumable, random_states, set_random_states
+from meha.problem.loaders import Accumulated, Endless, MicroBatches, Together, check_resumable, random_states, set_random_states
 
 
 def take(batches, count):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import meha
-from meha.loggers import CSVLogger, TensorBoardLogger
+from meha.running.loggers import CSVLogger, TensorBoardLogger
 
 
 def call(**options):

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy, softplus
 
 import meha
-from meha.losses import LeastSquares, Logistic, Softmax
+from meha.problem.losses import LeastSquares, Logistic, Softmax
 
 N, K = 30, 3
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import meha
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.nonsmooth import L1
+from meha.lower.proximal_gradient import solve_lower
+from meha.problem.nonsmooth import L1
+from meha.problem.oracle import Oracle
+from meha.tensors.variables import Variable
 
 
 def normal(*shape, seed=0):

@@ -11,11 +11,11 @@ from structures import OnlyOnce
 from torch.nn.parameter import is_lazy
 
 import meha
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.nonsmooth import L1, GroupL2
-from meha.schedules import Cosine, InversePower
-from meha.sets import Box, L2Ball, NonNegative, Simplex
+from meha.problem.nonsmooth import L1, GroupL2
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Cosine, InversePower
+from meha.problem.sets import Box, L2Ball, NonNegative, Simplex
+from meha.tensors.variables import Variable
 
 PARAMETERS = {"alpha": 0.05, "beta": 0.04, "eta": 0.06, "gamma": 0.7, "c": 0.8, "p": 0.3}
 
@@ -142,7 +142,7 @@ def test_structure_does_not_matter(monkeypatch):
     problem = meha.Problem(lambda x, y: upper(x, joined(y)), lambda x, y: lower(x, joined(y)), nonsmooth=L1(0.1))
     results = []
     for limit in (1 << 16, 0):
-        monkeypatch.setattr("meha._oracle.JOINT_LIMIT", limit)
+        monkeypatch.setattr("meha.problem.oracle.JOINT_LIMIT", limit)
         for y in starts:
             run = meha.MEHA(**PARAMETERS).start(problem, x0, y)
             for _ in range(30):

@@ -9,7 +9,7 @@ from meha_lab.benchmarks.solve_memory import CASES, MEHA, size
 from meha_lab.reproduce.memory import peak
 
 import meha
-from meha.observers import Recorder
+from meha.running.observers import Recorder
 
 COPIES = {
     "`StochasticMEHA`": 14,

@@ -15,10 +15,11 @@ from structures import OnlyOnce
 from test_linear import krylov
 
 import meha
-from meha.methods import BAMM, BDA, BOME, BRC, CG, DARTS, F2SA, GALET, IAPTT, NS, RHG, SLM, VPBGD
-from meha.nonsmooth import L1
-from meha.schedules import InversePower, Ramp
-from meha.sets import Box
+from meha.methods import BAMM, BDA, BOME, CG, DARTS, F2SA, GALET, IAPTT, NS, RHG, VPBGD
+from meha.methods.contrib import BRC, SLM
+from meha.problem.nonsmooth import L1
+from meha.problem.schedules import InversePower, Ramp
+from meha.problem.sets import Box
 
 STEPS = 8
 SEEDS = (0, 1)
@@ -412,7 +413,7 @@ def test_cg_spends_no_more_products_than_it_needs():
 def test_newton_counts_a_hessian_as_its_rows():
     """One Newton step per lower solve on a quadratic: two gradients of f, and a Hessian only once."""
     p = Smooth(1, bend=0.0)
-    run = p.start(meha.Continuation(verify=False))
+    run = p.start(meha.Default(verify=False))
     run.step()
     first = dataclasses.replace(run.counts)
     assert first.hvp >= M

@@ -11,7 +11,7 @@ from torch import nn
 
 import meha
 from meha import Checkpoint
-from meha.observers import Recorder
+from meha.running.observers import Recorder
 
 F64 = torch.float64
 QUICK = meha.MEHA(alpha=0.02, beta=0.05, eta=0.05, gamma=0.5, c=1.0)

@@ -10,19 +10,19 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 
 import meha
-from meha._oracle import Oracle
-from meha._second_order import Clock, Expansion, Flat
-from meha._variables import Variable
-from meha.methods import Continuation
-from meha.methods._quasi_newton import Pairs
-from meha.methods.newton import Engine, LowerLevel, hypergradient, unknown_faces
-from meha.methods.newton.faces import Faces
-from meha.methods.newton.hessians import Hessians, colours
-from meha.methods.newton.quasi_newton import Memory, shortest_combination
-from meha.methods.newton.systems import conjugate_gradients, factorise
-from meha.methods.newton.tuning import TUNING
-from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
-from meha.sets import AffineSet, Box, L2Ball, LinfBall, NonNegative, Simplex
+from meha.engines.bfgs import BFGS, shortest_combination
+from meha.engines.hyper_objective import hypergradient
+from meha.engines.implicit_newton import HyperDescent
+from meha.lower.expansion import Expansion
+from meha.lower.newton_on_faces import Faces, Hessians, NewtonLower, colours, conjugate_gradients, factorise, unknown_faces
+from meha.lower.newton_tuning import TUNING
+from meha.methods import Default
+from meha.numerics.limited_memory import LimitedMemory
+from meha.problem.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
+from meha.problem.oracle import Oracle
+from meha.problem.sets import AffineSet, Box, L2Ball, LinfBall, NonNegative, Simplex
+from meha.tensors.variables import Variable
+from meha.tensors.vectors import Clock, Flat
 
 F64 = torch.float64
 
@@ -50,7 +50,7 @@ def lower_of(problem, x, y):
     x, y = Variable(x, "x"), Variable(y, "y")
     oracle, clock = Oracle(problem, x, y), Clock()
     flat_x, flat_y = Flat(x), Flat(y)
-    return LowerLevel(oracle, flat_x, flat_y, clock)
+    return NewtonLower(oracle, flat_x, flat_y, clock)
 
 
 def value_at(problem, x, y):
@@ -65,7 +65,7 @@ def value_at(problem, x, y):
 def engine_on(problem, x, y, most=200):
     """The engine alone, until it ends."""
     x, y = Variable(x, "x"), Variable(y, "y")
-    engine = Engine(Oracle(problem, x, y), x, y, 1e-6)
+    engine = HyperDescent(Oracle(problem, x, y), x, y, 1e-6)
     with torch.no_grad():
         while engine.verdict is None and engine.steps < most:
             engine.advance()
@@ -105,7 +105,7 @@ def test_second_derivatives_are_those_of_autograd():
     assert torch.allclose(at.product(v), whole[3:, 3:] @ v, atol=1e-12)
     assert torch.allclose(at.product(v, g=False), smooth[3:, 3:] @ v, atol=1e-12)
     assert torch.allclose(at.cross(v), whole[:3, 3:] @ v, atol=1e-12)
-    assert oracle.counts == meha._oracle.Counts(upper=0, lower=1, hvp=3 + 2 + 3 + 2 + 1)
+    assert oracle.counts == meha.problem.oracle.Counts(upper=0, lower=1, hvp=3 + 2 + 3 + 2 + 1)
 
 
 @pytest.mark.parametrize(
@@ -146,24 +146,24 @@ def test_faces_that_are_not_known(term, y_set, named):
 
 
 def test_factors():
-    from meha.methods.newton.faces import Face
+    from meha.lower.newton_on_faces import SmoothFace
 
     rng = np.random.default_rng(0)
     Q = torch.linalg.qr(torch.tensor(rng.normal(size=(4, 4))))[0]
     right = torch.tensor(rng.normal(size=4))
     definite = Q @ torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
-    factor = factorise(definite, Face(), Clock())
+    factor = factorise(definite, SmoothFace(), Clock())
     assert factor.definite
     assert torch.allclose(definite @ factor.solve(right), right)
     indefinite = Q @ torch.diag(torch.tensor([-1.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
-    factor = factorise(indefinite, Face(), Clock())
+    factor = factorise(indefinite, SmoothFace(), Clock())
     assert not factor.definite
     assert factor.indefinite
     assert float(right @ factor.solve(right)) > 0  # a descent direction
     down = factor.downwards(4)
     assert float(down @ indefinite @ down) < 0
     singular = Q @ torch.diag(torch.tensor([0.0, 2.0, 3.0, 4.0], dtype=F64)) @ Q.T
-    factor = factorise(singular, Face(), Clock())
+    factor = factorise(singular, SmoothFace(), Clock())
     assert not factor.definite
     assert not factor.indefinite
     v, missed = factor.shortest(singular @ right)
@@ -198,7 +198,7 @@ def test_the_memory_is_bfgs():
     """Its direction is that of the matrix of BFGS with the same pairs, on all and on some coordinates."""
     rng = np.random.default_rng(2)
     H = torch.tensor(np.diag([1.0, 2.0, 3.0, 4.0, 5.0]) + 0.1)
-    memory = Memory()
+    memory = BFGS()
     assert memory.direction(torch.ones(5, dtype=F64), torch.ones(5, dtype=torch.bool)) is None
     pairs = [torch.tensor(rng.normal(size=5)) for _ in range(3)]
     for s in pairs:
@@ -295,7 +295,7 @@ def test_large_lower_levels_use_conjugate_gradients(monkeypatch):
     assert lower.factor is not None
     import dataclasses
 
-    from meha.methods.newton import lower as module
+    from meha.lower import newton_on_faces as module
 
     monkeypatch.setattr(module, "TUNING", dataclasses.replace(module.TUNING, dense=0))
     iterated, _, lower = value_at(problem, x, y)
@@ -503,8 +503,8 @@ def test_a_lower_level_without_a_minimum_breaks_down():
     assert engine.verdict.status is meha.Status.BROKE_DOWN
 
 
-def test_a_wrong_valley_is_left_to_the_continuation():
-    """The engine ends in the valley of its start; the search finds others, and passes find the answer."""
+def test_a_wrong_basin_is_left_to_the_continuation():
+    """The engine ends in the basin of its start; the search finds others, and passes find the answer."""
     problem = meha.problems.sine(10)
     engine = engine_on(problem, problem.x0, problem.y0)
     assert engine.verdict.status is meha.Status.CONVERGED
@@ -537,7 +537,7 @@ def test_functions_without_second_derivatives_are_left_to_the_continuation():
 
 def test_the_engine_can_be_left_out():
     problem = meha.problems.strong_convex(3)
-    solution = meha.solve(problem, problem.x0, problem.y0, Continuation(second_order=False))
+    solution = meha.solve(problem, problem.x0, problem.y0, Default(second_order=False))
     assert solution.counts.hvp == 0
     assert solution.report["engine"] == "continuation"
 
@@ -546,11 +546,11 @@ def test_the_budget_of_the_engine():
     """Hessians count row by row; the engine leaves more than half to the continuation, and no run exceeds the whole."""
     problem = least_squares(penalty=lambda x, y: 0.5 * (x.exp() * y * y).sum(), x_set=Box(-6.0, 4.0))
     x0, y0 = torch.zeros(8, dtype=F64), torch.zeros(8, dtype=F64)
-    solution = meha.solve(problem, x0, y0, Continuation(max_gradients=100))
+    solution = meha.solve(problem, x0, y0, Default(max_gradients=100))
     assert solution.status is not meha.Status.CONVERGED
     assert "It took all gradients that it may" in solution.report["engine"]
     assert solution.counts.hvp + solution.counts.lower < 200  # those that probe the problem are taken in any case
-    assert meha.solve(problem, x0, y0, Continuation(max_gradients=2000)).status is meha.Status.CONVERGED
+    assert meha.solve(problem, x0, y0, Default(max_gradients=2000)).status is meha.Status.CONVERGED
 
 
 def test_a_maximum_of_the_hyper_objective_is_left():
@@ -604,12 +604,12 @@ def test_objectives_that_ignore_a_variable(objective):
         "x": meha.Problem(lambda x, y: square(y - 2), lambda x, y: square(y - 1)),
     }
     with pytest.raises(ValueError, match=f"^{objective}: "):
-        Continuation().start(problems[objective], ones, 2 * ones).step()
+        Default().start(problems[objective], ones, 2 * ones).step()
 
 
 def test_the_report_splits_the_time():
     problem = meha.problems.lasso(20)
-    run = Continuation().start(problem, problem.x0, problem.y0)
+    run = Default().start(problem, problem.x0, problem.y0)
     assert run.method.report(run) == {}
     while run.verdict is None:
         run.step()
@@ -638,7 +638,7 @@ def test_a_memory_with_a_first_guess_is_bfgs():
     rng = np.random.default_rng(3)
     A = torch.tensor(rng.normal(size=(4, 4)))
     guess, H = A @ A.T + torch.eye(4, dtype=F64), torch.diag(torch.arange(1.0, 5.0, dtype=F64))
-    pairs = Pairs(10, inverse=lambda columns: torch.linalg.solve(guess, columns))
+    pairs = LimitedMemory(10, inverse=lambda columns: torch.linalg.solve(guess, columns))
     r = torch.tensor(rng.normal(size=4))
     assert torch.allclose(pairs.direction(r), -torch.linalg.solve(guess, r))
     B = guess
@@ -733,7 +733,7 @@ FORMULAS = {
 @pytest.mark.parametrize("name", list(FORMULAS))
 def test_hessians_by_formulas_of_losses(name, monkeypatch):
     """They are those of backward passes, or are not used."""
-    monkeypatch.setattr("meha.methods.newton.hessians.TUNING", dataclasses.replace(TUNING, formulas=1))
+    monkeypatch.setattr("meha.lower.newton_tuning.TUNING", dataclasses.replace(TUNING, formulas=1))
     lower, used = FORMULAS[name]
     A, b, _, _ = data(p=6)
     loss = meha.losses.Logistic(A, b > 0)
@@ -753,7 +753,7 @@ def test_formulas_of_losses_give_the_same_solution(monkeypatch):
     problem = meha.Problem(lambda x, y: validation(y), lambda x, y: training(y) + x.exp() * y.square().sum(), x_set=box)
     x0, y0 = torch.tensor(-1.0, dtype=F64), torch.zeros(8, dtype=F64)
     plain = meha.solve(problem, x0, y0)
-    monkeypatch.setattr("meha.methods.newton.hessians.TUNING", dataclasses.replace(TUNING, formulas=1))
+    monkeypatch.setattr("meha.lower.newton_tuning.TUNING", dataclasses.replace(TUNING, formulas=1))
     calls = []
     monkeypatch.setattr(
         meha.losses.Logistic, "_hessian", lambda *given, old=meha.losses.Logistic._hessian: calls.append(1) or old(*given)
@@ -775,13 +775,13 @@ def test_groups_of_columns():
         assert len(members) == len(set(members))
 
 
-@pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems])
+@pytest.mark.parametrize("make", [meha.problems.sine, meha.problems.lasso, meha.problems.group_lasso])
 def test_restored_bit_for_bit(make):
-    problem = make(20) if make is not meha.problems else least_squares(GroupL2([2, 3, 3], soft))
+    problem = make(20) if make is not meha.problems.group_lasso else least_squares(GroupL2([2, 3, 3], soft))
     x0, y0 = (
         (problem.x0, problem.y0) if hasattr(problem, "x0") else (torch.full((3,), -1.0, dtype=F64), torch.zeros(8, dtype=F64))
     )
-    whole, other = (Continuation().start(problem, x0, y0) for _ in range(2))
+    whole, other = (Default().start(problem, x0, y0) for _ in range(2))
     whole.step()
     buffer = io.BytesIO()
     torch.save(whole.state_dict(), buffer)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from structures import fill, flat, leaves, size
 from torch import nn
 
-from meha._variables import Variable
-from meha.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup, Sum, Zero
-from meha.problem import Problem
-from meha.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
+from meha.problem.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup, Sum, Zero
+from meha.problem.problem import Problem
+from meha.problem.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
+from meha.tensors.variables import Variable
 
 SEEDS = st.integers(0, 2**31 - 1)
 SHARES = st.sampled_from([0.1, 0.5, 0.9])  # of the largest step
@@ -663,7 +663,7 @@ def test_steps_just_below_the_bound_work(term, bound):
 
 
 def bind(term, y_set, y):
-    return Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), nonsmooth=term, y_set=y_set).bind_prox(y)
+    return Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), nonsmooth=term, y_set=y_set)._bind_prox(y)
 
 
 def bound_prox(term, y_set, x, y, step):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meha
-from meha.nonsmooth import L1, FusedLasso, OrderedL1, TotalVariation
+from meha.problem.nonsmooth import L1, FusedLasso, OrderedL1, TotalVariation
 
 SEEDS = st.integers(0, 2**31 - 1)
 many = settings(max_examples=40, deadline=None, database=None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import meha
-from meha.compiled import CompileWarning
+from meha.running.compiled import CompileWarning
 
 FILE = Path(__file__).parent.parent / "examples" / "own_method.py"
 

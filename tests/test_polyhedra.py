@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import meha
-from meha._quadratic import feasible, no_rows, solve_program
-from meha._variables import Variable
-from meha.sets import AffineSet, Box, HalfSpace, Intersection, L2Ball, NonNegative, Polyhedron, Product, Simplex
+from meha.numerics.quadratic_program import feasible, no_rows, solve_program
+from meha.problem.sets import AffineSet, Box, HalfSpace, Intersection, L2Ball, NonNegative, Polyhedron, Product, Simplex
+from meha.tensors.variables import Variable
 
 D = torch.float64
 
@@ -142,7 +142,7 @@ def test_intersections():
 
 @pytest.mark.parametrize(
     "method",
-    [meha.AdaptiveMEHA(), pytest.param(meha.RHG(alpha=0.1, beta=0.4, inner_steps=10), marks=pytest.mark.slow)],
+    [meha.contrib.AdaptiveMEHA(), pytest.param(meha.RHG(alpha=0.1, beta=0.4, inner_steps=10), marks=pytest.mark.slow)],
     ids=lambda method: method.name,
 )
 def test_methods_take_polyhedra(method):

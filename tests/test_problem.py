@@ -19,9 +19,9 @@ class Noting(meha.Problem):
 
     notes: list = field(default_factory=list)
 
-    def bind_projection(self, x):
+    def _bind_projection(self, x):
         self.notes.append(x)
-        return super().bind_projection(x)
+        return super()._bind_projection(x)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -161,7 +161,7 @@ def test_orthogonal_group_lasso_is_solved():
 
 @pytest.mark.parametrize("make", [problems.sine, problems.strong_convex, problems.merely_convex, problems.lasso])
 def test_default_parameters_come_near_every_solution(make):
-    """The rule of meha.methods._parameters on problems that hide their constants."""
+    """The rule of meha.methods.parameters on problems that hide their constants."""
     problem = make(10)
     hidden = meha.Problem(problem.upper, problem.lower, nonsmooth=problem.nonsmooth, x_set=problem.x_set)
     solution = meha.solve(hidden, problem.x0, problem.y0, meha.MEHA(p=0.49), max_steps=1500, tol=None)
@@ -169,7 +169,7 @@ def test_default_parameters_come_near_every_solution(make):
 
 
 def test_paper_values_on_the_sine_toy():
-    """The table values come near in one dimension, and end in a wrong valley in ten."""
+    """The table values come near in one dimension, and end in a wrong basin in ten."""
     one, ten = problems.sine(1), problems.sine(10)
     near, wrong = solve(one, "paper", 2000), solve(ten, "paper", 2000)
     assert one.distance(near.x, near.y).x == pytest.approx(0.017, abs=0.005)
@@ -194,13 +194,13 @@ def test_bad_arguments():
 
 
 def test_sine_solution_by_search():
-    """The formula for x* and F* against a search over valleys C_k = -pi/2 + 2 k pi and x."""
+    """The formula for x* and F* against a search over basins C_k = -pi/2 + 2 k pi and x."""
     for n in (1, 4, 30):
         problem = problems.sine(n)
         best = math.inf
         for k in range(-3, 5):
-            valley = -math.pi / 2 + 2 * math.pi * k
+            basin = -math.pi / 2 + 2 * math.pi * k
             x = torch.linspace(-20, 20, 40001, dtype=torch.float64)
-            value = (x - 2).square() + n * (valley + 2 - x - 4).square()
+            value = (x - 2).square() + n * (basin + 2 - x - 4).square()
             best = min(best, float(value.min()))
         assert problem.upper_star == pytest.approx(best, abs=1e-4 * (n + 1))

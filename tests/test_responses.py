@@ -9,7 +9,7 @@ from test_architecture import methods
 
 import meha
 from meha.methods import Method
-from meha.responses import Nearest, Trained
+from meha.problem.responses import Nearest, Trained
 
 DOUBLE = torch.float64
 TARGET = torch.tensor([3.0, 1.0], dtype=DOUBLE)
@@ -77,7 +77,7 @@ def test_optimistic_runs_say_that_a_fresh_y_differs():
 def test_a_determined_lower_level_says_nothing(second_order):
     """The second-order engine knows that y is the only solution; after passes, a fresh y has the same F."""
     problem = meha.problems.strong_convex(2)
-    solution = meha.solve(problem, problem.x0, problem.y0, meha.Continuation(second_order=second_order))
+    solution = meha.solve(problem, problem.x0, problem.y0, meha.Default(second_order=second_order))
     assert "fresh" not in solution.message
     assert ("fresh" in solution.report) is not second_order
     assert second_order or solution.report["fresh"].startswith(f"F = {solution.upper:.5g}")
@@ -144,7 +144,7 @@ def test_the_engine_answers_where_y_is_determined():
 # Method by method
 
 FOLLOWING = {
-    "Continuation": (Nearest,),
+    "Default": (Nearest,),
     "AdaptiveMEHA": (Nearest,),
     "F2SA": (Trained,),
     "RHG": (Nearest, Trained),
@@ -339,7 +339,7 @@ def test_a_run_keeps_the_weight_of_its_term():
     second.load_state_dict(first.state_dict())
     first.step(), second.step()
     assert torch.equal(first.x, second.x)
-    assert first.oracle.selection.weight > 0
+    assert first.oracle.response_term.weight > 0
 
 
 def test_a_checkpoint_of_another_response_is_refused(tmp_path):
@@ -349,6 +349,6 @@ def test_a_checkpoint_of_another_response_is_refused(tmp_path):
 
 
 def test_steps_are_not_compiled():
-    with pytest.warns(meha.compiled.pace.CompileWarning, match="selected response"):
+    with pytest.warns(meha.running.compiled.pace.CompileWarning, match="selected response"):
         solution = meha.solve(meta(), zeros(2), zeros(2), meha.RHG(alpha=0.5), max_steps=80, compile=True)
     assert solution.status is meha.Status.RULE_MET

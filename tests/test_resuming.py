@@ -1,4 +1,4 @@
-"""Continuation goes on bit for bit from a checkpoint, wherever it was cut."""
+"""Default goes on bit for bit from a checkpoint, wherever it was cut."""
 
 import io
 import math
@@ -12,7 +12,7 @@ import torch
 from meha_lab.problems import collection
 
 import meha
-from meha.methods import Continuation
+from meha.methods import Default
 
 CACHES = {"clock", "_exact_at", "_x", "_free_at", "_residual_at", "_size_at", "response", "rates", "oracle", "levels", "limit"}
 """Attributes that need not be restored: times, what is computed again from the rest, and the problem itself."""
@@ -63,12 +63,12 @@ def named(name):
 
 
 METHODS = {
-    "default": Continuation(),
-    "first order": Continuation(second_order=False),
-    "few gradients": Continuation(max_gradients=300),
+    "default": Default(),
+    "first order": Default(second_order=False),
+    "few gradients": Default(max_gradients=300),
 }
 NAMES = ["one-sided", "tilted well", "shares", "ray to a ring"]
-"""Small problems: bounded, with several valleys, without x, with a response."""
+"""Small problems: bounded, with several basins, without x, with a response."""
 
 
 @pytest.mark.parametrize("method", METHODS)

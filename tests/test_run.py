@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import meha
-from meha.nonsmooth import GroupL2
-from meha.sets import NonNegative
+from meha.problem.nonsmooth import GroupL2
+from meha.problem.sets import NonNegative
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 
@@ -27,7 +27,7 @@ def network_run(y_optimizer=ADAM):
 
 
 def tensor_run():
-    problem = meha.problems(30, groups=6, design="orthogonal")
+    problem = meha.problems.group_lasso(30, groups=6, design="orthogonal")
     return problem.preset("theory").start(problem, problem.x0, problem.y0)
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import meha
-from meha._variables import Variable
 from meha.methods import TPE, GridSearch, LogUniform, RandomSearch, Uniform
-from meha.nonsmooth import L1, GroupL2, SparseGroup
-from meha.sets import Box, L2Ball, NonNegative, Simplex
+from meha.problem.nonsmooth import L1, GroupL2, SparseGroup
+from meha.problem.sets import Box, L2Ball, NonNegative, Simplex
+from meha.tensors.variables import Variable
 
 A = torch.tensor([2.0, -1.0], dtype=torch.float64)
 B = torch.tensor([1.5, -0.5], dtype=torch.float64)
@@ -299,7 +299,7 @@ def test_a_search_without_any_success_breaks_down(kind):
 
 
 def test_unsolved_lower_levels_are_failures():
-    problem = meha.problems(30, groups=6)
+    problem = meha.problems.group_lasso(30, groups=6)
     method = GridSearch(space={"w": LogUniform(1e-3, 10.0)}, to_x=lambda p: p["w"] * torch.ones(6), points=4, inner_steps=8)
     solution = meha.solve(problem, problem.x0, problem.y0, method)
     assert "failed: F was not finite, or the lower level not solved to lower_tol=1e-08 in inner_steps=8" in solution.message
@@ -322,19 +322,19 @@ def test_broken_lower_levels_are_failures():
 
 
 def test_warm_and_cold_starts():
-    """The lower level sin(x + y - 2) has many valleys: the one found is the one next to where FISTA starts."""
+    """The lower level sin(x + y - 2) has many basins: the one found is the one next to where FISTA starts."""
     problem = meha.problems.sine(1)
     run = GridSearch(space=Uniform(-6.0, 4.0), points=11).start(problem, problem.x0, problem.y0)
     cold = GridSearch(space=Uniform(-6.0, 4.0), points=11, warm_start=False).start(problem, problem.x0, problem.y0)
-    valleys = []
+    basins = []
     for _ in range(11):
         run.step()
         cold.step()
         x = run.state.tried[-1]
-        valleys.append(float(x + run.state.start.value.detach() - 2))
+        basins.append(float(x + run.state.start.value.detach() - 2))
         assert torch.equal(cold.state.start.value, problem.y0)
-    assert np.allclose(valleys, valleys[0])  # followed from candidate to candidate
-    assert abs(math.remainder(valleys[0] + math.pi / 2, 2 * math.pi)) < 1e-6
+    assert np.allclose(basins, basins[0])  # followed from candidate to candidate
+    assert abs(math.remainder(basins[0] + math.pi / 2, 2 * math.pi)) < 1e-6
 
 
 def test_modules_with_buffers_are_taken_over_with_them():
@@ -460,7 +460,7 @@ def test_a_grid_at_the_limit_is_accepted():
 
 @pytest.mark.parametrize("kind", [GridSearch, RandomSearch, TPE])
 def test_gaussian_group_lasso_end_to_end(kind):
-    problem = meha.problems(30, groups=3)
+    problem = meha.problems.group_lasso(30, groups=3)
     size = {"points": 2} if kind is GridSearch else {"trials": 12}
     solution = meha.solve(problem, problem.x0, problem.y0, kind(space=LogUniform(1e-2, 1.0), **size))
     assert solution.status is meha.Status.FINISHED

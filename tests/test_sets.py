@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from structures import fill, flat, leaves, size
 from torch import nn
 
-from meha._variables import Variable
-from meha.problem import Problem
-from meha.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
+from meha.problem.problem import Problem
+from meha.problem.sets import AffineSet, Box, HalfSpace, L1Ball, L2Ball, LinfBall, NonNegative, Product, Reals, Simplex
+from meha.tensors.variables import Variable
 
 SEEDS = st.integers(0, 2**31 - 1)
 many = settings(max_examples=25, deadline=None, database=None)
@@ -312,7 +312,7 @@ def test_bound_projection_changes_the_leaves_in_place(case):
     x = Variable(fill(case.shapes, z), "x")
     problem = Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), x_set=case.set)
     with torch.no_grad():
-        problem.bind_projection(x)(None, x.leaves, 1.0)
+        problem._bind_projection(x)(None, x.leaves, 1.0)
     np.testing.assert_allclose(flat(x.value), case.project(z), rtol=0, atol=1e-12)
 
 

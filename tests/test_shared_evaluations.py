@@ -6,9 +6,9 @@ from torch import nn
 
 import meha
 from meha import MEHA, Problem
-from meha.nonsmooth import L1
+from meha.problem.nonsmooth import L1
+from meha.problem.sets import Box
 from meha.problems import lasso, merely_convex, sine, strong_convex
-from meha.sets import Box
 
 STEPS = dict(alpha=0.1, beta=0.07, eta=0.2, gamma=1.5, c=2.0, p=0.0)
 

@@ -16,10 +16,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from meha._cross_validation import judging
-from meha.sklearn import ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor
+from meha.sklearn import ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor, _search
 from meha.sklearn._folds import WAYS, ways
-from meha.sklearn._noise import true_classes
+from meha.sklearn._labels import true_classes
 
 ESTIMATORS = [ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor]
 QUIET = {"on_skip": None} if "on_skip" in signature(check_estimator).parameters else {}
@@ -139,7 +138,7 @@ def test_separable_classes_do_not_make_the_model_too_sure(monkeypatch):
         return -np.log(model.predict_proba(X[60:])[np.arange(2000), y[60:]]).mean()
 
     cautious = [error(seed) for seed in range(8)]
-    monkeypatch.setattr(judging, "IMAGINED", 0.0)
+    monkeypatch.setattr(_search, "IMAGINED", 0.0)
     bold = [error(seed) for seed in range(8)]
     assert np.mean(cautious) < 0.8 * np.mean(bold)
     assert max(cautious) < 0.5 < max(bold)

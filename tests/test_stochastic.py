@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import meha
-from meha.nonsmooth import L1
-from meha.sets import Box, L2Ball
+from meha.problem.nonsmooth import L1
+from meha.problem.sets import Box, L2Ball
 
 FRESH = meha.StochasticMEHA(warm_start=False)
 QUICK = meha.StochasticMEHA(lr=0.05, x_lr=0.05)
@@ -132,7 +132,7 @@ def test_a_network_learns_from_both_levels_without_any_influence_on_x():
     torch.testing.assert_close(run.x, plain.x, rtol=1e-12, atol=0)
     torch.testing.assert_close(theta(run), theta(plain), rtol=1e-12, atol=0)
     torch.testing.assert_close(run.state.response.leaves[0].detach(), plain.y, rtol=1e-12, atol=0)
-    assert run.counts == meha._oracle.Counts(upper=2 * 60 + 2, lower=3 * 60 + 2)
+    assert run.counts == meha.problem.oracle.Counts(upper=2 * 60 + 2, lower=3 * 60 + 2)
 
 
 def test_a_network_may_learn_from_the_lower_level_alone():
@@ -244,7 +244,7 @@ def test_optimizers_and_momentum():
 def test_work_is_counted():
     run = start()
     run_all(run, noises(3, 10))
-    assert run.counts == meha._oracle.Counts(upper=12, lower=22)
+    assert run.counts == meha.problem.oracle.Counts(upper=12, lower=22)
 
 
 @pytest.mark.parametrize("method", [meha.StochasticMEHA(), FRESH, meha.StochasticMEHA(inner_steps=2)])

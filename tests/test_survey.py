@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import meha
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.methods._levels import Levels
-from meha.methods._quasi_newton import Pairs
-from meha.methods._verification import Origin, Search
-from meha.methods.continuation.second_order import _falls, _ways
-from meha.methods.newton import Engine
-from meha.sets import Box
+from meha.engines.implicit_newton import HyperDescent
+from meha.evidence.multistart import _is_monotone, _segments
+from meha.lower.flat_problem import FlatProblem
+from meha.lower.multistart import LowerMultistart, StartingPoint
+from meha.numerics.limited_memory import LimitedMemory
+from meha.problem.oracle import Oracle
+from meha.problem.sets import Box
+from meha.tensors.variables import Variable
 
 F64 = torch.float64
 
@@ -22,7 +22,7 @@ F64 = torch.float64
 def finished(problem, x0, y0):
     """The engine at the end of its first attempt."""
     x, y = Variable(x0.clone(), "x"), Variable(y0.clone(), "y")
-    engine = Engine(Oracle(problem, x, y), x, y, 1e-6)
+    engine = HyperDescent(Oracle(problem, x, y), x, y, 1e-6)
     with torch.no_grad():
         while engine.verdict is None:
             engine.advance()
@@ -30,7 +30,7 @@ def finished(problem, x0, y0):
 
 
 def levels_of(engine):
-    levels = Levels(engine.oracle, engine.flat_x.variable, engine.flat_y.variable)
+    levels = FlatProblem(engine.oracle, engine.flat_x.variable, engine.flat_y.variable)
     levels.move(engine.now.x)
     return levels
 
@@ -38,7 +38,7 @@ def levels_of(engine):
 def survey(engine, far=None, others=None, starts=(0.5, -0.5)):
     """What is seen from the end of an engine: looks at some points, descents from around y, and other x."""
     levels, y = levels_of(engine), engine.now.y
-    origins = [Origin(y + start, 0.1 * abs(start) * math.sqrt(len(y)), random=True) for start in starts]
+    origins = [StartingPoint(y + start, 0.1 * abs(start) * math.sqrt(len(y)), random=True) for start in starts]
     far = far or (engine.now.x[None], y[None])
     return engine.survey(levels.lower(y), origins, far, engine.now.x[None][:0] if others is None else others)
 
@@ -112,7 +112,7 @@ def test_many_unknowns_are_not_taken_at_once():
 
 
 def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation():
-    """At the end f is convex in y, at other x it has two valleys."""
+    """At the end f is convex in y, at other x it has two basins."""
     problem = meha.Problem(
         lambda x, y: (x - 2).square().sum() + (y - 0.1).square().sum(),
         lambda x, y: (0.25 * y.pow(4) + 0.5 * x * y.square() - 0.1 * y).sum(),
@@ -141,7 +141,7 @@ def test_a_quadratic_function_that_bends_far_away_is_seen():
 
 
 def test_the_other_sign_of_y_is_tried():
-    """f is even in y: from y0 the engine ends in the valley that F likes less, and F would gain by the other sign."""
+    """f is even in y: from y0 the engine ends in the basin that F likes less, and F would gain by the other sign."""
     problem = meha.Problem(
         lambda x, y: (y + 1).square().sum() + 0.1 * x.square().sum(), lambda x, y: (y.square() - 4 - x).square().sum()
     )
@@ -155,25 +155,25 @@ TWO_VALLEYS = meha.Problem(
 )
 
 
-def test_a_descent_of_a_batch_that_ends_elsewhere_is_made_again_and_shows_the_other_valley():
+def test_a_descent_of_a_batch_that_ends_elsewhere_is_made_again_and_shows_the_other_basin():
     engine = finished(TWO_VALLEYS, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
     seen = survey(engine, starts=(0.2, -2.5))
     fallen = seen.descents(1.0)
     assert fallen[0] > 0
     assert math.isnan(fallen[1])
-    search = Search(levels_of(engine), engine.now.y, Pairs.sized(20, 2), 0.1, 1.0, 0.0, solved=True)
+    search = LowerMultistart(levels_of(engine), engine.now.y, LimitedMemory.sized(20, 2), 0.1, 1.0, 0.0, solved=True)
     search.origins = list(seen._origins)
     search.joined(fallen)
     assert (search.starts, len(search.origins), len(search.heights)) == (1, 1, 1)
     search.run([], 1000, most=2)
-    assert sorted(round(float(valley.z[0])) for valley in search.valleys) == [-1, 1]
+    assert sorted(round(float(basin.z[0])) for basin in search.basins) == [-1, 1]
 
 
 def test_curvature_counts_at_random_starts_and_not_at_those_that_were_given():
     engine = finished(TWO_VALLEYS, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
-    y, between = engine.now.y, torch.zeros(2, dtype=F64)  # f is not convex between the valleys
+    y, between = engine.now.y, torch.zeros(2, dtype=F64)  # f is not convex between the basins
     for random, convex in ((y + 0.1, True), (between, False)):
-        origins = [Origin(between, 0.0, random=False), Origin(random, 0.0, random=True)]
+        origins = [StartingPoint(between, 0.0, random=False), StartingPoint(random, 0.0, random=True)]
         seen = engine.survey(levels_of(engine).lower(y), origins, (engine.now.x[None], y[None]), engine.now.x[None][:0])
         assert seen.convex(far=True)
         assert seen.convex(far=False) is convex
@@ -181,12 +181,12 @@ def test_curvature_counts_at_random_starts_and_not_at_those_that_were_given():
 
 def test_ways_to_other_x():
     look = [(float(i), torch.full((2,), float(i)), torch.zeros(1)) for i in range(6)]  # two ends, then two points on each way
-    assert [[F for F, _, _ in way] for way in _ways(look, torch.zeros(2), 2)] == [[2.0, 4.0, 0.0], [3.0, 5.0, 1.0]]
+    assert [[F for F, _, _ in way] for way in _segments(look, torch.zeros(2), 2)] == [[2.0, 4.0, 0.0], [3.0, 5.0, 1.0]]
     line = [(F, torch.tensor([x]), torch.zeros(1)) for F, x in ((3.0, 2.0), (1.0, 1.0), (5.0, -1.0))]
-    assert [[F for F, _, _ in way] for way in _ways(line, torch.zeros(1), 3)] == [[1.0], [1.0, 3.0], [5.0]]
-    assert _falls([0.0, 1.0, math.inf])
-    assert not _falls([0.0, -1.0])
-    assert not _falls([0.0, 2.0, 1.0])
+    assert [[F for F, _, _ in way] for way in _segments(line, torch.zeros(1), 3)] == [[1.0], [1.0, 3.0], [5.0]]
+    assert _is_monotone([0.0, 1.0, math.inf])
+    assert not _is_monotone([0.0, -1.0])
+    assert not _is_monotone([0.0, 2.0, 1.0])
 
 
 def two_basins(x, y):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import meha
-from meha.methods._parameters import parameters
-from meha.nonsmooth import MCP
-from meha.theory import Constants, TheoryWarning, check, estimate, eta_range, gamma_range
+from meha.analysis.theory import Constants, TheoryWarning, check, estimate, eta_range, gamma_range
+from meha.methods.parameters import parameters
+from meha.problem.nonsmooth import MCP
 
 
 def test_ranges_by_hand():
@@ -53,7 +53,7 @@ def test_a_run_outside_warns_and_runs():
         meha.problems.merely_convex,
         meha.problems.sine,
         meha.problems.lasso,
-        lambda n: meha.problems(6 * n, groups=n),
+        lambda n: meha.problems.group_lasso(6 * n, groups=n),
     ],
 )
 @pytest.mark.parametrize("n", [2, 10])

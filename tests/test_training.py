@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import meha
-from meha._variables import Variable
-from meha.nonsmooth import L1
-from meha.sets import L2Ball
+from meha.problem.nonsmooth import L1
+from meha.problem.sets import L2Ball
+from meha.tensors.variables import Variable
 
 STEPS = dict(alpha=0.5, beta=0.1, eta=0.1, gamma=5.0, c=2.0)
 METHODS = {
@@ -605,7 +605,7 @@ def test_adapters_share_their_base(name):
     methods = {
         **METHODS,
         "cold": meha.MEHA(**STEPS, inner_steps=2, warm_start=False),
-        "SLM": meha.SLM(alpha=0.1, beta=0.1, eta=0.1),
+        "SLM": meha.contrib.SLM(alpha=0.1, beta=0.1, eta=0.1),
     }
     base = nn.Linear(3, 50).double().requires_grad_(False)
     model = nn.Sequential(base, nn.Tanh(), nn.Linear(50, 2).double())

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import meha
-from meha import Continuation, Problem, Status
-from meha._oracle import Oracle
-from meha._variables import Variable
-from meha.methods._levels import Levels
-from meha.methods._quasi_newton import Pairs
-from meha.methods._verification import Search
-from meha.sets import Box
+from meha import Default, Problem, Status
+from meha.lower.flat_problem import FlatProblem
+from meha.lower.multistart import LowerMultistart
+from meha.numerics.limited_memory import LimitedMemory
+from meha.problem.oracle import Oracle
+from meha.problem.sets import Box
+from meha.tensors.variables import Variable
 
 
 def t(*values):
@@ -41,7 +41,7 @@ def test_a_maximum_of_the_lower_level_is_not_a_solution():
     assert float(solution.x) == pytest.approx(0.0, abs=1e-5)
 
 
-def test_a_valley_that_splits_on_the_way():
+def test_a_basin_that_splits_on_the_way():
     """For x < 0 the minimum at y = 0 becomes a maximum between two minima."""
     problem = Problem(
         lambda x, y: ((x + 0.5).square() + y.square() / 2).sum(), lambda x, y: (x * y.square() / 2 + y.pow(4) / 4).sum()
@@ -55,7 +55,7 @@ def test_a_valley_that_splits_on_the_way():
 def test_three_stages_at_rest_are_not_enough():
     """While c is small, F holds y at its bound."""
     problem = Problem(lambda x, y: (x.square() + y).sum(), lambda x, y: (y - 1).square().sum(), y_set=Box(-1.0, 2.0))
-    solution = meha.solve(problem, t(1.0), t(-1.0), meha.AdaptiveMEHA())
+    solution = meha.solve(problem, t(1.0), t(-1.0), meha.contrib.AdaptiveMEHA())
     assert solution.status is Status.CONVERGED
     assert float(solution.y) == pytest.approx(1.0, abs=1e-3)
     assert float(solution.x) == pytest.approx(0.0, abs=1e-3)
@@ -64,7 +64,7 @@ def test_three_stages_at_rest_are_not_enough():
 def test_group_lasso_by_the_single_loop_is_right_or_makes_no_claim():
     (entry,) = [entry for entry in meha_lab.problems.collection("tuning") if entry.name == "group lasso, m = 60, orthogonal"]
     problem = entry.make()
-    solution = meha.solve(problem, problem.x0, problem.y0, meha.AdaptiveMEHA())
+    solution = meha.solve(problem, problem.x0, problem.y0, meha.contrib.AdaptiveMEHA())
     assert solution.status is not Status.CONVERGED or problem.error(solution.x, solution.y) <= 1e-2
 
 
@@ -78,7 +78,7 @@ def test_a_start_at_the_solution_is_not_at_infinity():
     assert float(again.x) == pytest.approx(float(first.x), abs=1e-5)
 
 
-# Valleys
+# Basins
 
 
 def crossing_wells():
@@ -89,26 +89,26 @@ def crossing_wells():
 
 
 @pytest.mark.parametrize("start", [(2.0, 1.0), (-2.0, -1.0), (-1.0, 1.0), (0.5, 0.0)])
-def test_the_answer_may_lie_where_two_valleys_are_as_low(start):
+def test_the_answer_may_lie_where_two_basins_are_as_low(start):
     x0, y0 = (t(number) for number in start)
     solution = meha.solve(crossing_wells(), x0, y0)
     assert solution.status is Status.CONVERGED
     assert float(solution.x) == pytest.approx(0.0, abs=1e-6)
     assert float(solution.y) == pytest.approx(1.0, abs=1e-6)
-    assert "different valleys, none below y" in solution.report["lower"]
+    assert "different basins, none below y" in solution.report["lower"]
 
 
 def test_the_report_tells_which_start_gave_the_answer():
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
-    assert "descents of the lower level ended in 2 different valleys" in solution.message
+    assert "descents of the lower level ended in 2 different basins" in solution.message
     starts = solution.report["starts"].split("; ")
     assert starts[0].startswith("second order: F = ")
-    assert starts[1] == "upper level first: F = 0.000397014, in a valley that is not the lowest"
+    assert starts[1] == "upper level first: F = 0.000397014, in a basin that is not the lowest"
     assert sum("(the answer)" in line for line in starts) == 1
     assert "F = 1.0359 " in next(line for line in starts if "(the answer)" in line)
 
 
-def test_a_run_on_several_valleys_is_resumed_bit_for_bit(tmp_path):
+def test_a_run_on_several_basins_is_resumed_bit_for_bit(tmp_path):
     whole = meha.solve(crossing_wells(), t(2.0), t(1.0))
     path = tmp_path / "run.pt"
     for steps in (3, 20, 45, 80, 10_000):
@@ -122,7 +122,7 @@ def test_a_run_on_several_valleys_is_resumed_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize("most", [60, 150, 300])
 def test_gradients_are_bounded_and_what_was_not_verified_is_not_claimed(most):
-    solution = meha.solve(tilted_wells(), t(1.0), t(-1.0), Continuation(max_gradients=most))
+    solution = meha.solve(tilted_wells(), t(1.0), t(-1.0), Default(max_gradients=most))
     assert solution.counts.lower <= most
     assert solution.status in (Status.LOCAL, Status.FINISHED)
     assert "max_gradients" in solution.message
@@ -134,29 +134,29 @@ def test_a_saddle_is_left_by_both_methods():
         lambda x, y: (x - 1).square().sum() + (y[0] - x[0]) ** 2 + y[1] ** 2,
         lambda x, y: (y[0] - x[0]) ** 2 - y[1] ** 2 + y[1] ** 4 / 4,
     )
-    for method in (None, meha.AdaptiveMEHA()):
+    for method in (None, meha.contrib.AdaptiveMEHA()):
         solution = meha.solve(problem, t(0.0), t(0.0, 0.3), method)
         assert solution.status is Status.CONVERGED
         assert abs(float(solution.y[1])) == pytest.approx(2**0.5, abs=1e-3)
 
 
 def test_the_single_loop_moves_to_the_lower_well():
-    solution = meha.solve(tilted_wells(), t(1.0), t(1.0), meha.AdaptiveMEHA())
+    solution = meha.solve(tilted_wells(), t(1.0), t(1.0), meha.contrib.AdaptiveMEHA())
     assert solution.status is Status.CONVERGED
     assert float(solution.y) == pytest.approx(-1.0355787, abs=1e-3)
-    assert "2 different valleys, none below y" in solution.report["lower"]
+    assert "2 different basins, none below y" in solution.report["lower"]
 
 
 def search(lower, y, *, solved=True, **parts):
     """A search of the lower level around y."""
     problem = Problem(lambda x, y: (x * y).sum(), lower, **parts)
     first, second = Variable(t(1.0), "x"), Variable(y, "y")
-    levels = Levels(Oracle(problem, first, second), first, second)
-    return Search(levels, y, Pairs(20), 0.1, float(y.norm()) or 1.0, 0.0, solved=solved)
+    levels = FlatProblem(Oracle(problem, first, second), first, second)
+    return LowerMultistart(levels, y, LimitedMemory(20), 0.1, float(y.norm()) or 1.0, 0.0, solved=solved)
 
 
 def test_a_lower_point_is_a_proof():
-    """Of two valleys, y is in the higher one; from the lower one, nothing is found."""
+    """Of two basins, y is in the higher one; from the lower one, nothing is found."""
     lower = lambda x, y: ((y.square() - 1).square() + 0.3 * x * y).sum()  # noqa: E731
     roots = sorted(np.roots([4, 0, -4, 0.3]).real)
     values = [(root**2 - 1) ** 2 + 0.3 * root for root in roots]
@@ -179,15 +179,15 @@ def test_a_convex_lower_level_takes_few_gradients():
     assert bowl.levels.oracle.counts.lower < 400
 
 
-def test_flat_valleys_count_once():
+def test_flat_basins_count_once():
     """All points of a plane, and all of a circle, are solutions."""
     plane = search(lambda x, y: (y.sum() - x.sum()).square(), t(0.5, 0.5, 0.0)).run([], 1000)
     circle = search(lambda x, y: (y.square().sum() - x.sum()).square(), t(0.6, 0.8)).run([], 1000)
     assert (plane.values, plane.excess) == (circle.values, circle.excess) == (1, 0.0)
 
 
-def test_coordinates_of_valleys_are_exchanged():
-    """Of 2^12 valleys, one is the lowest: each coordinate must be on its own side."""
+def test_coordinates_of_basins_are_exchanged():
+    """Of 2^12 basins, one is the lowest: each coordinate must be on its own side."""
     tilt = t(*(0.1 * (-1) ** (i // 2) for i in range(12)))
     wells = search(lambda x, y: ((y.square() - 1).square() + tilt * y * x).sum(), torch.ones(12, dtype=torch.float64))
     evidence = wells.run([], 3000)
@@ -208,7 +208,7 @@ def test_the_solution_of_least_norm():
     generator = torch.Generator().manual_seed(0)
     A, b = torch.randn(2, 5, generator=generator, dtype=torch.float64), t(1.0, -2.0)
     problem = Problem(upper=lambda y: y.square().sum(), lower=lambda y: (A @ y - b).square().sum())
-    for method, accuracy in ((None, 1e-6), (meha.AdaptiveMEHA(), 1e-3)):
+    for method, accuracy in ((None, 1e-6), (meha.contrib.AdaptiveMEHA(), 1e-3)):
         solution = meha.solve(problem, None, torch.ones(5, dtype=torch.float64), method)
         assert solution.status is Status.CONVERGED
         assert solution.x is None
@@ -232,7 +232,7 @@ def test_problems_without_x_are_checked_and_resumed(tmp_path):
     path = tmp_path / "run.pt"
     meha.solve(problem, None, t(1.0, 3.0), checkpoint=path, max_steps=5)
     assert torch.equal(meha.solve(problem, None, t(1.0, 3.0), checkpoint=path).y, whole.y)
-    run = Continuation().start(problem, None, t(1.0, 3.0))
+    run = Default().start(problem, None, t(1.0, 3.0))
     run.step()
     assert run.x is None
 
@@ -294,10 +294,10 @@ def test_an_upper_level_that_ignores_y():
 # Before a run
 
 
-def test_check_counts_valleys():
+def test_check_counts_basins():
     report = meha.check(tilted_wells(), t(1.0), t(-1.0))
-    assert report.valleys == 2
-    ((_, sentence),) = [finding for finding in report.findings if finding[0] == "valleys"]
-    assert "in 2 valleys, the lowest 0.6 below the next" in sentence
+    assert report.basins == 2
+    ((_, sentence),) = [finding for finding in report.findings if finding[0] == "basins"]
+    assert "in 2 basins, the lowest 0.6 below the next" in sentence
     bowl = meha.check(Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (y - x).square().sum()), t(1.0), t(-1.0))
-    assert bowl.valleys is None
+    assert bowl.basins is None

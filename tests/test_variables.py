@@ -5,9 +5,7 @@ import collections
 import pytest
 import torch
 
-from meha._leaves import norm
-from meha._structures import named_leaves, select
-from meha._variables import Variable
+from meha.tensors.variables import Variable, named_leaves, norm, select
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

@@ -8,8 +8,8 @@ import torch
 
 import meha
 from meha import Status, Verdict, methods
-from meha._variables import Variable
-from meha.problem import Problem
+from meha.problem.problem import Problem
+from meha.tensors.variables import Variable
 
 MOMENT = {"alpha": 0.1, "beta": 0.1, "eta": 0.1, "gamma": 1.0, "c": 1.0}
 ZERO = torch.zeros(1, dtype=torch.float64)
@@ -34,15 +34,15 @@ def infinite():
 
 
 ENDS = {
-    "converged": lambda: (meha.Continuation(), meha.problems.sine(1)),
-    "converged, second order": lambda: (meha.Continuation(), meha.problems.strong_convex(3)),
-    "converged, continuation": lambda: (meha.Continuation(second_order=False), meha.problems.strong_convex(3)),
-    "converged, single loop": lambda: (meha.AdaptiveMEHA(), meha.problems.sine(1)),
+    "converged": lambda: (meha.Default(), meha.problems.sine(1)),
+    "converged, second order": lambda: (meha.Default(), meha.problems.strong_convex(3)),
+    "converged, continuation": lambda: (meha.Default(second_order=False), meha.problems.strong_convex(3)),
+    "converged, single loop": lambda: (meha.contrib.AdaptiveMEHA(), meha.problems.sine(1)),
     "finished": lambda: (meha.GridSearch(space=meha.Uniform(0.0, 1.0), points=3), meha.problems.lasso(n=2)),
-    "finished by a limit": lambda: (meha.Continuation(max_gradients=30), meha.problems.sine(1)),
-    "optimum at infinity": lambda: (meha.Continuation(), infinite()),
+    "finished by a limit": lambda: (meha.Default(max_gradients=30), meha.problems.sine(1)),
+    "optimum at infinity": lambda: (meha.Default(), infinite()),
     "diverged": lambda: (
-        meha.Continuation(),
+        meha.Default(),
         Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: -(y - x - 1).square().sum()),
     ),
     "broke down": lambda: (
@@ -82,7 +82,7 @@ def test_solve_ends_as_the_loop_does(end):
     assert solution.converged == (verdict.status is Status.CONVERGED)
 
 
-@pytest.mark.parametrize("method", [None, meha.AdaptiveMEHA()], ids=["default", "AdaptiveMEHA"])
+@pytest.mark.parametrize("method", [None, meha.contrib.AdaptiveMEHA()], ids=["default", "AdaptiveMEHA"])
 @pytest.mark.parametrize(
     "problem",
     [infinite(), Problem(lambda x, y: (-y).exp().sum(), lambda x, y: (y - x).square().sum())],
@@ -172,7 +172,7 @@ def test_one_function_decides_the_default():
     network = torch.nn.Linear(1, 1)
     on_network = Problem(lambda x, y: (y(x) - 1).square().sum(), lambda x, y: (y(x) + 1).square().sum())
     for problem, x, y, batches, expected in (
-        (toy, toy.x0, toy.y0, None, meha.Continuation),
+        (toy, toy.x0, toy.y0, None, meha.Default),
         (toy, toy.x0, toy.y0, [1], meha.StochasticMEHA),
         (noisy, ZERO, ZERO, [ZERO], meha.StochasticMEHA),
         (on_network, torch.ones(1), network, None, meha.StochasticMEHA),
@@ -183,7 +183,7 @@ def test_one_function_decides_the_default():
     assert type(solution.method) is meha.StochasticMEHA
     batch = torch.zeros(1, dtype=torch.float64)
     assert meha.check(noisy, ZERO, ZERO, batch=batch).method == "StochasticMEHA"
-    assert meha.check(toy, toy.x0, toy.y0).method == "Continuation"
+    assert meha.check(toy, toy.x0, toy.y0).method == "Default"
 
 
 class StopsAfter:
@@ -247,10 +247,10 @@ def test_observers_can_be_used_again():
 
 
 def test_the_answer_so_far_is_what_the_run_holds():
-    """While the second run of Continuation goes on, x and y are the result of the first."""
+    """While the second run of Default goes on, x and y are the result of the first."""
     problem = meha.problems.sine(10)
-    run = meha.Continuation().start(problem, problem.x0, problem.y0)
-    first = meha.Continuation(both_starts=False).start(problem, problem.x0, problem.y0)
+    run = meha.Default().start(problem, problem.x0, problem.y0)
+    first = meha.Default(both_starts=False).start(problem, problem.x0, problem.y0)
     step_to_the_end(first)
     while run.k < first.k:
         run.step()

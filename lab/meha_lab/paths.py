@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BENCHMARKS", "DOCS", "RECORDS", "ROOT"]
+__all__ = ["DOCS", "RECORDS", "ROOT"]
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "lab" / "records"
-BENCHMARKS = RECORDS / "benchmarks"
 DOCS = ROOT / "docs"

@@ -17,8 +17,8 @@ from meha_lab.reproduce.experiments import paper
 from meha_lab.reproduce.experiments.nonsmooth import _label
 
 import meha
-from meha.diagnostics import prox_residual
-from meha.nonsmooth import L1, MCP
+from meha.analysis.diagnostics import prox_residual
+from meha.problem.nonsmooth import L1, MCP
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -173,7 +173,7 @@ def test_the_presets_are_the_values_of_the_paper(name):
 @pytest.mark.parametrize(("m", "groups"), [(600, 30), (1200, 300)])
 def test_the_data_of_the_group_lasso(m, groups):
     """Three blocks of 50 ones; the signal twice as long as the noise, over all 300 rows: from values of losses alone."""
-    problem = meha.problems(m)
+    problem = meha.problems.group_lasso(m)
     truth = torch.zeros(3, m // 3, dtype=torch.float64)
     truth[:, :50] = 1
     truth = truth.reshape(-1)

@@ -15,8 +15,8 @@ from meha_lab.reproduce.race import measure
 from meha_lab.reproduce.rows import run_rows
 from meha_lab.reproduce.runner import run
 from meha_lab.reproduce.solving import GOOD, RANGES, draw, judged, search
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 import meha
 from meha.problems import lasso, sine
@@ -124,7 +124,7 @@ def test_all_problems_and_variants_are_there_and_recorded():
 
 
 def test_the_group_lasso_is_judged_by_its_weights():
-    problem = meha.problems(30, 3)
+    problem = meha.problems.group_lasso(30, 3)
     good, bad = (judged(problem, torch.full_like(problem.x0, weight), problem.y0) for weight in (0.1, 1e6))
     assert good["error"] < bad["error"]
     assert bad["error"] == pytest.approx(float(problem.upper(problem.x0, 0 * problem.y0)), rel=1e-2)  # the lower solution is 0

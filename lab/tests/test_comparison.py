@@ -12,8 +12,8 @@ from meha_lab.reproduce.experiments.racing import error_at
 from meha_lab.reproduce.page import Table
 from meha_lab.reproduce.race import measure
 from meha_lab.reproduce.runner import run
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 import meha
 
@@ -59,7 +59,7 @@ def test_known_failures_use_the_whole_budget(row, problem):
 def test_every_method_has_a_row_and_eight_settings():
     methods = {contender.kind for contender in CONTENDERS.values() if contender.kind is not None}
     offered = {value for value in vars(meha).values() if isinstance(value, type) and issubclass(value, meha.Method)}
-    without = {meha.Continuation, meha.StochasticMEHA, meha.LVHBA, meha.BiCGAFFA}  # the row "automatic"; coupled problems
+    without = {meha.Default, meha.StochasticMEHA, meha.LVHBA, meha.BiCGAFFA}  # the row "automatic"; coupled problems
     assert methods == offered - {meha.Method} - without
     for row in METHODS:
         assert len({str(setting) for setting in CONTENDERS[row].settings()}) == SETTINGS, row

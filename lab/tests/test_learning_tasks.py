@@ -13,13 +13,13 @@ from meha_lab.reproduce.learning_tasks import TASKS, noisy_labels
 from meha_lab.reproduce.page import Table
 from meha_lab.reproduce.race import measure
 from meha_lab.reproduce.runner import run
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.task_runs import REFERENCES
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 from meha_lab.tools import learning_tasks as tool
 
 import meha
-from meha._variables import Variable
+from meha.tensors.variables import Variable
 
 QUICK = Options(quick=True)
 SMALL = [name for name, task in TASKS.items() if task.arguments.get("data", "generated") in ("digits", "generated")]

@@ -28,14 +28,14 @@ from meha_lab.reproduce.memory import peak
 from meha_lab.reproduce.page import Mark
 from meha_lab.reproduce.race import measure
 from meha_lab.reproduce.runner import run, time_left
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 import meha
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._variables import Variable
+from meha.lower.proximal_gradient import solve_lower
+from meha.problem.oracle import Oracle
 from meha.problems import group_lasso, lasso, sine, strong_convex
+from meha.tensors.variables import Variable
 
 SHIPPED = Tuning.shipped()
 MEHA = CONTENDERS["MEHA"]
@@ -127,7 +127,7 @@ def to_the_end(method, problem):
 
 
 @pytest.mark.parametrize("case", [dataclasses.replace(STRONG_CONVEX, arguments=(("n", 3),)), SINE[1]], ids=lambda c: c.name)
-@pytest.mark.parametrize(("name", "method"), [("AdaptiveMEHA", meha.AdaptiveMEHA()), ("automatic", meha.Continuation())])
+@pytest.mark.parametrize(("name", "method"), [("AdaptiveMEHA", meha.contrib.AdaptiveMEHA()), ("automatic", meha.Default())])
 def test_an_automatic_run_goes_on_to_its_own_end_and_knows_no_constants(case, name, method):
     record = race(case, CONTENDERS[name], {}, seed=2)
     run, found = to_the_end(method, dataclasses.replace(case.problem(2), constants=None))
@@ -250,8 +250,8 @@ def test_memory_of_an_automatic_method_is_that_of_its_whole_run():
     case = dataclasses.replace(STRONG_CONVEX, arguments=(("n", 1000),))
     record = measure(Cell("memory", case, CONTENDERS["automatic"], {}, 0))
     problem = strong_convex(1000)
-    assert record["peak"] == pytest.approx(peak(lambda: to_the_end(meha.Continuation(), problem)), rel=0.02)
-    run = meha.Continuation().start(problem, problem.x0, problem.y0)
+    assert record["peak"] == pytest.approx(peak(lambda: to_the_end(meha.Default(), problem)), rel=0.02)
+    run = meha.Default().start(problem, problem.x0, problem.y0)
     assert peak(lambda: [run.step() for _ in range(3)]) < record["peak"]
 
 
@@ -422,7 +422,7 @@ def test_rates(tiny):
     assert set(record["curve"]) >= {"theta", "residual", "gap", "hypergradient"}
     assert all(claim.answer == "open" for claim in claims)  # twelve steps say nothing
     assert "Theorem 2" in text
-    for name, method in (("AdaptiveMEHA", meha.AdaptiveMEHA()), ("automatic", meha.Continuation())):
+    for name, method in (("AdaptiveMEHA", meha.contrib.AdaptiveMEHA()), ("automatic", meha.Default())):
         end = only(results.get("rates, strongly convex", name, "rates"))
         run, _ = to_the_end(method, strong_convex(100))
         assert (end["curve"]["K"], end["gradients"]) == ([run.k], run.counts.upper + run.counts.lower)
@@ -627,7 +627,7 @@ def meha_reproduce(*arguments, **options):
 
 ENDING = """
 import os, signal, sys
-from meha_lab.reproduce.store import Store
+from meha_lab.store import Store
 put, left = Store.put, [{count}]
 def ending(self, cell, record):
     put(self, cell, record)

@@ -16,8 +16,8 @@ from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records, paper
 from meha_lab.reproduce.experiments import architecture_search as experiment
 from meha_lab.reproduce.page import Details, Picture, Table
 from meha_lab.reproduce.race import measure
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 from meha_lab.tasks.architecture_search import (
     Genotype,
     SearchSpace,

@@ -23,8 +23,8 @@ from meha_lab.reproduce.experiments.learning import (
 )
 from meha_lab.reproduce.page import Table
 from meha_lab.reproduce.race import measure
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 from meha_lab.tasks import few_shot, hyper_cleaning
 
 import meha

@@ -10,10 +10,10 @@ import torch
 from meha_lab.reproduce.rates import FLOOR, TRIALS, Rate, measure, predicted, slope
 
 from meha import Status, Verdict
-from meha.diagnostics import merit
+from meha.analysis.diagnostics import merit
 from meha.methods import MEHA
+from meha.problem.schedules import evaluate
 from meha.problems import lasso, strong_convex
-from meha.schedules import evaluate
 
 CELLS = [(name, p) for name, trial in TRIALS.items() for p in trial.powers]
 

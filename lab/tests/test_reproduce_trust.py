@@ -11,8 +11,8 @@ from meha_lab.reproduce.experiments.trust import METHODS, problem_of
 from meha_lab.reproduce.page import Table
 from meha_lab.reproduce.race import measure
 from meha_lab.reproduce.runner import run
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 import meha
 
@@ -86,7 +86,7 @@ def test_starts_are_the_given_one_and_random_ones_that_all_methods_share(monkeyp
     for cell in cells():
         if cell.case.name == "pitchfork":
             measure(cell)
-    default, adaptive = (torch.stack([x for name, x, _ in seen if name == kind]) for kind in ("Continuation", "AdaptiveMEHA"))
+    default, adaptive = (torch.stack([x for name, x, _ in seen if name == kind]) for kind in ("Default", "AdaptiveMEHA"))
     assert len(default) == 10
     assert torch.equal(default[:3], adaptive)
     assert torch.equal(default[0], problem_of("pitchfork").x0)

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from meha._checks import RefusalError
-from meha._files import write_atomically
 from meha.cleaning.memory import check_memory, check_outputs, printable
 from meha.cleaning.network import CleaningWarning
 from meha.cleaning.network import clean as clean_examples
+from meha.running.loggers import write_atomically
+from meha.tensors.checks import RefusalError
 
 __all__ = ["clean_file"]
 

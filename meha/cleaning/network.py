@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from meha._solving import solve, uninterrupted
-from meha._verdicts import Status
+from meha.method.status import Status
 from meha.methods import MEHA
-from meha.observers import Recorder
-from meha.problem import Problem
+from meha.problem.problem import Problem
+from meha.running.observers import Recorder
+from meha.running.solve import solve, uninterrupted
 
 __all__ = ["Cleaning", "CleaningWarning", "as_images", "check_features", "check_labels", "check_trusted", "clean"]
 

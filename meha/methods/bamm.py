@@ -7,19 +7,18 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from meha._checks import check_tolerance
-from meha._leaves import add_, inner, subtract
-from meha._oracle import Oracle, Term
-from meha._running import At, Numbers
-from meha._variables import Variable
-from meha.methods._base import Method, State
-from meha.methods._moves import check_step, move
-from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import complete, hypergradient_steps
-from meha.schedules import InversePower, Schedule, fraction
-from meha.theory import Constants
+from meha.analysis.theory import Constants
+from meha.method.method import At, Method, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.frames import check_step, move
+from meha.methods.parameters import complete, hypergradient_steps
+from meha.problem.oracle import Oracle, Term
+from meha.problem.schedules import InversePower, Schedule, fraction
+from meha.tensors.checks import check_tolerance
+from meha.tensors.variables import Variable, add_, inner, subtract
 
 __all__ = ["BAMM", "BAMMState"]
+
 
 FALLING = InversePower(0.9, power=0.1)
 

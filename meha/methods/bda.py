@@ -7,16 +7,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from meha._oracle import Oracle, Term
-from meha._running import At
-from meha._variables import Variable
-from meha.methods._inner import Objective
-from meha.methods._moves import check_step
-from meha.methods._parameters import hypergradient_steps
+from meha.analysis.theory import Constants
+from meha.method.method import At
+from meha.methods.frames import Objective, check_step
+from meha.methods.parameters import hypergradient_steps
 from meha.methods.rhg import RHG
-from meha.responses import Response
-from meha.schedules import InversePower, Schedule, fraction
-from meha.theory import Constants
+from meha.problem.oracle import Oracle, Term
+from meha.problem.responses import Response
+from meha.problem.schedules import InversePower, Schedule, fraction
+from meha.tensors.variables import Variable
 
 __all__ = ["BDA"]
 

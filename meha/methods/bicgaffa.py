@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from meha._leaves import copy_
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha._variables import Variable
-from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
-from meha.problem import Problem
+from meha.method.method import At, Numbers
+from meha.methods.lagrangian import Lagrangian, LagrangianMethod, LagrangianState
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.tensors.variables import Variable, copy_
 
 __all__ = ["BiCGAFFA"]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from meha._checks import check_positive
-from meha._leaves import copy_, inner
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
+from meha.method.method import At, Numbers
+from meha.methods.frames import PenaltyMethod, PenaltyState, gap_terms
+from meha.problem.oracle import Oracle
+from meha.tensors.checks import check_positive
+from meha.tensors.variables import copy_, inner
 
 __all__ = ["BOME"]
+
 
 TINY = 1e-8
 
@@ -29,9 +30,9 @@ class BOME(PenaltyMethod):
     Args:
         u: the rate at which the gap is to fall.
         control: ``"norm"`` for u ||grad q||^2, ``"gap"`` for u q.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
-    The paper allows non-convex lower levels. On :func:`meha.problems.sine` it ends in the valley nearest to the start.
+    The paper allows non-convex lower levels. On :func:`meha.problems.sine` it ends in the basin nearest to the start.
 
     >>> import meha
     >>> problem = meha.problems.merely_convex(n=1)

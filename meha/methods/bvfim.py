@@ -8,16 +8,16 @@ from typing import Literal
 
 import torch
 
-from meha._checks import check_count, check_positive, check_tolerance
-from meha._leaves import add_, copy_, inner
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha.methods._inner import descend
-from meha.methods._parameters import hypergradient_steps
-from meha.methods._penalty import PenaltyMethod, PenaltyState, gap_terms
-from meha.theory import Constants
+from meha.analysis.theory import Constants
+from meha.method.method import At, Numbers
+from meha.methods.frames import PenaltyMethod, PenaltyState, descend, gap_terms
+from meha.methods.parameters import hypergradient_steps
+from meha.problem.oracle import Oracle
+from meha.tensors.checks import check_count, check_positive, check_tolerance
+from meha.tensors.variables import add_, copy_, inner
 
 __all__ = ["BVFIM"]
+
 
 SHORTEST = 2.0**-40
 """The part of beta below which a step of y is given up; y is then stationary up to rounding."""
@@ -56,16 +56,16 @@ class BVFIM(PenaltyMethod):
         power, floor: how fast they fall, and to which part of their first values.
         upper_steps: T_y, the steps on y.
         beta: the longest step of y; there is no ``y_optimizer``, because the search decides about lengths.
-        alpha, eta, inner_steps, x_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
+        alpha, eta, inner_steps, x_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
     The numbers of a step are those of the x-direction, at the old x and the new y, with ``slack`` and w as ``c``.
 
     What we find: the papers claim convergence without convexity of f, with code that never enforces the constraint. With the
     true barriers, :func:`meha.problems.sine` is solved from its start for n = 1 and 10, if
 
-    - m2 exceeds the range of f, here 2 n, until x has settled, and tau is not larger than m2: then F chooses the valley. With
-      m2 <= n, as by default, all 36 runs of barriers that we tried ended in another valley;
-    - z starts at y in every step, as here. A z that goes on from where it was stays in its own valley, and takes y there as
+    - m2 exceeds the range of f, here 2 n, until x has settled, and tau is not larger than m2: then F chooses the basin. With
+      m2 <= n, as by default, all 36 runs of barriers that we tried ended in another basin;
+    - z starts at y in every step, as here. A z that goes on from where it was stays in its own basin, and takes y there as
       soon as a step of x makes y infeasible.
 
     As f(x, y) stays about m2 above its minimum, the error of x is of the order of sqrt(m2), and ends near 1e-3 (5e-3 for the

@@ -7,17 +7,15 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 
-from meha._checks import check_positive
-from meha._leaves import Leaves, add_, copy_, norm
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha._variables import Variable
-from meha.methods._base import Method, State
-from meha.methods._moves import check_step, move
-from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import complete, hypergradient_steps
-from meha.schedules import Schedule
-from meha.theory import Constants
+from meha.analysis.theory import Constants
+from meha.method.method import At, Method, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.frames import check_step, move
+from meha.methods.parameters import complete, hypergradient_steps
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Schedule
+from meha.tensors.checks import check_positive
+from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
 
 __all__ = ["DARTS", "DARTSState"]
 

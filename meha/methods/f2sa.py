@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha._variables import Variable
-from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.responses import Response, Trained
-from meha.schedules import Power, Schedule, check_schedule
+from meha.method.method import At, Numbers
+from meha.methods.frames import PenaltyMethod, PenaltyState, at_most_one, gap_terms
+from meha.problem.oracle import Oracle
+from meha.problem.responses import Response, Trained
+from meha.problem.schedules import Power, Schedule, check_schedule
+from meha.tensors.variables import Variable
 
 __all__ = ["F2SA"]
+
 
 GROWING = Power(1.0, p=1 / 3)
 
@@ -32,7 +33,7 @@ class F2SA(PenaltyMethod):
     Args:
         c: the weight of the lower level, a number or a function of k; (k+1)^(1/3) by default, the paper's choice without noise.
         warm_start: whether y and z go on from where they were, or begin at y0 in every step.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
     It follows :class:`~meha.responses.Trained`: y and z then begin afresh, and T and, if they are left out, beta and eta are
     those of the response. F draws y away from the response by T beta / c, so give a large constant c, and an alpha of that

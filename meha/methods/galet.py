@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from meha._checks import check_count
-from meha._leaves import Leaves, add_, subtract
-from meha._linear import Operator
-from meha._running import At
-from meha.methods._moves import check_step
+from meha.analysis.theory import Constants
+from meha.method.method import At
+from meha.methods.frames import check_step
 from meha.methods.implicit import ImplicitMethod
-from meha.schedules import Schedule
-from meha.theory import Constants
+from meha.numerics.linear_systems import Operator
+from meha.problem.schedules import Schedule
+from meha.tensors.checks import check_count
+from meha.tensors.variables import Leaves, add_, subtract
 
 __all__ = ["GALET"]
 
@@ -34,7 +34,7 @@ class GALET(ImplicitMethod):
     Args:
         terms: steps on v.
         eta: their size, below 2 / ||f_yy||^2.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.frames.HypergradientMethod`.
 
     Its theory leaves the choice among several lower solutions to the start: on :func:`meha.problems.merely_convex` the
     second half of y never moves, and x ends near 1/2 instead of 1.

@@ -7,16 +7,13 @@ from typing import Any, Self
 
 import torch
 
-from meha._leaves import Leaves, copy_
-from meha._oracle import Oracle
-from meha._running import At
-from meha._variables import Variable
-from meha.methods._hypergradient import HypergradientMethod, HypergradientState
-from meha.methods._inner import descend, reverse, unroll
-from meha.methods._moves import check_step, move
-from meha.methods._parameters import SAFETY, complete
-from meha.schedules import Schedule
-from meha.theory import Constants
+from meha.analysis.theory import Constants
+from meha.method.method import At
+from meha.methods.frames import HypergradientMethod, HypergradientState, check_step, descend, move, reverse, unroll
+from meha.methods.parameters import SAFETY, complete
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Schedule
+from meha.tensors.variables import Leaves, Variable, copy_
 
 __all__ = ["IAPTT", "IAPTTState"]
 
@@ -45,11 +42,11 @@ class IAPTT(HypergradientMethod):
     Args:
         eta: the step of z; when left out it is alpha or, where that is left out too, chosen from the curvature of F in y.
         keep_graph: as in :class:`~meha.RHG`.
-        alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`; ``warm_start`` has
+        alpha, beta, inner_steps, x_optimizer: see :class:`~meha.methods.frames.HypergradientMethod`; ``warm_start`` has
             no meaning here, because z decides where the steps start.
 
     The paper claims convergence for non-convex lower levels; a fixed T leaves a bias, as below (the solution is 2.356). On
-    :func:`meha.problems.sine` from its start we find the right valley for n = 1 with some settings; with longer inner loops it
+    :func:`meha.problems.sine` from its start we find the right basin for n = 1 with some settings; with longer inner loops it
     ends in another one, and for n = 10 no setting that we tried came within 5 %.
 
     >>> import meha

@@ -6,18 +6,15 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from meha._checks import check_count, check_tolerance
-from meha._leaves import Leaves, subtract
-from meha._linear import Operator, conjugate_gradients, neumann_series
-from meha._oracle import Oracle
-from meha._running import At
-from meha._variables import Variable
-from meha.methods._hypergradient import HypergradientMethod, HypergradientState
-from meha.methods._inner import descend
-from meha.methods._moves import check_step
-from meha.problem import Problem
-from meha.responses import Nearest, Response
-from meha.schedules import Schedule
+from meha.method.method import At
+from meha.methods.frames import HypergradientMethod, HypergradientState, check_step, descend
+from meha.numerics.linear_systems import Operator, conjugate_gradients, neumann_series
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.problem.responses import Nearest, Response
+from meha.problem.schedules import Schedule
+from meha.tensors.checks import check_count, check_tolerance
+from meha.tensors.variables import Leaves, Variable, subtract
 
 __all__ = ["CG", "NS", "ImplicitMethod"]
 
@@ -55,7 +52,7 @@ class CG(ImplicitMethod):
     Args:
         cg_steps: K.
         damping: added to the Hessian; with networks, whose Hessians are indefinite, it must exceed the most negative curvature.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.frames.HypergradientMethod`.
 
     It follows :class:`~meha.responses.Nearest`, whose proximal term makes the Hessian of a flat lower level definite; y must
     come close to the response in T steps, so warm starts and many steps help.
@@ -105,7 +102,7 @@ class NS(ImplicitMethod):
     Args:
         terms: K.
         eta: the step of the series, beta by default.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.frames.HypergradientMethod`.
 
     On :func:`meha.problems.merely_convex` the series grows without bound in the flat directions, which happen not to matter
     for x there; x ends near 1/2 instead of 1.

@@ -7,16 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from meha._coupling import Coupling
-from meha._leaves import copy_
-from meha._oracle import Oracle
-from meha._quadratic import solve_program
-from meha._running import At, Numbers
-from meha._variables import Variable
-from meha.methods._lagrangian import Lagrangian, LagrangianMethod, LagrangianState
-from meha.methods.constrained.programs import Relaxed
-from meha.methods.constrained.sqp import minimise
-from meha.schedules import Schedule
+from meha.lower.constrained import RelaxedProgram
+from meha.method.method import At, Numbers
+from meha.methods.lagrangian import Lagrangian, LagrangianMethod, LagrangianState
+from meha.numerics.quadratic_program import solve_program
+from meha.numerics.sqp import minimise_sqp
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Schedule
+from meha.reduce.nonlinear_program import NonlinearProgram
+from meha.tensors.variables import Variable, copy_
 
 __all__ = ["LVHBA"]
 
@@ -26,7 +25,7 @@ class LVHBAState(LagrangianState):
     """x, y, the saddle point (theta, lam) of the proximal Lagrangian, and its centre z."""
 
     lam: Variable
-    coupling: Coupling
+    coupling: NonlinearProgram
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class LVHBA(LagrangianMethod):
             lam=Variable(zero, "lambda"),
             z=Variable(zero, "z"),
             lagrangian=lagrangian,
-            coupling=Coupling(oracle, x, y),
+            coupling=NonlinearProgram(oracle, x, y),
         )
         self._project(state)
         copy_(state.theta.leaves, y.leaves)
@@ -117,12 +116,12 @@ class LVHBA(LagrangianMethod):
         """Put the nearest point of C into (x, y)."""
         coupling = state.coupling
         target = coupling.read()
-        program = Relaxed(coupling, target)
+        program = RelaxedProgram(coupling, target)
         if coupling.linear[2:].all():
             _, e, h = program.values(target)
             _, J, A = program.jacobians(target)
             nearest = target + solve_program(np.eye(len(target)), np.zeros(len(target)), A, -h, J, -e, h > 0).z
         else:
-            nearest = minimise(program, target).w
+            nearest = minimise_sqp(program, target).w
         if np.isfinite(nearest).all():
             coupling.write(nearest)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from meha._checks import check_count, check_positive, check_switch, check_tolerance
-from meha._leaves import Leaves, add_difference_, distance, norm, subtract
-from meha._oracle import Oracle
-from meha._running import At, Numbers, Run
-from meha._variables import Variable
-from meha.methods._base import Method, State
-from meha.methods._moves import check_step, move
-from meha.methods._optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods._parameters import advise, complete_meha
-from meha.problem import Problem
-from meha.schedules import Power, Schedule, check_schedule, evaluate
-from meha.theory import Constants, check, step_bounds, warn
+from meha.analysis.theory import Constants, check, estimate, step_bounds, warn
+from meha.method.method import At, Method, Numbers, Run, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.frames import check_step, move
+from meha.methods.parameters import GROWTH, OPTIMIZERS, complete, first_penalty, parameters
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.problem.schedules import Power, Schedule, check_schedule, evaluate
+from meha.tensors.checks import check_count, check_positive, check_switch, check_tolerance
+from meha.tensors.variables import Leaves, Variable, add_difference_, distance, norm, subtract
 
-__all__ = ["MEHA", "MEHAState"]
+__all__ = ["MEHA", "MEHAState", "complete_meha"]
 
 
 @dataclass
@@ -90,7 +90,7 @@ class MEHA(Method):
 
     Numbers that are left out are chosen once, at the start, from the constants of the problem; where these are not stated with
     the problem, they are estimated first, and these gradients count. For numbers that adapt as the run goes on there are
-    :class:`~meha.AdaptiveMEHA` and, with batches or modules, :class:`~meha.StochasticMEHA`.
+    :class:`~meha.contrib.AdaptiveMEHA` and, with batches or modules, :class:`~meha.StochasticMEHA`.
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
     (f+g)(x, y) - (f+g)(x, theta) - ||theta - y||^2 / (2 gamma) with the new theta, a lower bound of the gap
@@ -99,7 +99,7 @@ class MEHA(Method):
     x-direction; ``c`` the penalty.
 
     >>> import torch
-    >>> from meha.problem import Problem
+    >>> from meha.problem.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(), lambda x, y: (x + y - 2).sin().sum())
     >>> x0, y0 = torch.tensor([-6.0], dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=0.4, c=0.5, p=0.49).start(problem, x0, y0)
@@ -258,3 +258,33 @@ class MEHA(Method):
     def _move_y(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves) -> Tensor:
         add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / at.gamma)
         return move(state.y, gradient, at.beta, oracle.prox, state.x.value, state.y_optimizer)[1]
+
+
+def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[MEHA, Constants | None]:
+    """Fill in what was left out of MEHA."""
+    if method.p is None and not callable(method.c):
+        method = dataclasses.replace(method, p=GROWTH)
+
+    def choose(constants: Constants) -> dict[str, float]:
+        c = first_penalty(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
+        return parameters(constants, c, gamma=method.gamma)
+
+    return complete(method, ("gamma", "c", *OPTIMIZERS), choose, oracle, x, y, batch)
+
+
+def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+    """Which of the numbers of a failed run are too large for the problem's constants, and which would fit."""
+    try:
+        constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
+    except (RuntimeError, ValueError, ArithmeticError):  # the start lies at the edge of an objective's domain
+        return "Take smaller steps, or start further inside the domain of the objectives."
+    steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
+    given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
+    found = method.check_theory(constants)
+    if given.get("beta", 0.0) > given.get("eta", math.inf):
+        found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
+    fitting = parameters(constants, evaluate("c_k", method.c_k, 0), method.gamma if not found else None)
+    if all(step <= 1.01 * fitting[name] for name, step in given.items()):
+        return " ".join([*found, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
+    numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
+    return " ".join([*found, f"Try {numbers}, which fit the curvature near the start, or leave them out."])

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from meha._checks import check_count
-from meha._leaves import Leaves, copy_
-from meha._oracle import Oracle
-from meha._running import At
-from meha._variables import Variable
-from meha.methods._hypergradient import HypergradientMethod, HypergradientState
-from meha.methods._inner import Objective, descend, lower_objective, reverse, unroll
-from meha.responses import Nearest, Response, Trained
+from meha.method.method import At
+from meha.methods.frames import HypergradientMethod, HypergradientState, Objective, descend, lower_objective, reverse, unroll
+from meha.problem.oracle import Oracle
+from meha.problem.responses import Nearest, Response, Trained
+from meha.tensors.checks import check_count
+from meha.tensors.variables import Leaves, Variable, copy_
 
 __all__ = ["RHG"]
 
@@ -31,7 +29,7 @@ class RHG(HypergradientMethod):
     Args:
         terms: how many of the last steps are differentiated through; all by default.
         keep_graph: keep the graphs of all steps and take one backward pass through them, for y made of tensors.
-        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods._hypergradient.HypergradientMethod`.
+        alpha, beta, inner_steps, warm_start, x_optimizer: see :class:`~meha.methods.frames.HypergradientMethod`.
 
     By default the sweep back recomputes derivatives at stored iterates, so that memory is that of T + 1 copies of y and one
     graph, and f must give the same value twice: no dropout. It takes longer than with ``keep_graph``: 1.5 times
@@ -43,7 +41,7 @@ class RHG(HypergradientMethod):
 
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On
-    :func:`meha.problems.sine` it ends in the valley nearest to the start.
+    :func:`meha.problems.sine` it ends in the basin nearest to the start.
 
     >>> import meha
     >>> problem = meha.problems.strong_convex(n=2)
@@ -78,11 +76,11 @@ class RHG(HypergradientMethod):
             iterates = unroll(oracle, x, y, range(first, self.inner_steps), step, batch, objective)
             upper, (h, q) = oracle.pull_back(oracle.upper, x, iterates, batch)
             copy_(y.leaves, iterates[-1].leaves)
-            return {"upper": upper}, _add(h, oracle.selection.pull_back(x, q))
+            return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))
         descend(oracle, x, y, self.inner_steps, step, batch, objective, trace)
         (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
-        return {"upper": upper}, _add(h, oracle.selection.pull_back(x, q))
+        return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))
 
     def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
         """The objective of the inner steps, and their size."""

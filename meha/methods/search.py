@@ -1,33 +1,84 @@
-"""Search: candidates for x from a grid, at random or by TPE, each judged by F at a solution of its lower level."""
+"""Intervals of parameters, for searches."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meha._checks import check_count, check_tolerance
-from meha._leaves import copy_
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha._structures import select
-from meha._torch import BREAKDOWNS
-from meha._variables import Variable
-from meha._verdicts import Status, Verdict
-from meha.methods._base import Method, State
-from meha.methods._intervals import Interval, LogUniform
-from meha.methods._semismooth import QuadraticLower
-from meha.problem import Problem
+from meha.lower.proximal_gradient import solve_lower
+from meha.lower.semismooth import QuadraticLower
+from meha.method.method import At, Method, Numbers, State
+from meha.method.status import Status, Verdict
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.tensors.checks import check_count, check_tolerance
+from meha.tensors.torch_private import BREAKDOWNS
+from meha.tensors.variables import Variable, copy_, select
 
-__all__ = ["TPE", "GridSearch", "RandomSearch", "Search", "SearchState"]
+__all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
+
+
+@dataclass(frozen=True)
+class Interval(ABC):
+    """Values that a parameter may take, from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        ends: tuple[Any, Any] = (self.low, self.high)
+        if not all(isinstance(end, Real) and math.isfinite(end) for end in ends):
+            raise ValueError(f"{name}: low and high must be finite numbers, got {self.low!r} and {self.high!r}.")
+        if not self.low < self.high:
+            raise ValueError(f"{name}: low must be less than high, got {self.low!r} and {self.high!r}.")
+
+    def at(self, share: Tensor) -> Tensor:
+        """Values at these shares of the way from low (0) to high (1)."""
+        return self._between(share).clamp(self.low, self.high)
+
+    @abstractmethod
+    def _between(self, share: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Uniform(Interval):
+    """Interval [low, high] with uniform values.
+
+    >>> import torch
+    >>> Uniform(1.0, 3.0).at(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([1., 2., 3.])
+    """
+
+    def _between(self, share: Tensor) -> Tensor:
+        return self.low + share * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class LogUniform(Interval):
+    """Interval [low, high], 0 < low, with uniform logarithms: all orders of magnitude count alike.
+
+    >>> import torch
+    >>> LogUniform(0.01, 1.0).at(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([0.0100, 0.1000, 1.0000])
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.low > 0:
+            raise ValueError(f"LogUniform: low must be positive, got {self.low!r}; use Uniform for an interval with zero.")
+
+    def _between(self, share: Tensor) -> Tensor:
+        return self.low * (self.high / self.low) ** share
+
 
 LIMIT = 100_000
 """Largest number of points of a grid: each costs a lower-level solve."""
@@ -101,7 +152,7 @@ class Search(Method):
             few parameters stand for many coordinates.
         warm_start: whether a lower solve begins at the previous solution, or always at y0.
         inner_steps: upper bound on the FISTA steps per candidate.
-        lower_tol: relative accuracy of the lower solve, as in :func:`meha._lower.solve_lower`.
+        lower_tol: relative accuracy of the lower solve, as in :func:`meha.lower.proximal_gradient.solve_lower`.
         quadratic: whether f is a convex quadratic function of y alone, and g a :class:`meha.nonsmooth.GroupL2`. f is then read
             once, by products with its Hessian, and ``inner_steps`` are semismooth Newton steps, of which some thirty do what
             takes FISTA thousands; they count no gradients.
@@ -248,7 +299,7 @@ class GridSearch(Search):
     A grid of more than 100,000 points is refused.
 
     >>> import meha
-    >>> problem = meha.problems(60, groups=6, design="orthogonal")
+    >>> problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     >>> shared = GridSearch(space={"weight": LogUniform(0.01, 1.0)}, to_x=lambda p: p["weight"] * torch.ones(6), points=5)
     >>> solution = meha.solve(problem, problem.x0, problem.y0, shared)
     >>> solution.x, solution.message

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha.methods._penalty import PenaltyMethod, PenaltyState, at_most_one, gap_terms
-from meha.schedules import Ramp, Schedule, check_schedule
+from meha.method.method import At, Numbers
+from meha.methods.frames import PenaltyMethod, PenaltyState, at_most_one, gap_terms
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Ramp, Schedule, check_schedule
 
 __all__ = ["VPBGD"]
+
 
 GROWING = Ramp(0.0, 10.0, steps=1000)
 
@@ -28,11 +29,11 @@ class VPBGD(PenaltyMethod):
 
     Args:
         c: the weight of the gap, a number or a function of k; by default a line from 0 to 10 over 1000 steps. The error of the
-            answer is of the order of 1/c at the end; a long phase with a small weight lets F choose the valley of f.
-        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods._penalty.PenaltyMethod`.
+            answer is of the order of 1/c at the end; a long phase with a small weight lets F choose the basin of f.
+        alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
     >>> import meha
-    >>> from meha.schedules import Ramp
+    >>> from meha.problem.schedules import Ramp
     >>> problem = meha.problems.sine(n=1)
     >>> method = VPBGD(alpha=0.1, beta=0.1, eta=0.5, inner_steps=5, c=Ramp(0.0, 20.0, steps=1000))
     >>> run = method.start(problem, problem.x0, problem.y0)

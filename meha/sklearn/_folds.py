@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
-from meha._checks import check_count
+from meha.tensors.checks import check_count
 
 __all__ = ["check_folds", "dealt", "together", "ways"]
 

@@ -1,7 +1,8 @@
-"""Linear models whose penalties are learned by cross-validation."""
+"""Figures of learned weights and of the course of a search."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -13,13 +14,55 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from meha._cross_validation import FAMILIES, Candidate, Family, Layout, Search, choose, layout_of
-from meha.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
+from meha.problem.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
 from meha.sklearn._base import Estimator, sample_weights
 from meha.sklearn._folds import check_folds, ways
-from meha.sklearn._plots import plot_course, plot_penalties
+from meha.sklearn._models import FAMILIES, Family
+from meha.sklearn._search import Candidate, Layout, WeightSearch, choose, layout_of
 
-__all__ = ["PenalizedClassifier", "PenalizedRegressor"]
+__all__ = ["PenalizedClassifier", "PenalizedRegressor", "plot_course", "plot_penalties"]
+
+
+NAMED = 40
+"""Features up to which each gets its name."""
+
+
+def plot_penalties(penalties: NDArray[Any], names: NDArray[Any] | None, ax: Any) -> Any:
+    """Draw the weight of each feature on a logarithmic scale."""
+    ax = _axes(ax)
+    ax.semilogy(np.arange(len(penalties)), penalties, "o")
+    if names is not None and len(names) <= NAMED:
+        ax.set_xticks(np.arange(len(names)), names, rotation=90)
+    ax.set(xlabel="feature", ylabel="weight of the penalty")
+    return ax
+
+
+def plot_course(paths: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[Any]], ax: Any) -> Any:
+    """Draw the error of the examples left out along the path of each candidate."""
+    ax = _axes(ax)
+    for (name, path), chosen in zip(paths.items(), results["chosen"], strict=True):
+        steps = np.arange(len(path))
+        ax.plot(
+            steps,
+            path[:, 1],
+            "-o" if chosen else "-",
+            label=name + (" (chosen)" if chosen else ""),
+            alpha=0.9 if chosen else 0.5,
+        )
+    ax.set(xlabel="point on the path, from large weights or strengths to small ones", ylabel="mean loss of examples left out")
+    ax.legend()
+    return ax
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError('Figures need matplotlib: pip install "meha[plot]".') from error
+    return pyplot.subplots()[1]
+
 
 Array = NDArray[Any]
 Weights = Literal["auto", "one", "group", "feature"]
@@ -125,7 +168,7 @@ class _Penalized(Estimator):
         groups = self._groups(features)
         families, kind = self._families(groups is not None), self._kind(groups is not None)
         layout = layout_of(features, outputs, kind, groups, self.fit_intercept)
-        search = Search(loss, layout, torch.from_numpy(folds), torch.from_numpy(weights))
+        search = WeightSearch(loss, layout, torch.from_numpy(folds), torch.from_numpy(weights))
         best, tried = choose(search, families, many=kind != "one")
         best = search.polished(best)
         self._record(best, tried, layout, features, outputs)

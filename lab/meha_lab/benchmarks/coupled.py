@@ -2,28 +2,32 @@
 
     python -m meha_lab.benchmarks.coupled [--every 1] [--steps 2000]
 
-Prints a table in Markdown and stores it with all runs in lab/records/benchmarks/coupled.json. The first-order methods have
-the best of two settings, by the error of F; a method that refuses a problem does not solve it.
+Prints a table in Markdown, from the records of lab/records/coupled.jsonl. The first-order methods have the best of two
+settings, by the error of F; a method that refuses a problem does not solve it.
 """
 
 import argparse
-import json
+import math
 import statistics
 import time
 
 import torch
-from meha_lab.paths import BENCHMARKS
+from meha_lab import pages
+from meha_lab.paths import RECORDS
 from meha_lab.problems import collection
 from meha_lab.problems.constrained.known import judge
+from meha_lab.store import Store
 
 import meha
-from meha.schedules import Power
+from meha.problem.schedules import Power
 
-PATH = BENCHMARKS / "coupled.json"
 STRICT = dict(tol=1e-3, violation=1e-6, gap=1e-5)
 LOOSE = dict(tol=5e-2, violation=1e-2, gap=5e-2)
 SETTINGS = [dict(step=0.01, c=1.0), dict(step=0.05, c=3.0)]
 """Step sizes of all variables, and the factor of the penalty c (k + 1)^0.3."""
+
+MEDIANS = {"gradients": ("gradients", ",.0f"), "Hessian-vector products": ("products", ",.0f"), "seconds": ("seconds", ".2g")}
+"""Columns: the field of a record, and how it is shown."""
 
 
 def methods(setting):
@@ -58,19 +62,19 @@ def measure(problem, method, steps):
     )
 
 
-def table(runs):
-    """The lines of a table in Markdown."""
-    lines = [
-        "| | solved to 1e-3 | within 5 % | refused | gradients, median | Hessian-vector products, median | seconds, median |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, part in runs.items():
-        taken = [run for run in part.values() if run["outcome"] != "refused"]
-        counts = [sum(run[key] for run in taken) for key in ("strict", "loose")]
-        middle = [statistics.median(run[key] for run in taken) for key in ("gradients", "products", "seconds")]
-        cells = [f"{count} of {len(part)}" for count in counts] + [str(len(part) - len(taken))]
-        lines.append(f"| `{name}` | {' | '.join(cells)} | {middle[0]:,.0f} | {middle[1]:,.0f} | {middle[2]:.2g} |")
-    return lines
+HEAD = ("", "solved to 1e-3", "within 5 %", "refused", *(f"{each}, median" for each in MEDIANS))
+
+
+def table(store):
+    """The runs with the same options as the last one, by method."""
+    rows, runs = [], store.records("coupled", alike="options")
+    for name in dict.fromkeys(run["method"] for run in runs):
+        part = [run for run in runs if run["method"] == name]
+        taken = [run for run in part if run["outcome"] != "refused"]
+        solved = [f"{sum(run[key] for run in taken)} of {len(part)}" for key in ("strict", "loose")]
+        middle = [f"{statistics.median(run[key] for run in taken):{form}}" for key, form in MEDIANS.values()]
+        rows.append([f"`{name}`", *solved, str(len(part) - len(taken)), *middle])
+    return pages.markdown(HEAD, rows)
 
 
 def main():
@@ -79,21 +83,21 @@ def main():
     parser.add_argument("--steps", type=int, default=2000, help="steps of the first-order methods")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    runs = {"default": {}, "LVHBA": {}, "BiCGAFFA": {}}
+    store = Store(RECORDS)
     for entry in collection(group="constrained")[:: options.every]:
         problem = entry.make()
-        runs["default"][entry.name] = measure(problem, None, options.steps)
+        runs = {"default": measure(problem, None, options.steps)}
         for setting in SETTINGS:
             for name, method in methods(setting).items():
                 found = measure(problem, method, options.steps) | {"setting": setting}
-                before = runs[name].get(entry.name)
-                if before is None or found.get("error", 9e9) < before.get("error", 9e9):
-                    runs[name][entry.name] = found
-        print(entry.name, {name: part[entry.name].get("error", "refused") for name, part in runs.items()}, flush=True)
-        lines = table(runs)
-        stored = {"every": options.every, "steps": options.steps, "table": lines, "runs": runs}
-        PATH.write_text(json.dumps(stored, indent=1) + "\n")
-    print("\n".join(lines))
+                if name not in runs or found.get("error", math.inf) < runs[name].get("error", math.inf):
+                    runs[name] = found
+        for name, run in runs.items():
+            store.add(
+                "coupled", f"{name}, {entry.name}", {"method": name, "problem": entry.name, **run, "options": vars(options)}
+            )
+        print(entry.name, {name: run.get("error", "refused") for name, run in runs.items()}, flush=True)
+    print("\n".join(table(store)))
 
 
 if __name__ == "__main__":

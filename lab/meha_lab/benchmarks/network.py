@@ -91,7 +91,9 @@ def build(name):
 
 
 def size(*values):
-    return sum(leaf.numel() * leaf.element_size() for value in values for leaf in meha._variables.named_leaves(value).values())
+    return sum(
+        leaf.numel() * leaf.element_size() for value in values for leaf in meha.tensors.variables.named_leaves(value).values()
+    )
 
 
 def memory(name):

@@ -19,7 +19,7 @@ F64 = torch.float64
 
 
 @dataclass
-class Case:
+class UserProblem:
     """A problem with its start, a hand-written solver that returns x and y, and other ways to solve it."""
 
     problem: meha.Problem
@@ -115,7 +115,7 @@ def _split(A: np.ndarray, b: np.ndarray, seed: int = 0, train: float = 0.5) -> l
     return [tensor(part) for part in (A[order[:cut]], b[order[:cut]], A[order[cut:]], b[order[cut:]])]
 
 
-def ridge(degree: int) -> Case:
+def ridge(degree: int) -> UserProblem:
     """Diabetes: one penalty for each feature."""
     from sklearn.datasets import load_diabetes
     from sklearn.preprocessing import PolynomialFeatures
@@ -134,10 +134,10 @@ def ridge(degree: int) -> Case:
     def response(x: Tensor) -> Tensor:
         return torch.linalg.solve(G + torch.diag(x.exp()), c)
 
-    return Case(problem, x0, torch.zeros(p, dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
+    return UserProblem(problem, x0, torch.zeros(p, dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
 
 
-def folds() -> Case:
+def folds() -> UserProblem:
     """Breast cancer: logistic regression, five folds, one penalty for each feature."""
     from sklearn.datasets import load_breast_cancer
 
@@ -157,10 +157,10 @@ def folds() -> Case:
         x_set=meha.sets.Box(*limits),
     )
     x0, y0 = torch.full((p,), -3.0, dtype=F64), torch.zeros(5, p, dtype=F64)
-    return Case(problem, x0, y0, lambda: dense_newton(problem, x0, y0, limits), limits)
+    return UserProblem(problem, x0, y0, lambda: dense_newton(problem, x0, y0, limits), limits)
 
 
-def kernel_ridge(data: str, widths: int) -> Case:
+def kernel_ridge(data: str, widths: int) -> UserProblem:
     """Kernel ridge regression with one width, or one for each feature."""
     from sklearn.datasets import load_diabetes, make_friedman1
 
@@ -186,10 +186,10 @@ def kernel_ridge(data: str, widths: int) -> Case:
     def response(x: Tensor) -> Tensor:
         return torch.linalg.solve(kernel(squares, x) + eye, b)
 
-    return Case(problem, x0, torch.zeros(len(A), dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
+    return UserProblem(problem, x0, torch.zeros(len(A), dtype=F64), lambda: closed_form(problem, response, x0, limits), limits)
 
 
-def digits(examples: int = 1000) -> Case:
+def digits(examples: int = 1000) -> UserProblem:
     """Digits: weights of training examples, three in ten with wrong labels, softmax regression."""
     from sklearn.datasets import load_digits
 
@@ -208,7 +208,7 @@ def digits(examples: int = 1000) -> Case:
         x_set=meha.sets.Box(-5.0, 5.0),
     )
     x0, y0 = torch.zeros(examples, dtype=F64), torch.zeros(64, 10, dtype=F64)
-    return Case(problem, x0, y0, lambda: dense_newton(problem, x0, y0, (-5.0, 5.0)), (-5.0, 5.0))
+    return UserProblem(problem, x0, y0, lambda: dense_newton(problem, x0, y0, (-5.0, 5.0)), (-5.0, 5.0))
 
 
 def sparse_data(n: int, p: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -220,7 +220,7 @@ def sparse_data(n: int, p: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, 
     return tensor(A[:n]), tensor(b[:n]), tensor(A[n:]), tensor(b[n:])
 
 
-def lasso(n: int, p: int, kind: str) -> Case:
+def lasso(n: int, p: int, kind: str) -> UserProblem:
     """Lasso with one weight or one for each feature, or elastic net with two."""
     A, b, A_val, b_val = sparse_data(n, p)
     training, validation = meha.losses.LeastSquares(A, b), meha.losses.LeastSquares(A_val, b_val)
@@ -238,7 +238,7 @@ def lasso(n: int, p: int, kind: str) -> Case:
         others["implicit forward"] = lambda: implicit_forward(*data, x0, limits)
     if size == 1:
         others["LassoCV"] = lambda: _lasso_cv(*data)
-    return Case(problem, x0, y0, lambda: _lasso_by_hand(*data, x0, limits, ridge if net else 0.0), limits, others)
+    return UserProblem(problem, x0, y0, lambda: _lasso_by_hand(*data, x0, limits, ridge if net else 0.0), limits, others)
 
 
 def _lasso_cv(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,7 +303,7 @@ def implicit_forward(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Ten
     return x, tensor(state["y"])
 
 
-def sparse_logistic(n: int = 1000, p: int = 10_000) -> Case:
+def sparse_logistic(n: int = 1000, p: int = 10_000) -> UserProblem:
     """Logistic regression with 10,000 features, 20 of 1,000 non-zero in each row, one penalty; by hand L-BFGS and CG."""
     rng = np.random.default_rng(0)
 
@@ -327,7 +327,7 @@ def sparse_logistic(n: int = 1000, p: int = 10_000) -> Case:
         x_set=meha.sets.Box(*limits),
     )
     x0, y0 = torch.tensor(-5.0, dtype=F64), torch.zeros(p, dtype=F64)
-    return Case(problem, x0, y0, lambda: lbfgs_and_cg(problem, x0, y0, limits), limits)
+    return UserProblem(problem, x0, y0, lambda: lbfgs_and_cg(problem, x0, y0, limits), limits)
 
 
 def lbfgs_and_cg(problem: meha.Problem, x0: Tensor, y0: Tensor, limits: Any) -> tuple[Tensor, Tensor]:
@@ -397,7 +397,7 @@ def _lasso_by_hand(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Tenso
     return x, tensor(state["y"])
 
 
-def group_lasso(n: int, p: int, group: int = 10) -> Case:
+def group_lasso(n: int, p: int, group: int = 10) -> UserProblem:
     """Group lasso with one weight for each group."""
     A, b, A_val, b_val = sparse_data(n, p, seed=1)
     training, validation = meha.losses.LeastSquares(A, b), meha.losses.LeastSquares(A_val, b_val)
@@ -411,7 +411,7 @@ def group_lasso(n: int, p: int, group: int = 10) -> Case:
         x_set=meha.sets.Box(*limits),
     )
     x0, y0 = torch.full((len(groups),), top - 1.5, dtype=F64), torch.zeros(p, dtype=F64)
-    return Case(problem, x0, y0, lambda: _groups_by_hand(A, b, A_val, b_val, x0, limits, group), limits)
+    return UserProblem(problem, x0, y0, lambda: _groups_by_hand(A, b, A_val, b_val, x0, limits, group), limits)
 
 
 def _groups_by_hand(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Tensor, limits: Any, size: int) -> Any:
@@ -461,7 +461,7 @@ def _groups_by_hand(A: Tensor, b: Tensor, A_val: Tensor, b_val: Tensor, x0: Tens
     return x, tensor(state["y"])
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES: dict[str, Callable[[], UserProblem]] = {
     "ridge, diabetes, 10 penalties": lambda: ridge(1),
     "ridge, diabetes, 65 penalties": lambda: ridge(2),
     "logistic, 5 folds, 30 penalties": folds,

@@ -22,7 +22,7 @@ from meha_lab.reproduce.memory import peak
 from torch import nn
 
 import meha
-from meha.observers import Recorder
+from meha.running.observers import Recorder
 
 MIB = 2**20
 
@@ -99,7 +99,7 @@ CASES = {
 
 def size(y):
     """Bytes of y."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in meha._variables.named_leaves(y).values())
+    return sum(leaf.numel() * leaf.element_size() for leaf in meha.tensors.variables.named_leaves(y).values())
 
 
 def copies(name, n, saved, tracked):

@@ -1,10 +1,9 @@
 """How fast MEHA is, beside the peers and beside what the machine allows: ratios with their spread, measured in one run.
 
     make bench                                        # everything; the peers get environments of their own
-    python -m meha_lab.benchmarks.speed --quick                # a minute, without peers and without large problems
+    python -m meha_lab.benchmarks.speed --quick       # a minute, without peers and without large problems
     python -m meha_lab.benchmarks.speed --part sine --part lasso
-    python -m meha_lab.benchmarks.speed --gpu                  # on a CUDA device, with torch and meha alone
-    python -m meha_lab.benchmarks.speed --part none            # write the table and the figure again
+    python -m meha_lab.benchmarks.speed --gpu         # on a CUDA device, with torch and meha alone
 
 One thread for everyone, float64 on the toys, and the same numbers (preset "recipe"). Contenders take turns, so that a change of
 the machine's speed hits all; a ratio is one of two times of the same turn, told as median and 20-80 % range. On a CPU the clock
@@ -12,8 +11,8 @@ is that of the processor, which other programs do not delay; compilation, group 
 Times of a step are without tracing and compilation, which are measured by themselves. Iterates are compared before anything is
 timed.
 
-Results go to lab/records/benchmarks/speed.json (speed-gpu.json), the table to docs/speed.md, the figure to out/pages/speed.png;
-tests/test_speed_table.py checks that they agree.
+Each part is a record of lab/records/speed.jsonl (speed-gpu.jsonl); the tables go to docs/speed.md, the figure to
+out/pages/speed.png. What was measured on another machine or with other versions than the last part is not shown.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 import os
 import platform
 import statistics
@@ -32,26 +32,28 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
+from meha_lab import pages
 from meha_lab.benchmarks.bare import FewShotPasses, Passes, loop
 from meha_lab.benchmarks.peers.environments import Peer
-from meha_lab.benchmarks.speed_page import Row, figure, load, page, printed, save
 from meha_lab.datasets import Images
+from meha_lab.paths import RECORDS, ROOT
 from meha_lab.reproduce import learning
 from meha_lab.reproduce.cells import Cell
 from meha_lab.reproduce.contenders import CONTENDERS
 from meha_lab.reproduce.race import measure, processor
+from meha_lab.store import Record, Store
 from meha_lab.tasks import HyperCleaning, few_shot, hyper_cleaning
 from meha_lab.tasks.few_shot import FewShot
 from torch import Tensor
 
 import meha
-from meha.compiled import CompileWarning, Recorded
-from meha.loaders import Endless
+from meha.analysis.theory import TheoryWarning
+from meha.problem.loaders import Endless
 from meha.problems import KnownProblem, sine, strong_convex
-from meha.theory import TheoryWarning
+from meha.running.compiled import CompileWarning, Recorded
 
 DIMENSIONS = (1, 10, 100, 1000, 10_000, 100_000)
 LARGE = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -61,10 +63,24 @@ TARGETS = {5e-2: 500, 2e-2: 4000}
 IMAGES: tuple[Literal["digits", "mnist"], ...] = ("digits", "mnist")
 CLEANING: dict[str, Any] = {"alpha": 0.1, "beta": 0.15, "eta": 0.1, "gamma": 100.0, "c": 0.2}
 
+FILES = {"cpu": "speed", "cuda": "speed-gpu"}
+"""Kinds of records, by the device."""
+
+PICTURE = ROOT / "out/pages/speed.png"
+
 Times = dict[str, list[float]]
 Goal = tuple[str, float]
 Contender = Callable[[], float]
 """Runs once, and tells the seconds of a step."""
+
+
+class Ratio(TypedDict):
+    """A ratio: 20 % quantile, median and 80 % quantile; the median seconds of both; and the goal, such as [">=", 10]."""
+
+    what: str
+    ratio: list[float]
+    seconds: list[float]
+    goal: list[Any]
 
 
 @dataclass
@@ -74,6 +90,8 @@ class Bench:
     Attributes:
         rounds: turns of each contender.
         boat, jax: the peers, or None.
+        rows: by the title of a part.
+        curves: what the figure shows of the part that was measured last.
     """
 
     device: str
@@ -81,7 +99,7 @@ class Bench:
     quick: bool
     boat: Peer | None = None
     jax: Peer | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: dict[str, list[Ratio]] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
 
     def alternate(self, contenders: Mapping[str, Contender], rounds: int | None = None) -> Times:
@@ -110,10 +128,10 @@ class Bench:
         target: Goal | None = None,
     ) -> None:
         seconds = [three_digits(statistics.median(spent)) for spent in (slow, fast) if spent]
-        row: Row = {"part": part, "what": what, "ratio": spread(ratios), "seconds": seconds, "goal": list(target or ())}
-        if not self.rows or self.rows[-1]["part"] != part:
+        row: Ratio = {"what": what, "ratio": spread(ratios), "seconds": seconds, "goal": list(target or ())}
+        if part not in self.rows:
             print(f"\n{part}")
-        self.rows.append(row)
+        self.rows.setdefault(part, []).append(row)
         print(printed(row), flush=True)
 
 
@@ -598,6 +616,158 @@ GPU_PARTS: dict[str, Callable[[Bench], None]] = {"small": small_part, "passes": 
 QUICK = ("sine", "target", "shared", "passes")
 
 
+# The table
+
+
+def met(row: Ratio) -> bool | None:
+    """Whether the median meets the goal; None without one."""
+    if not row["goal"]:
+        return None
+    sense, number = row["goal"]
+    return bool(row["ratio"][1] >= number if sense == ">=" else row["ratio"][1] <= number)
+
+
+def number(value: float) -> str:
+    """Three digits, in full.
+
+    >>> number(0.5123), number(12.34), number(2463.9)
+    ('0.512', '12.3', '2,460')
+    """
+    digits = float(f"{value:.3g}")
+    return f"{digits:,.0f}" if digits >= 100 else f"{digits:#.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that fits.
+
+    >>> duration(1.234e-7), duration(0.00456), duration(78.9)
+    ('0.123 us', '4.56 ms', '78.9 s')
+    """
+    unit, scale = next((unit, scale) for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 0.0)) if seconds >= scale)
+    return f"{number(seconds / (scale or 1e-6))} {unit}"
+
+
+def cells(row: Ratio) -> list[str]:
+    """What, the two times, the ratio, its spread, and the goal."""
+    low, middle, high = row["ratio"]
+    aim = "{} {:g}".format(*row["goal"]) if row["goal"] else ""
+    verdict = {True: ", met", False: ", missed", None: ""}[met(row)]
+    around = "" if low == high else f"{number(low)} to {number(high)}"
+    return [row["what"], " / ".join(map(duration, row["seconds"])), number(middle), around, aim + verdict]
+
+
+def printed(row: Ratio) -> str:
+    """A row for the terminal."""
+    what, seconds, ratio, around, aim = cells(row)
+    return f"{what:<72} {seconds:>19} {ratio:>7}  {around:<16} {aim}".rstrip()
+
+
+HEAD = ("", "time of each", "ratio", "20-80 %", "goal")
+HEADINGS = {"cpu": "One thread of a CPU", "cuda": "A GPU"}
+
+
+def measured(store: Store, device: str) -> list[Record]:
+    """The parts that were measured on the same machine and with the same versions as the last one."""
+    return store.records(FILES[device], alike="about")
+
+
+def tables(store: Store) -> list[str]:
+    """For each device the machine, and a table for each part."""
+    lines: list[str] = []
+    for device, heading in HEADINGS.items():
+        found = measured(store, device)
+        if found:
+            told = found[-1]["about"].items()
+            machine = ", ".join(value if name in ("processor", "gpu") else f"{name} {value}" for name, value in told)
+            lines += ["", f"## {heading}", "", f"{machine}."]
+        for record in found:
+            lines += ["", f"### {record['key']}", "", *pages.markdown(HEAD, map(cells, record["rows"]))]
+    return lines[1:]
+
+
+TABLES: pages.Tables = {"speed": ("speed.md", tables)}
+
+
+# The figure
+
+
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "BOAT": ("BOAT (MESO)", dict(color="#555555", marker="s", linestyle="none")),
+    "BOAT, no file": ("BOAT, no file of losses", dict(color="#555555", marker="s", linestyle=":")),
+    "bare loop": ("bare torch loop", dict(color="#0072b2", marker="^", linestyle="--")),
+    "Run.step": ("MEHA, eager step", dict(color="#e69f00", marker="o")),
+    "compiled": ("MEHA, compiled", dict(color="#d55e00", marker="o", linewidth=2.4)),
+    "JAX scan": ("JAX lax.scan", dict(color="#009e73", marker="D", linestyle="--")),
+    "copy": ("copy of one array", dict(color="#555555", linestyle=":")),
+}
+"""Contenders as they are drawn: label and style, the same in all panels."""
+
+
+def figure(store: Store) -> None:
+    """Draw time of a step and time to the target against the dimension, and the race on group lasso."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from meha_lab.reproduce.figures import RC, power_of_ten, render
+
+    curves = {name: curve for record in measured(store, "cpu") for name, curve in record["curves"].items()}
+    if not curves:
+        return
+    with rc_context(RC):
+        drawing = Figure(figsize=(9.2, 7.4), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
+        (step, target), (large, lasso) = drawing.subplots(2, 2)
+        for ax in (step, target, large, lasso):
+            ax.set(xscale="log", yscale="log")
+            ax.grid(color="#e8e8e8", linewidth=0.7)
+        _draw(step, curves.get("sine", {}), "Sine toy: a step", "seconds a step")
+        _draw(target, curves.get("target", {}), "Sine toy: to within 2 % of the solution", "seconds")
+        _draw(large, curves.get("strong convex", {}), "Strong convex toy: a step", "seconds a step")
+        _draw_compilation(target, curves.get("target", {}), curves.get("compile", {}))
+        _draw_lasso(lasso, curves.get("group lasso", {}))
+        for axis in (axis for ax in (step, target, large, lasso) for axis in (ax.xaxis, ax.yaxis)):
+            if axis.get_scale() == "log":
+                axis.set_major_locator(LogLocator(10, numticks=12))
+                axis.set_minor_locator(NullLocator())
+                axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(round(math.log10(value)))))
+        found = {
+            label: line for ax in (step, target, large) for line, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+        drawing.legend(found.values(), found.keys(), loc="outside lower center", ncols=4, frameon=False)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_bytes(render(drawing, "png"))
+
+
+def _draw(ax: Any, curves: dict[str, Any], title: str, ylabel: str) -> None:
+    ax.set(title=title, xlabel="dimension n", ylabel=ylabel)
+    for name, (label, style) in LINES.items():
+        points = [(int(n), found[name]) for n, found in curves.items() if name in found]
+        if points:
+            dimensions = [n for n, _ in points]
+            low, middle, high = zip(*(told for _, told in points), strict=True)
+            ax.plot(dimensions, middle, label=label, **{"markersize": 4.5, **style})
+            ax.fill_between(dimensions, low, high, color=style["color"], alpha=0.16, linewidth=0)
+
+
+def _draw_compilation(ax: Any, curves: dict[str, Any], compilation: dict[str, float]) -> None:
+    for name, label in (("compiled", "MEHA, with compilation"), ("JAX scan", "JAX, with compilation")):
+        points = [
+            (int(n), told[name][1] + compilation[name]) for n, told in curves.items() if name in told and name in compilation
+        ]
+        if points:
+            ax.plot(*zip(*points, strict=True), label=label, color=LINES[name][1]["color"], linestyle=(0, (1, 1.5)))
+
+
+def _draw_lasso(ax: Any, curves: dict[str, Any]) -> None:
+    ax.set(title="Group lasso, m = 3600", xlabel="seconds", ylabel="least validation error so far", yscale="linear")
+    hues = dict(zip(curves, ("#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#d55e00"), strict=False))
+    for name, looks in curves.items():
+        best = [min(error for _, error in looks[: i + 1]) for i in range(len(looks))]
+        ax.plot([spent for spent, _ in looks], best, label=name, color=hues[name], marker="o", markersize=3.5)
+    if curves:
+        ax.legend(frameon=False, fontsize=8)
+
+
 # The command
 
 
@@ -612,7 +782,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a minute's version without peers; nothing is written")
     parser.add_argument("--gpu", action="store_true", help="what a CUDA device can do")
-    parser.add_argument("--part", action="append", choices=[*PARTS, "small", "none"], help="only this; may be given again")
+    parser.add_argument("--part", action="append", choices=[*PARTS, "small"], help="only this; may be given again")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -620,20 +790,20 @@ def main() -> None:
     warnings.simplefilter("error", CompileWarning)  # what runs step by step must not be called compiled
     parts = GPU_PARTS if asked.gpu else {name: PARTS[name] for name in QUICK} if asked.quick else PARTS
     wanted = {name: measure for name, measure in parts.items() if asked.part is None or name in asked.part}
-    results = load("gpu" if asked.gpu else "cpu")
-    if wanted:
-        with ExitStack() as stack:
-            bench = Bench("cuda" if asked.gpu else "cpu", 3 if asked.quick else asked.rounds, asked.quick)
-            if not (asked.quick or asked.gpu):
-                bench.boat, bench.jax = (stack.enter_context(Peer(name)) for name in ("boat", "jax"))
-            for measured in wanted.values():
-                measured(bench)
-            results = results.updated(about(bench), bench.rows, bench.curves)
+    store, device = Store(RECORDS), "cuda" if asked.gpu else "cpu"
+    with ExitStack() as stack:
+        bench = Bench(device, 3 if asked.quick else asked.rounds, asked.quick)
+        if not (asked.quick or asked.gpu):
+            bench.boat, bench.jax = (stack.enter_context(Peer(name)) for name in ("boat", "jax"))
+        for measure_part in wanted.values():
+            bench.rows, bench.curves = {}, {}
+            measure_part(bench)
+            if not asked.quick:
+                for title, rows in bench.rows.items():
+                    store.add(FILES[device], title, {"about": about(bench), "rows": rows, "curves": bench.curves})
     if not asked.quick:
-        save(results)
-        page()
-        if not asked.gpu:
-            figure()
+        pages.draw(TABLES)
+        figure(store)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """What meha.losses saves beside the plain expressions: a gradient, and a step of MEHA on ridge regression; both in one run.
 
-    OMP_NUM_THREADS=1 python -m meha_lab.benchmarks.structured [--rounds 15] [--table]
+    OMP_NUM_THREADS=1 python -m meha_lab.benchmarks.structured [--rounds 15]
 
 A ratio is the processor time of the plain expression by that of the loss, told as median and 20-80 % range over rounds in which
-they take turns. Results go to lab/records/benchmarks/structured.json, and from there (--table: without a run)
-to docs/losses.md.
+they take turns. Results go to lab/records/structured.jsonl, and from there to docs/losses.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -18,16 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from meha_lab.paths import BENCHMARKS, DOCS
+from meha_lab import pages
+from meha_lab.paths import RECORDS
 from meha_lab.reproduce.race import processor
+from meha_lab.store import Record, Store
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
 import meha
-from meha.losses import LeastSquares, LinearModelLoss, Logistic, Softmax
-
-RESULTS, PAGE = BENCHMARKS / "structured.json", DOCS / "losses.md"
-BEGIN, END = "<!-- table: written by python -m meha_lab.benchmarks.structured -->", "<!-- end of table -->"
+from meha.problem.losses import LeastSquares, LinearModelLoss, Logistic, Softmax
 
 SHAPES = {
     "least squares": [(100, 600), (600, 600), (100, 20), (1000, 50), (100_000, 20), (10_000, 500)],
@@ -101,8 +98,8 @@ def seconds(function: Callable[[], Any], repeats: int) -> float:
     return (time.process_time() - begin) / repeats
 
 
-def measure(rounds: int) -> dict[str, Any]:
-    rows = []
+def measure(rounds: int, store: Store) -> None:
+    made = {"processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version()}
     for kind, shapes in SHAPES.items():
         for n, p in shapes:
             (loss, plain, shape), (valid, plain_valid, _) = (contenders(kind, n, p, seed) for seed in (0, 1))
@@ -114,43 +111,43 @@ def measure(rounds: int) -> dict[str, Any]:
                 "columns": p,
                 "gradient": compare(gradient(loss, y, weights), gradient(plain, y, weights), rounds),
                 "step": compare(step(loss, valid, y, weights), step(plain, plain_valid, y, weights), rounds),
+                "made with": {**made, "torch": str(torch.__version__)},
             }
-            rows.append(row)
-            print(line(row), flush=True)
-    made = {"processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version()}
-    return {"made with": {**made, "torch": str(torch.__version__)}, "rows": rows}
+            store.add("structured", f"{kind}, {n} x {p}", row)
+            print(*cells(row), sep=" | ", flush=True)
 
 
-def line(row: dict[str, Any]) -> str:
-    cells = [
-        f"{part['us plain']:,} | {part['us']:,} | **{part['ratio']:.2f}** ({part['range'][0]:.2f} to {part['range'][1]:.2f})"
-        for part in (row["gradient"], row["step"])
-    ]
-    return f"| {row['loss']} | {row['rows']:,} x {row['columns']:,} | " + " | ".join(cells) + " |"
+HEAD = (
+    "loss",
+    "A",
+    *(part for what in ("gradient", "step of MEHA") for part in (f"{what}, plain (us)", "with the loss", "ratio")),
+)
 
 
-def page(results: dict[str, Any], text: str) -> str:
-    """The page with the table of these results."""
-    made = results["made with"]
-    table = [
-        "| loss | A | gradient, plain (us) | with the loss | ratio | step of MEHA, plain (us) | with the loss | ratio |",
-        "|---|---|---|---|---|---|---|---|",
-        *(line(row) for row in results["rows"]),
-        "",
-        f"{made['processor']}, {made['threads']} thread, float64, torch {made['torch']}.",
-    ]
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + "\n".join(table) + "\n" + END + rest.split(END)[1]
+def cells(row: Record) -> list[str]:
+    """The loss, the shape of A, and both times with their ratio for a gradient and for a step."""
+    found = [row["loss"], f"{row['rows']:,} x {row['columns']:,}"]
+    for part in (row["gradient"], row["step"]):
+        low, high = part["range"]
+        found += [f"{part['us plain']:,}", f"{part['us']:,}", f"**{part['ratio']:.2f}** ({low:.2f} to {high:.2f})"]
+    return found
+
+
+def table(store: Store) -> list[str]:
+    rows = store.records("structured", alike="made with")
+    made = rows[-1]["made with"]
+    told = f"{made['processor']}, {made['threads']} thread, float64, torch {made['torch']}."
+    return [*pages.markdown(HEAD, map(cells, rows)), "", told]
+
+
+TABLES: pages.Tables = {"losses": ("losses.md", table)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What meha.losses saves beside plain expressions.")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--table", action="store_true", help="write the page from the stored results")
-    options = parser.parse_args()
-    if not options.table:
-        RESULTS.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
-    PAGE.write_text(page(json.loads(RESULTS.read_text()), PAGE.read_text()))
+    measure(parser.parse_args().rounds, Store(RECORDS))
+    pages.draw(TABLES)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Files are read from ``folder`` if given; otherwise from the folder in the environment variable ``MEHA_DATA``, then from the
 cache. Each data set has a subfolder (``mnist``, ``fashion_mnist``, ``omniglot``, ``cifar10``). Nothing is downloaded without
 :func:`download` or ``download=True``. The cache is ``$MEHA_CACHE``, else ``$XDG_CACHE_HOME/meha``, else ``~/.cache/meha``.
-:func:`omniglot` and archives of images for :func:`cifar10` need Pillow, :func:`digits` needs scikit-learn, which the laboratory installs.
+:func:`omniglot` and archives of images for :func:`cifar10` need Pillow, :func:`digits` needs scikit-learn.
 
 >>> from meha_lab.datasets import load
 >>> load("digits")

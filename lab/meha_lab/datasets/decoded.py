@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meha._files import write_atomically
+from meha.running.loggers import write_atomically
 from meha_lab.datasets.sources import Source, cache_folder
 
 __all__ = ["Arrays", "decoded_once"]

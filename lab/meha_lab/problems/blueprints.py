@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meha.methods import MEHA
-from meha.problem import Problem
+from meha.problem.problem import Problem
 from meha.problems import Distance, KnownProblem, Region, relative
 from meha_lab.problems.exact import minimiser
 

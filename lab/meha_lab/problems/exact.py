@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meha._leaves import norm
-from meha._variables import Variable
-from meha.problem import Problem, Prox
+from meha.problem.problem import Problem, Prox
+from meha.tensors.variables import Variable, norm
 
 __all__ = ["Linearised", "least_squares", "minimiser"]
 
@@ -59,7 +58,7 @@ class Linearised:
         n = y.numel()
         curvature = torch.autograd.functional.hessian(lambda z: problem.lower(x, z), y, vectorize=True).reshape(n, n)
         self.step = 1 / max(float(torch.linalg.matrix_norm(curvature, torch.inf)), 1e-8)
-        self.prox = problem.bind_prox(Variable.of(y.clone(), "y"))
+        self.prox = problem._bind_prox(Variable.of(y.clone(), "y"))
         forward = y - self.step * _gradient(problem, x, y)
         self.image = _image(problem, self.prox, x, y, self.step)
         self.residual = y - self.image

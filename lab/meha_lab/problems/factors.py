@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.nonsmooth import ElasticNet
-from meha.problem import Problem
-from meha.sets import Box, L2Ball
+from meha.problem.nonsmooth import ElasticNet
+from meha.problem.problem import Problem
+from meha.problem.sets import Box, L2Ball
 from meha_lab.problems.blueprints import Blueprint, Cast, double
 
 __all__ = ["dictionary", "factorisation", "products", "representation"]

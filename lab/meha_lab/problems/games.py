@@ -8,8 +8,8 @@ from itertools import combinations, pairwise
 import numpy as np
 from torch import Tensor
 
-from meha.problem import Problem
-from meha.sets import Box, NonNegative, Simplex
+from meha.problem.problem import Problem
+from meha.problem.sets import Box, NonNegative, Simplex
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
 
 __all__ = ["cournot", "cournot_limited", "toll_revenue", "toll_time"]

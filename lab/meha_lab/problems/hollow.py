@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import hessian, jacobian
 
-from meha.nonsmooth import L1
-from meha.problem import Problem
+from meha.problem.nonsmooth import L1
+from meha.problem.problem import Problem
+from meha.problem.responses import Nearest
+from meha.problem.sets import Box
 from meha.problems import Region
-from meha.responses import Nearest
-from meha.sets import Box
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
 
 __all__ = ["FAMILIES"]

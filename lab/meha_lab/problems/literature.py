@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.problem import Problem
-from meha.sets import Box, L2Ball, NonNegative
+from meha.problem.problem import Problem
+from meha.problem.sets import Box, L2Ball, NonNegative
 from meha_lab.problems.blueprints import Blueprint, Cast
 
 __all__ = ["bilinear", "circle", "cubic", "dead_zone", "double_well", "mirrlees", "one_sided", "quartic", "valley", "wave"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from meha.problem import Problem
-from meha.sets import Box
+from meha.problem.problem import Problem
+from meha.problem.sets import Box
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
 
 __all__ = ["linear_upper", "quadratic", "through_y", "undetermined"]

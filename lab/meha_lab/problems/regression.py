@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softplus
 
-from meha.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
-from meha.problem import Problem
-from meha.sets import Box, NonNegative, Simplex
+from meha.problem.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
+from meha.problem.problem import Problem
+from meha.problem.sets import Box, NonNegative, Simplex
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
 
 __all__ = ["coreset", "elastic_net", "group_lasso_gaussian", "lasso_weight", "logistic", "reweighting", "ridge", "softmax"]

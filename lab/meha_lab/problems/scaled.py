@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from meha.problem import Problem
-from meha.sets import Box
+from meha.problem.problem import Problem
+from meha.problem.sets import Box
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
 
 __all__ = ["scaled"]

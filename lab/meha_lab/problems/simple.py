@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.nonsmooth import L1, NonSmooth
+from meha.problem.nonsmooth import L1, NonSmooth
+from meha.problem.sets import Box, ConvexSet
 from meha.problems import Distance, KnownProblem, Region, relative
-from meha.sets import Box, ConvexSet
 from meha_lab.problems.blueprints import NONSMOOTH, SMOOTH, Array, Cast
 
 __all__ = ["FAMILIES", "HELD_OUT"]

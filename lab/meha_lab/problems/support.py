@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from meha.problem import Problem
-from meha.sets import Box
+from meha.problem.problem import Problem
+from meha.problem.sets import Box
 from meha_lab.problems.blueprints import Array, Blueprint, Cast
 
 __all__ = ["dual", "primal"]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.nonsmooth import L1
+from meha.problem.nonsmooth import L1
+from meha.problem.sets import Box
 from meha.problems import Distance, KnownProblem, lasso, merely_convex, sine, strong_convex
-from meha.sets import Box
 
 __all__ = ["TOYS", "VARIANTS", "in_units", "started_near"]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from meha.method.optimizers import Optimizer
 from meha.methods import CG, DARTS, IAPTT, MEHA, RHG, Method
-from meha.methods._optimizers import Optimizer
-from meha.schedules import Cosine
+from meha.problem.schedules import Cosine
 from meha_lab.datasets.sources import cache_folder
 from meha_lab.reproduce.cells import Cell, Record
 from meha_lab.reproduce.learning import device

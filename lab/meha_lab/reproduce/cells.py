@@ -9,17 +9,31 @@ from typing import Any, Literal
 
 import torch
 
-from meha._verdicts import Status, Verdict
+from meha.method.status import Status, Verdict
 from meha.problems import KnownProblem
 from meha_lab.reproduce.contenders import Contender, Setting
+from meha_lab.store import Record
 
 __all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
 
 Kind = Literal["race", "memory", "rates", "training", "solve", "starts", "architecture", "task"]
 
-Record = dict[str, Any]
-"""What a measurement gave: plain values, as JSON has them."""
+FIELDS: dict[Kind, set[str]] = {
+    "race": {"reached", "last", "curve", "at weights"},
+    "memory": {"peak", "size"},
+    "rates": {"curve"},
+    "training": {"reached", "last", "curve"},
+    "solve": {"error", "gradients", "steps", "seconds"},
+    "starts": {"ends"},
+    "architecture": {"search", "curve", "genotype", "final"},
+    "task": {"returned", "fresh", "references", "curve"},
+}
+"""The fields that a record of each kind must have, besides the common ones."""
+
+COMMON = {"case", "method", "setting", "seed", "outcome", "took", "machine", "torch", "jobs"}
+
+REACHED = {"step", "seconds", "work", "gradients"}
 
 PROTOCOL = 2
 """Raise it when the meaning of a record changes; older records are then ignored."""
@@ -133,6 +147,13 @@ class Cell:
         problem = (case.name, case.build.__name__, case.arguments, (*limits, *rest))
         content = (PROTOCOL, self.kind, problem, self.contender.name, self.name, numbers, self.seed)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
+
+    def accepts(self, record: Record) -> bool:
+        """Whether a record has the fields of this cell."""
+        if not COMMON | FIELDS[self.kind] <= set(record) or record["seed"] != self.seed:
+            return False
+        reached = record.get("reached")
+        return reached is None or (isinstance(reached, dict) and set(reached) >= REACHED)
 
 
 def ended(verdict: Verdict) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from meha import methods
-from meha._checks import RefusalError
+from meha.tensors.checks import RefusalError
 from meha_lab.datasets import DataError
 from meha_lab.reproduce import report
 from meha_lab.reproduce.cells import Cell
@@ -25,8 +25,8 @@ from meha_lab.reproduce.display import Display, print_summary
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options
 from meha_lab.reproduce.runner import WorkerDiedError
 from meha_lab.reproduce.runner import run as run_cells
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 __all__ = ["Asked", "list_experiments", "run"]
 
@@ -149,7 +149,7 @@ def _check_extras(cells: dict[str, list[Cell]]) -> None:
     arguments = [dict(cell.case.arguments) for cell in flat]
     data = {given["protocol"].task["data"] if "protocol" in given else given.get("data") for given in arguments}
     kinds = {cell.contender.kind for cell in flat}
-    needs = [("optuna", methods.TPE in kinds), ("cvxpy", methods.VFiDCA in kinds)]
+    needs = [("optuna", methods.TPE in kinds), ("cvxpy", methods.contrib.VFiDCA in kinds)]
     for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
         if needed and find_spec(package) is None:
             raise ImportError(f"{package} is missing", name=package)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from meha import methods
-from meha._oracle import Oracle
-from meha._variables import Variable
 from meha.methods.search import Search
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import InversePower, Power, Ramp
 from meha.problems import KnownProblem
-from meha.schedules import InversePower, Power, Ramp
+from meha.tensors.variables import Variable
 
 __all__ = ["AUTOMATIC", "CONTENDERS", "SETTINGS", "Contender", "Setting"]
 
@@ -106,7 +106,7 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("MEHA", methods.MEHA, {"c": (0.3, 3, 30, 300), "p": (0.1, 0.49)}),
-        Contender("AdaptiveMEHA", methods.AdaptiveMEHA, {}),
+        Contender("AdaptiveMEHA", methods.contrib.AdaptiveMEHA, {}),
         Contender("automatic", None, {}),
         Contender("RHG", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (10, 50), "warm_start": (True, False)}),
         Contender("RHG, truncated", methods.RHG, {"alpha": (0.2, 1), "inner_steps": (20, 100), "terms": (5, 10)}),
@@ -120,7 +120,7 @@ CONTENDERS = {
             methods.BAMM,
             {"mu": (0.0, *(InversePower(0.9, power=q) for q in (0.1, 0.3, 1.0))), "line_search": (False, True)},
         ),
-        Contender("BRC", methods.BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
+        Contender("BRC", methods.contrib.BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
         Contender("DARTS, order 1", methods.DARTS, {"order": (1,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
         Contender("DARTS, order 2", methods.DARTS, {"order": (2,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
         Contender("BOME", methods.BOME, {"steps": (0.01, 0.1, 0.3, 1), "inner_steps": (1, 10)}),
@@ -134,17 +134,17 @@ CONTENDERS = {
             methods.VPBGD,
             {"alpha": (0.2, 1), "inner_steps": (1, 5), "c": (Ramp(0.0, 30.0, 300), Ramp(0.0, 30.0, 1500))},
         ),
-        Contender("SLM", methods.SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
+        Contender("SLM", methods.contrib.SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
         Contender("BVFIM", methods.BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
         Contender(
             "BVFIM, sequential",
             methods.BVFIM,
             {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)},
         ),
-        Contender("IGJO", methods.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
+        Contender("IGJO", methods.contrib.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
         Contender(
             "VFiDCA",
-            methods.VFiDCA,
+            methods.contrib.VFiDCA,
             {"radii": (0.05, 1.0), "rho": (0.1, 1.0), "beta": (1, 10), "tol": (1e-4,), "iterations": (300,)},
         ),
         Contender("GridSearch", methods.GridSearch, {"shared": (True, False), "warm_start": (True, False), "points": (3, 200)}),

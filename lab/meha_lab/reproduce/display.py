@@ -14,7 +14,7 @@ from rich.text import Text
 from meha_lab.reproduce.cells import Cell, Record
 from meha_lab.reproduce.experiments import Claim
 from meha_lab.reproduce.runner import time_left
-from meha_lab.reproduce.store import Store
+from meha_lab.store import Store
 
 __all__ = ["Display", "print_summary"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from meha.loaders import Endless
 from meha.methods import Method, Optimizer, default_method
-from meha.schedules import InversePower, Power, Ramp
+from meha.problem.loaders import Endless
+from meha.problem.schedules import InversePower, Power, Ramp
 from meha_lab.reproduce.cells import Cell, Record, ended
 from meha_lab.reproduce.contenders import Setting
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
-from meha.problem import Problem
-from meha.sets import Simplex
+from meha.problem.problem import Problem
+from meha.problem.sets import Simplex
 from meha_lab.datasets import digits, load
 from meha_lab.tasks import few_shot
 from meha_lab.tasks.hyper_cleaning import mlp

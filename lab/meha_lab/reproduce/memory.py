@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from meha._torch import TorchDispatchMode, pytree
+from meha.tensors.torch_private import TorchDispatchMode, pytree
 
 __all__ = ["peak"]
 

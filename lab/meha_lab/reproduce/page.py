@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from meha._files import write_atomically
+from meha.running.loggers import write_atomically
 from meha_lab.reproduce.figures import DASH, MINUS, render, three_digits
 
 __all__ = []

@@ -30,13 +30,13 @@ from typing import Literal
 
 import numpy as np
 
-from meha.diagnostics import envelope, prox_residual
-from meha.diagnostics import hypergradient as gradient_of_phi
+from meha.analysis.diagnostics import envelope, prox_residual
+from meha.analysis.diagnostics import hypergradient as gradient_of_phi
 from meha.methods import Method
-from meha.methods._parameters import parameters
 from meha.methods.meha import MEHA, MEHAState
+from meha.methods.parameters import parameters
+from meha.problem.schedules import evaluate
 from meha.problems import KnownProblem, lasso, merely_convex, sine, strong_convex
-from meha.schedules import evaluate
 from meha_lab.reproduce.cells import Record, ended
 
 __all__ = ["FLOOR", "TOLERANCE", "TRIALS", "Rate", "Trial", "measure", "predicted", "slope"]

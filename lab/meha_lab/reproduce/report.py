@@ -13,14 +13,14 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from meha._files import write_atomically
+from meha.running.loggers import write_atomically
 from meha_lab.reproduce.cells import Record
 from meha_lab.reproduce.contenders import CONTENDERS, SETTINGS
 from meha_lab.reproduce.experiments import EXPERIMENTS, Claim, Options, Records
 from meha_lab.reproduce.experiments.base import Answer, prose
 from meha_lab.reproduce.page import Details, Item, Mark, Page, Prose, Section, Table, write
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 __all__ = ["draw"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from meha.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
-from meha.problem import Problem
-from meha.sets import ConvexSet
+from meha.problem.nonsmooth import L1, ElasticNet, GroupL2, NonSmooth
+from meha.problem.problem import Problem
+from meha.problem.sets import ConvexSet
 
 __all__ = ["run_rows"]
 

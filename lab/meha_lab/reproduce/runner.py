@@ -15,7 +15,7 @@ import torch
 
 from meha_lab.reproduce.cells import Cell, Record
 from meha_lab.reproduce.race import measure
-from meha_lab.reproduce.store import Store
+from meha_lab.store import Store
 
 __all__ = ["Watcher", "WorkerDiedError", "run", "time_left"]
 

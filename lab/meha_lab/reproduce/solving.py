@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import meha
-from meha._lower import solve_lower
-from meha._oracle import Oracle
-from meha._solving import uninterrupted
-from meha._variables import Variable
+from meha.lower.proximal_gradient import solve_lower
+from meha.problem.oracle import Oracle
 from meha.problems import KnownProblem
+from meha.running.solve import uninterrupted
+from meha.tensors.variables import Variable
 from meha_lab.reproduce.cells import Cell, Record
 from meha_lab.reproduce.rows import run_rows
 

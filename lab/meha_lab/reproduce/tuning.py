@@ -13,11 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from meha._files import write_atomically
+from meha.running.loggers import write_atomically
 from meha_lab.reproduce import learning
 from meha_lab.reproduce.cells import Case, Cell, Record
 from meha_lab.reproduce.contenders import CONTENDERS, Contender, Setting
-from meha_lab.reproduce.store import Store
+from meha_lab.store import Store
 
 __all__ = ["Tuning", "cells"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, one_hot, pad
 
-from meha._checks import check_count
-from meha.problem import Problem
+from meha.problem.problem import Problem
+from meha.tensors.checks import check_count
 from meha_lab.datasets import digits, omniglot
 
 __all__ = ["Backbone", "Episodes", "FewShot", "Tasks", "few_shot"]

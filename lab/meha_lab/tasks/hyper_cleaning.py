@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from meha.problem import Problem
+from meha.problem.problem import Problem
 from meha_lab.datasets import Images, load
 from meha_lab.datasets.sources import spelling
 

@@ -18,18 +18,20 @@ import math
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from meha_lab.paths import BENCHMARKS
+from meha_lab.paths import RECORDS
+from meha_lab.store import Store
 
 import meha
-from meha.constraints import Bounds, Linear, Smooth
-from meha.sets import Box, NonNegative
+from meha.problem.constraints import Bounds, Linear, Smooth
+from meha.problem.sets import Box, NonNegative
 
-ANSWERS = BENCHMARKS / "coupled_answers.json"
-RECORDS = BENCHMARKS / "coupled_trials.jsonl"
+ANSWERS = Path(__file__).with_name("coupled_answers.json")
+KIND = "coupled_trials"
 SEEDS = 6
 """Problems of each kind; the odd ones are held out."""
 
@@ -1294,6 +1296,7 @@ def start_of(spec, start, seed):
 
 def run(half, only, starts, label):
     torch.set_num_threads(1)
+    store = Store(RECORDS)
     for kind, name, k, make, known in trials(half):
         if known is None or (only and only not in name):
             continue
@@ -1323,8 +1326,7 @@ def run(half, only, starts, label):
                     seconds=time.process_time() - begin,
                     message=solution.message[:160],
                 )
-            with RECORDS.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            store.add(KIND, f"{label}, {half}, {name}, {start}", record)
             if record["outcome"] != "right" or record["seconds"] > 8:
                 keep = {key: value for key, value in record.items() if key not in ("label", "half", "kind")}
                 print(keep, flush=True)
@@ -1332,15 +1334,14 @@ def run(half, only, starts, label):
 
 
 def table(label=None, half=None):
-    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
-    groups = defaultdict(dict)
-    for r in records:
+    groups = defaultdict(list)
+    for r in Store(RECORDS).records(KIND):
         if label in (None, r["label"]) and half in (None, r["half"]):
-            groups[r["label"], r["half"]][r["name"], r["start"]] = r
+            groups[r["label"], r["half"]].append(r)
     for (tag, part), runs in groups.items():
         print(f"\n{tag}, {part}")
         for kind in [*KINDS, None]:
-            chosen = [r for r in runs.values() if kind in (None, r["kind"])]
+            chosen = [r for r in runs if kind in (None, r["kind"])]
             if chosen:
                 right = sum(r["outcome"] == "right" for r in chosen)
                 claimed = sum(r["outcome"] != "right" and r.get("status") == "converged" for r in chosen)

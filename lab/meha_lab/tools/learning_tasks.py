@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 
-from meha_lab.paths import DOCS, RECORDS
+from meha_lab import pages
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
 from meha_lab.reproduce.experiments.base import mean_of
 from meha_lab.reproduce.learning_tasks import TASKS
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.task_runs import REFERENCES
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
-PAGE = DOCS / "automatic.md"
-BEGIN, END = "<!-- learning tasks: written by tools/learning_tasks.py -->", "<!-- end of learning tasks -->"
 OTHERS = ("F2SA", "VPBGD", "RHG")
 
 
-def table() -> str:
+def table(store: Store) -> list[str]:
     """Mean scores of what counts for each task, by method; the references of a user without a bilevel method first."""
     cells = EXPERIMENTS["learning-tasks"].cells(Options(), Tuning.shipped())
-    records = Records(Store(RECORDS), cells)
-    lines = ["| task | reference | default | 4 times the work | F2SA | VPBGD | RHG |", "|---|---|---|---|---|---|---|"]
+    records = Records(store, cells)
+    lines = pages.markdown(["task", "reference", "default", "4 times the work", *OTHERS], [])
     for split in ("tuning", "held out"):
         lines.append(f"| **{split}** | | | | | | |")
         for name, task in TASKS.items():
@@ -32,7 +30,7 @@ def table() -> str:
             runs = [(name, "automatic"), (f"{name}, longer", "automatic"), *((name, other) for other in OTHERS)]
             scores = [[record[task.judged] for record in records.get(case, method, "task")] for case, method in runs]
             lines.append(f"| {name} | {words} | " + " | ".join(map(shown, scores)) + " |")
-    return "\n".join(lines)
+    return lines
 
 
 def shown(scores: list[float | None]) -> str:
@@ -42,6 +40,7 @@ def shown(scores: list[float | None]) -> str:
     return "failed" if math.isnan(mean) else f"{mean:.1f}"
 
 
+TABLES: pages.Tables = {"learning tasks": ("automatic.md", table)}
+
 if __name__ == "__main__":
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])
+    pages.draw(TABLES)

@@ -25,7 +25,7 @@ from meha_lab.problems.collection import BLUEPRINTS
 from meha_lab.problems.exact import Linearised, least_squares, minimiser
 from scipy import optimize
 
-from meha.sets import Box, L2Ball, NonNegative, Simplex
+from meha.problem.sets import Box, L2Ball, NonNegative, Simplex
 
 PATH = Path(__file__).parent.parent / "problems" / "references.json"
 

@@ -7,7 +7,7 @@ the structure of the problem: one coordinate at a time, dynamic programming, eig
 One variable x: all local minima of a grid, closed in upon. More: Nelder and Mead's method from random starts, scans along the
 coordinates, and again.
 
-The confirmation uses the objectives only, not the response (see ``confirm``). Written to meha_lab/problems/rugged.json: x, y, the
+The confirmation uses the objectives only, not the response (see ``confirm``). Written to rugged.json: x, y, the
 number of local optima that the search met and their x, and how both ways went.
 """
 
@@ -27,8 +27,8 @@ from meha_lab.problems.rugged._minima import newton
 from meha_lab.problems.rugged.flat import equations, power
 from scipy import optimize
 
-from meha.nonsmooth import MCP, SCAD, GroupL2, NonNegativeL1
-from meha.sets import Box
+from meha.problem.nonsmooth import MCP, SCAD, GroupL2, NonNegativeL1
+from meha.problem.sets import Box
 
 PATH = Path(__file__).parent.parent / "problems" / "rugged.json"
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.problem import Problem
+from meha.problem.problem import Problem
 from meha.problems import Distance, KnownProblem, relative
 from meha_lab.problems.blueprints import Array, Cast, double, references
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.constraints import Constraint, Linear
-from meha.problem import Problem
-from meha.sets import Box
+from meha.problem.constraints import Constraint, Linear
+from meha.problem.problem import Problem
+from meha.problem.sets import Box
 from meha_lab.problems.blueprints import Array, Cast
 from meha_lab.problems.constrained.known import TIE, Coupled
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.constraints import Bounds, Constraint, Linear, Smooth
-from meha.problem import Problem
-from meha.sets import Box
+from meha.problem.constraints import Bounds, Constraint, Linear, Smooth
+from meha.problem.problem import Problem
+from meha.problem.sets import Box
 from meha_lab.problems.blueprints import Array, Cast, double
 from meha_lab.problems.constrained.known import TIE, Coupled
 

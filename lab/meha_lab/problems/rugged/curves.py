@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.problem import Problem
+from meha.problem.problem import Problem
 from meha.problems import Region
 from meha_lab.problems.blueprints import Blueprint, Cast, double
 from meha_lab.problems.rugged._forms import Numbers, tracking

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from meha._verdicts import Status
+from meha.method.status import Status
 from meha.problems import KnownProblem, group_lasso
 from meha_lab.problems import collection
 from meha_lab.problems.variants import TOYS, VARIANTS

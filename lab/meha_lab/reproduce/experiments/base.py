@@ -16,9 +16,9 @@ from markupsafe import Markup
 from meha_lab.reproduce.cells import Case, Cell, Record
 from meha_lab.reproduce.contenders import AUTOMATIC, CONTENDERS, Setting
 from meha_lab.reproduce.page import Mark, Prose, Section
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
 from meha_lab.reproduce.tuning import cells as trials
+from meha_lab.store import Store
 
 __all__ = [
     "PAPER",

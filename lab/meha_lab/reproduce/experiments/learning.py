@@ -31,8 +31,8 @@ from meha_lab.reproduce.experiments.base import (
 from meha_lab.reproduce.experiments.racing import OWN, compared, first, picture, reached, shown, times
 from meha_lab.reproduce.figures import Curve, Panel
 from meha_lab.reproduce.page import Block, Details, Item, Mark, Section, Table
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 from meha_lab.tasks import few_shot, hyper_cleaning
 
 __all__ = ["FewShotLearning", "HyperCleaning", "lacking"]

@@ -12,7 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-from meha._checks import check_count
+from meha.tensors.checks import check_count
 from meha_lab.tasks.architecture_search.operations import OPERATIONS, SKIP, ZERO, Factory
 
 __all__ = ["CellGenotype", "Genotype", "SearchSpace", "random_genotype"]

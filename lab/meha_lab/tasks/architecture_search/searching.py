@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha._checks import check_count
-from meha._faults import forget_trained
-from meha._oracle import Counts
-from meha._solving import solve, uninterrupted
-from meha._verdicts import Status
+from meha.method.optimizers import Optimizer, OptimizerFactory
+from meha.method.status import Status
 from meha.methods import Method
-from meha.methods._optimizers import Optimizer, OptimizerFactory
-from meha.observers import Recorder
+from meha.problem.oracle import Counts
+from meha.running.loop import forget_trained
+from meha.running.observers import Recorder
+from meha.running.solve import solve, uninterrupted
+from meha.tensors.checks import check_count
 from meha_lab.tasks.architecture_search.genotype import Genotype
 from meha_lab.tasks.architecture_search.task import ArchitectureSearch, entropy
 from meha_lab.tasks.architecture_search.training import HISTORY, RATE, SGD, LowerDescent, in_folder

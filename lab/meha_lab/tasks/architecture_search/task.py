@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from meha._checks import check_count
-from meha.problem import Problem
+from meha.problem.problem import Problem
+from meha.tensors.checks import check_count
 from meha_lab.datasets import cifar10, digits
 from meha_lab.tasks.architecture_search.data import JUDGED, Batches, Pictures, Scaling, chunks, crop_and_flip, precision
 from meha_lab.tasks.architecture_search.genotype import Genotype, SearchSpace, edge_weights

@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from meha._checkpoints import Checkpoint
-from meha._checks import check_count, check_positive
-from meha._oracle import Oracle
-from meha._running import At, Numbers
-from meha._solving import solve, uninterrupted
-from meha._variables import Variable
+from meha.method.method import At, Numbers
+from meha.method.optimizers import Optimizer, OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods import Method, State
-from meha.methods._moves import move
-from meha.methods._optimizers import Optimizer, OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.observers import Recorder
-from meha.problem import Problem
+from meha.methods.frames import move
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.running.checkpoints import Checkpoint
+from meha.running.observers import Recorder
+from meha.running.solve import solve, uninterrupted
+from meha.tensors.checks import check_count, check_positive
+from meha.tensors.variables import Variable
 from meha_lab.tasks.architecture_search.data import (
     JUDGED,
     Batches,

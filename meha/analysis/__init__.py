@@ -1,0 +1,1 @@
+"""Theory and diagnostics of problems and points."""

@@ -1,0 +1,1 @@
+"""The engines of the default: methods that a user can also name."""

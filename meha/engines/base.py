@@ -1,0 +1,101 @@
+"""Engine: what the engines have in common as methods. They need full gradients, and end at the first stationary point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from meha.method.method import At, Method, Numbers, Run, State
+from meha.method.status import Status, Verdict
+from meha.problem.problem import Problem
+from meha.tensors.checks import check_count, check_tolerance
+from meha.tensors.variables import Variable
+
+__all__ = ["Course", "Engine", "EngineState", "unverified"]
+
+
+class Course(Protocol):
+    """An engine at work: it takes steps, and tells how it ended."""
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that the present answer comes from."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why it is over; None while there is something to do."""
+
+    def advance(self) -> Numbers:
+        """Take a step, and put the point at which it would end now into the variables."""
+
+    def report(self) -> dict[str, str]:
+        """What it learned, in lines by heading."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps need, in plain tensors, numbers and text."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another course was."""
+
+
+@dataclass
+class EngineState(State):
+    """x, y, and the engine at work."""
+
+    course: Course
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that the present answer comes from."""
+        return self.course.engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Method):
+    """A method that compares values of full objectives, without batches; its subclasses build a :class:`Course`.
+
+    Args:
+        max_gradients: upper bound on the gradients of f in a run; a product with the Hessian of f counts as one.
+    """
+
+    refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
+    projects_start: ClassVar[bool] = True
+    repeats: ClassVar[str] = "it compares values"
+
+    max_gradients: int = 40_000
+
+    def __post_init__(self) -> None:
+        check_tolerance("tol", getattr(self, "tol", 0.0))
+        check_count("max_gradients", self.max_gradients)
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if problem.needs_batch:
+            raise ValueError(
+                f"method: {self.name} compares values, which change from batch to batch; use StochasticMEHA() or MEHA(), or"
+                " objectives of (x, y) on all data."
+            )
+
+    def step(self, oracle: Any, state: EngineState, at: At) -> Numbers:
+        if at.batch is not None:
+            raise ValueError(f"batch: {self.name} takes none, got {type(at.batch).__name__}; use StochasticMEHA() or MEHA().")
+        return state.course.advance()
+
+    def terminate(self, state: EngineState) -> Verdict | None:
+        return state.course.verdict
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        return (
+            "F seems to have no minimum over the solutions of the lower level: check its sign, or bound x and y (x_set, y_set)."
+        )
+
+    def report(self, run: Run) -> dict[str, str]:
+        return run.state.course.report()
+
+
+def unverified(end: Verdict) -> Verdict:
+    """The verdict of an engine alone. A stationary point meets a rule; whether it is the best was not verified."""
+    if end.status is not Status.CONVERGED:
+        return end
+    return Verdict(Status.RULE_MET, f"{end.message} Nothing was verified; there may be other basins and other solutions.")

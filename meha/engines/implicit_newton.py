@@ -1,0 +1,736 @@
+"""ImplicitNewton: quasi-Newton steps on the hyper-objective x -> F(x, y*(x)) over X, with Newton steps for y*(x)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.engines.attempt import EngineKind
+from meha.engines.base import Engine, EngineState, unverified
+from meha.engines.bfgs import BFGS, line_search, shortest_combination
+from meha.engines.hyper_objective import Domain, HyperObjective, HyperValue, hypergradient
+from meha.lower.batched_newton import Batch
+from meha.lower.expansion import Expansion
+from meha.lower.flat_problem import BudgetError
+from meha.lower.newton_on_faces import Factor, LowerResponse, NewtonLower, SmoothFace, factorise, semidefinite, unknown_faces
+from meha.lower.newton_tuning import TUNING
+from meha.lower.quadratic_model import QuadraticModel
+from meha.method.method import Numbers
+from meha.method.status import Status, Verdict
+from meha.numerics.limited_memory import vector_norm
+from meha.numerics.limited_memory import vector_norm as norm
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.tensors.torch_private import BREAKDOWNS
+from meha.tensors.variables import Variable
+from meha.tensors.vectors import Clock, Flat
+
+__all__ = ["HyperDescent", "LowerShape", "SaddleEscape", "StationarityMeasures", "Trail", "release_direction", "weakly_active"]
+
+
+@dataclass
+class Trail:
+    """The last points, whose smallest changes are the scales of the end: a start far away says nothing about it.
+
+    Attributes:
+        eps: rounding error of the variables.
+        points: x, F, and the size of the hypergradient.
+        least, most: the range of F so far.
+    """
+
+    eps: float
+    points: list[tuple[Tensor, float, float]] = field(default_factory=list)
+    least: float = math.inf
+    most: float = -math.inf
+
+    def add(self, now: HyperValue) -> None:
+        """Go on to a point."""
+        if math.isfinite(now.F):
+            self.least, self.most = min(self.least, now.F), max(self.most, now.F)
+            self.points = [*self.points, (now.x, now.F, now.size)][-TUNING.recent :]
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough points."""
+        return len(self.points) == TUNING.recent
+
+    @property
+    def size(self) -> float:
+        """The size of the hypergradient: the second largest, as the first one may belong to a start far away."""
+        return sorted(size for _, _, size in self.points)[-2:][0]
+
+    @property
+    def _moves(self) -> list[float]:
+        return [norm(new - old) for (old, _, _), (new, _, _) in pairwise(self.points)]
+
+    @property
+    def moved(self) -> float:
+        """The shortest move."""
+        return min(self._moves)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether F has come down to its rounding error at the start, and x goes on with moves that do not shrink."""
+        steady = all(TUNING.steady * before <= after for before, after in pairwise(self._moves))
+        return self.tells and steady and abs(self.points[-1][1]) <= self.eps * (self.most - self.least)
+
+    @property
+    def spread(self) -> float:
+        """The last change of F, or a part of its whole range that is next to nothing if that is more."""
+        return max(self._changed, self.eps**TUNING.lower_power * (self.most - self.least)) if self.points else 0.0
+
+    @property
+    def fallen(self) -> float:
+        """The range of F at the last points."""
+        values = [F for _, F, _ in self.points]
+        return max(values) - min(values)
+
+    @property
+    def _changed(self) -> float:
+        last = [F for _, F, _ in self.points[-2:]]
+        return max(last) - min(last)
+
+    def scale(self, now: HyperValue) -> float:
+        """The scale of F at the end, at least what rounding hides."""
+        return max(abs(now.F), self._changed, self.eps**2 * (self.most - self.least))
+
+
+@dataclass
+class StationarityMeasures:
+    """Measures at a point that seems to be the end.
+
+    Attributes:
+        pivot: the smallest pivot of the Hessian on the face, relative to its diagonal entry; NaN without a factor.
+        error: the estimated error of y, relative to y.
+        stationarity: the hypergradient, relative to its largest size, or at a kink a combination of those nearby.
+        weak: the number of coordinates of y that are about to move.
+    """
+
+    pivot: float
+    error: float
+    stationarity: float
+    weak: int
+
+    def __str__(self) -> str:
+        words = f"relative hypergradient {self.stationarity:.1e}; y to about {self.error:.1e}"
+        return words + (f"; {self.weak} coordinates of y are about to move" if self.weak else "")
+
+    def converged(self, *, kink: bool = False) -> Verdict:
+        """The end at a stationary x and a strict minimum y."""
+        where = ", at a kink of the hyper-objective" if kink else ""
+        curvature = f"smallest pivot {self.pivot:.1e}" if math.isfinite(self.pivot) else "no negative curvature met"
+        return Verdict(
+            Status.CONVERGED,
+            f"Relative hypergradient {self.stationarity:.1e}{where}; y is a strict minimum of the lower level ({curvature}).",
+        )
+
+    def irregular(self, factor: Factor, *, regular: bool) -> Verdict:
+        """The end at a y that is not a strict minimum."""
+        kind = "indefinite" if factor.indefinite else "singular"
+        if factor.indefinite or not regular:
+            return Verdict(Status.BROKE_DOWN, f"The lower Hessian is {kind} on the face of y.")
+        return Verdict(
+            Status.FINISHED,
+            f"Relative hypergradient {self.stationarity:.1e}, but the lower Hessian is singular on the face of y.",
+        )
+
+
+def weakly_active(lower: NewtonLower, now: HyperValue) -> Tensor:
+    """A mask of the coordinates of y that a small change of the gradient would set free."""
+    response = now.response
+    if lower.faces.smooth or response is None or response.face.index is None:
+        return torch.zeros_like(now.y, dtype=torch.bool)
+    at, step = response.at, lower.step
+    held = torch.ones_like(at.y, dtype=torch.bool)
+    held[response.face.index] = False
+    u = at.y - step * at.f_y
+    away = torch.where(u >= at.y, 1.0, -1.0).to(u)
+    weak = torch.zeros_like(held)
+    for shift in (away, -away):
+        face = lower.faces.at(lower.faces.prox(at.x, u + TUNING.margin * lower.scale * shift, step))
+        if face.index is not None:
+            weak[face.index] = True
+    return weak & held
+
+
+def release_direction(lower: NewtonLower, now: HyperValue, zero: float) -> Tensor | None:
+    """A direction in x along which g lets coordinates of y go that would lower F; None if there is none.
+
+    With A the free coordinates, F changes with a held y_i at the rate F_i - H_iA v; let go, y_i moves against f_i. Those
+    coordinates of x that have no influence now, with hypergradients up to ``zero``, go down the slope of g along such moves.
+    """
+    response, oracle = now.response, lower.oracle
+    if oracle.problem.nonsmooth is None or response is None or response.face.index is None or now.rates is None:
+        return None
+    at, idle = response.at, now.gradient.abs() <= zero
+    pull = torch.where(now.rates * at.f_y > 0, -at.f_y, 0.0)
+    pull[response.face.index] = 0.0
+    length = vector_norm(pull)
+    if not bool(idle.any()) or not length:
+        return None
+    way = lower.eps**TUNING.loose_power * (lower.scale or 1.0) / length * pull
+    here, there = (lower.flat_x.join(oracle.g_gradient(at.x, lower.flat_y.at(y))) for y in (at.y, at.y + way))
+    direction = torch.where(idle, -(there - here).sign(), 0.0)
+    return direction if bool(direction.any()) else None
+
+
+class SaddleEscape:
+    """Small moves around a point.
+
+    Args:
+        objective, domain, memory: the hyper-objective, X, and where curvatures go to.
+        eps: rounding error of the variables.
+        note: is shown each value.
+    """
+
+    def __init__(
+        self, objective: HyperObjective, domain: Domain, memory: BFGS, eps: float, note: Callable[[HyperValue], None]
+    ) -> None:
+        self._objective, self._domain, self._memory, self._eps, self._note = objective, domain, memory, eps, note
+
+    def probe(self, now: HyperValue) -> HyperValue | None:
+        """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
+
+        Up to a number of coordinates it is the whole curvature, whatever their units; beyond, that along some fixed directions.
+        """
+        if not self._domain.coordinatewise:
+            return None
+        free = self._domain.free(now.x, now.gradient).nonzero().reshape(-1)
+        few, columns = len(free) <= TUNING.probes_x, []
+        for k, move in enumerate(_probes(now.x, free, self._domain.x_size(now.x) or 1.0)):
+            new = self._nearby(now, self._eps**TUNING.probe_power * move, grow=few)
+            if new is None:
+                continue
+            change, moved = new.gradient - now.gradient, new.x - now.x
+            if float(torch.dot(change, moved)) < 0:
+                lower = self.descend(now, moved)
+                if lower is not None:
+                    return lower
+            if few:
+                columns.append(change[free] / moved[free[k]])
+            else:
+                self._memory.update(moved, change)
+        if columns and len(columns) == len(free):
+            self._memory.replace(torch.stack(columns, dim=1), free, len(now.x))
+        return None
+
+    def descend(self, now: HyperValue, move: Tensor, measures: tuple[int, ...] = (1, -1)) -> HyperValue | None:
+        """A point at which F is lower, beyond what rounding explains, at a multiple of a small move."""
+        for sign in measures:
+            new = self._objective(self._domain.project(now.x + sign * TUNING.probe_growth * move), now.y)
+            if new.regular and now.F - self._eps**TUNING.loose_power * abs(now.F) > new.F:
+                self._memory.clear()
+                return new
+        return None
+
+    def _nearby(self, now: HyperValue, move: Tensor, *, grow: bool) -> HyperValue | None:
+        """The hyper-objective after a small move, or after a longer one where its gradient shows no difference."""
+        found = None
+        for _ in range(TUNING.probe_growths if grow else 1):
+            new = self._objective(self._domain.project(now.x + move), now.y)
+            if not math.isfinite(new.F):
+                break
+            self._note(new)
+            found = new
+            if norm(new.gradient - now.gradient) > TUNING.seen * self._eps * now.size:
+                break
+            move = TUNING.probe_growth * move
+        return found
+
+
+def _probes(x: Tensor, free: Tensor, size: float) -> Iterator[Tensor]:
+    """Moves that test the curvature at x: along each free coordinate, or some fixed directions where these are many."""
+    few, phase = len(free) <= TUNING.probes_x, torch.arange(len(x), dtype=x.dtype, device=x.device)
+    for k in range(len(free) if few else TUNING.probes_many):
+        move = torch.zeros_like(x)
+        if few:
+            move[free[k]] = float(x[free[k]].abs()) or size
+        else:
+            move[free] = ((k + 1) * (phase + 1)).cos()[free] * x[free].abs().clamp(min=size / len(x))
+        yield move
+
+
+class LowerShape:
+    """Curvatures of the lower level at a solution.
+
+    Args:
+        lower: the lower level.
+    """
+
+    def __init__(self, lower: NewtonLower) -> None:
+        self._lower = lower
+
+    def curvatures(self, at: Expansion) -> dict[str, float]:
+        """Norms of second derivatives of f at a point, from below."""
+        probe = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
+        coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
+        return {"f_yy": 1 / (self._lower.step or self._lower.first_step(at)), "f_xy": coupling}
+
+    def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
+        """The inverse of the Hessian at a point, times columns; None where it is not known, or only on a face."""
+        lower, factor = self._lower, self._lower.factor
+        if factor is None or factor.lower is None or not lower.faces.smooth or not lower.exact(at, factor.face):
+            return None
+        triangle = factor.lower
+        return lambda columns: torch.cholesky_solve(columns, triangle)
+
+    def model(self, at: Expansion) -> QuadraticModel | None:
+        """f as a quadratic function of y, which it need not be; None if it is not convex, or if this is not known."""
+        lower = self._lower
+        if lower.hessians.quadratic is False or lower.oracle.problem.g.rho:
+            return None
+        if lower.factor is None:  # conjugate gradients saw no other curvature
+            return QuadraticModel(lambda v: at.product(v, g=False)) if lower.faces.smooth else None
+        hessian = lower.hessians.matrix
+        if hessian is None or not lower.hessians.known_at(at.x):
+            return None
+        return QuadraticModel(lambda v: hessian @ v) if bool(semidefinite(hessian, lower.eps)) else None
+
+    def determines(self, response: LowerResponse, weak: Tensor) -> bool | None:
+        """Whether f + g is strictly convex on the face of y, and f on the face with the ``weak`` coordinates.
+
+        Then y is the only solution nearby. Without a factor, which large faces do not have, it is not known: None.
+        """
+        factor = self._lower.factor
+        if factor is None or not bool(weak.any()):
+            return None if factor is None else factor.definite
+        wide = weak.clone()
+        wide[response.face.index] = True
+        index = wide.nonzero().reshape(-1)
+        if len(index) > TUNING.dense:
+            return None
+        return factorise(self._lower.hessian(response.at, index), SmoothFace(index), self._lower.clock).definite
+
+
+SAVED_NUMBERS = ("start", "tol", "spectral", "largest", "moving", "steps", "resting", "released", "nearby", "before")
+"""What a checkpoint keeps besides the memories."""
+
+SINGULAR = "The lower Hessian is singular on the face of y."
+
+
+class HyperDescent:
+    """Minimise x -> F(x, y*(x)) over X, with y* by Newton steps and its derivative by the implicit function theorem.
+
+    Args:
+        oracle, x, y: the problem, and the variables that hold the last point.
+        tol: the relative accuracy of x.
+        allowed: gradients of f and products with its Hessian after which it gives up.
+        clock: where the time goes to.
+
+    Attributes:
+        start: where it begins, if not where the variables are.
+        now: the hyper-objective at the last point; None before the first step.
+        verdict: how it ended; None while there is something to do. ``converged`` means that x is stationary and y a strict
+            minimum on its face, and says nothing about other basins of the lower level.
+        signs: the measures at the end.
+        steps: number of steps in x.
+        trail: the last points.
+    """
+
+    def __init__(
+        self, oracle: Oracle, x: Variable, y: Variable, tol: float, allowed: float = math.inf, clock: Clock | None = None
+    ) -> None:
+        self.oracle, self.tol, self.clock = oracle, tol, clock or Clock()
+        self.flat_x, self.flat_y = Flat(x), Flat(y)
+        self.eps = max(self.flat_x.eps, self.flat_y.eps)
+        self.lower = NewtonLower(oracle, self.flat_x, self.flat_y, self.clock)
+        self.lower.limit = allowed
+        self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
+        self.domain = Domain(oracle, self.flat_x)
+        self.memory = BFGS()
+        self.batch = Batch(self.lower)
+        self.shape = LowerShape(self.lower)
+        self.saddle_escape = SaddleEscape(self.objective, self.domain, self.memory, self.eps, self._note)
+        self.start: tuple[Tensor, Tensor] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget where it was."""
+        self.memory.clear()
+        self.now: HyperValue | None = None
+        self.verdict: Verdict | None = None
+        self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
+        self.largest = 0.0  # the largest size of a hypergradient so far
+        self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
+        self.steps, self.trail = 0, Trail(self.eps)
+        self.moving: int | None = None  # the number of coordinates of y that can move
+        self.resting = 0  # steps in a row that gained nothing
+        self.released = 0  # times that held coordinates of y were let go
+        self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
+        self.measures: StationarityMeasures | None = None
+
+    def restart(self, x: Tensor, y: Tensor, tol: float, allowed: float) -> None:
+        """Begin once more, at another point, with a limit on all evaluations; what is known about Hessians stays."""
+        self._clear()
+        self.start, self.tol, self.objective.limit = (x, y), tol, allowed
+
+    def advance(self) -> Numbers:
+        """Take a step, and put the point into the variables; after a restart, the first one only evaluates the start."""
+        try:
+            restarted = self.now is None and self.start is not None
+            now = self.now or self._begin()
+            if self.verdict is None and not restarted:
+                now = self._step(now) if self.before is None or self._spent < self.before[2] else self._return(now)
+                self.steps += 1
+                self.trail.add(now)
+            self.now = now
+            if now.response is not None:
+                self.moving = now.response.face.count(self.flat_y.size)
+        except BudgetError:
+            self.verdict = Verdict(Status.FINISHED, "Gradient budget exhausted (max_gradients).")
+        except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
+            self.verdict = Verdict(Status.BROKE_DOWN, f"{type(error).__name__}: {error}".split("\n", 1)[0])
+        if (at := self.now) is None or not math.isfinite(at.F):
+            return {}
+        self.flat_x.write(at.x)
+        self.flat_y.write(at.y)
+        return {"upper": at.F, "lower": at.lower, "residual": self._residual(at)}
+
+    @property
+    def _spent(self) -> int:
+        return self.oracle.counts.lower + self.oracle.counts.hvp
+
+    def _return(self, now: HyperValue) -> HyperValue:
+        """Return to the last point that was stationary, where the way from it is long."""
+        assert self.before is not None
+        (x, y, _), self.before = self.before, None
+        back = self._confirm(self.objective(x, y))
+        if self.verdict is not None:
+            note = f"F is lower, {now.F:.6g}, on a long way to another local solution."
+            self.verdict = replace(self.verdict, message=f"{self.verdict.message} {note}")
+        return back
+
+    def _free(self, now: HyperValue) -> Tensor:
+        return self.domain.free(now.x, now.gradient)
+
+    def _residual(self, now: HyperValue) -> float:
+        return self.domain.residual(now.x, now.gradient)
+
+    def _begin(self) -> HyperValue:
+        """The hyper-objective at the start."""
+        x, y = self.start or (self.flat_x.read(), self.flat_y.read())
+        if self.start is None:
+            self.objective.check_dependence(x, y)
+        self.domain.start_size = norm(x)
+        now = self.objective(x, y)
+        if not math.isfinite(now.F):
+            self.verdict = Verdict(Status.BROKE_DOWN, "The lower level was not solved at the start.")
+        elif not now.regular:
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
+        self._note(now)
+        self.trail.add(now)
+        return now
+
+    def _note(self, value: HyperValue) -> None:
+        if math.isfinite(value.F):
+            self.largest = max(self.largest, value.size)
+            self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.sampled :]
+
+    def _direction(self, now: HyperValue) -> Tensor:
+        """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
+        size, x_size = now.length, self.domain.x_size(now.x)
+        if not size:
+            return torch.zeros_like(now.x)
+        plain = TUNING.first_step * x_size / size if x_size else abs(now.F) / size**2 or 1 / size
+        if not self.domain.coordinatewise:
+            step = self.spectral or plain
+            return self.domain.project(now.x - step * now.gradient) - now.x
+        free = self._free(now)
+        direction = self.memory.direction(now.gradient, free)
+        if direction is not None and float(torch.dot(direction, now.gradient)) < 0:
+            length = norm(direction)
+            return direction * min(1.0, TUNING.widest * (x_size or length) / length)
+        self.memory.clear()
+        return torch.where(free, -plain * now.gradient, 0.0)
+
+    def _step(self, now: HyperValue) -> HyperValue:
+        direction = self._direction(now)
+        if self._stationary(now, direction):
+            explored = self._explored(now)
+            lower = None if explored else self.saddle_escape.probe(self._sharpened(now))
+            if lower is not None:
+                return lower
+            if explored or self._stationary(now, self._direction(now)):
+                return self._confirm(now)
+            direction = self._direction(now)
+        new, tried = self._search(now, direction)
+        if new is None and now.error > self.lower.tol:
+            now = self._sharpened(now)
+            new, tried = self._search(now, self._direction(now))
+        if new is None and self._learned():
+            self.memory.clear()
+            self.spectral = 0.0
+            new, tried = self._search(now, self._direction(now))
+        if new is None:
+            return self._confirm(now, stuck=True, tried=tried)
+        move, change = new.x - now.x, new.gradient - now.gradient
+        rests = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self.trail.scale(now) >= now.F - new.F
+        self.resting = self.resting + 1 if rests else 0
+        if self.resting > TUNING.rests:  # F has come down as far as it can, and x jumps across a kink
+            return self._confirm(new, stuck=True)
+        product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
+        self.spectral = square / product if product > 0 else 0.0
+        self.memory.update(move, change)
+        if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0) or self.trail.unbounded:
+            self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
+        return new
+
+    def _explored(self, now: HyperValue) -> bool:
+        """Whether the pairs tell the curvature along all free coordinates, as far as these have similar units."""
+        sizes = now.x[self._free(now)].abs()
+        even = not len(sizes) or bool((TUNING.uneven * sizes >= sizes.max()).all())
+        return even and self.memory.count >= TUNING.explored * len(sizes)
+
+    def _search(self, now: HyperValue, direction: Tensor) -> tuple[HyperValue | None, list[HyperValue]]:
+        """A step along a direction, with y as accurate as it needs."""
+        self.lower.accuracy = self._needed(now)
+        new, tried = line_search(self.objective, now, direction, self.domain.project, self.eps)
+        if new is not None and self._residual(new) < TUNING.blurred * new.error * self.largest:
+            self.lower.accuracy = self._needed(new)
+            new = self._sharpened(new)
+        self.lower.accuracy = self.lower.tol
+        for value in tried:
+            self._note(value)
+        return new, tried
+
+    def _needed(self, now: HyperValue) -> float:
+        """The accuracy of y that a step from a point needs."""
+        relative = self._residual(now) / self.largest if self.largest else 0.0
+        return max(self.lower.tol, TUNING.beyond_x * self.tol, min(TUNING.loosest, TUNING.accuracy * relative))
+
+    def _sharpened(self, now: HyperValue) -> HyperValue:
+        """A point with y as accurate as the lower level is solved now."""
+        return self.objective(now.x, now.y) if now.error > self.lower.accuracy else now
+
+    def _learned(self) -> bool:
+        return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
+
+    def _stationary(self, now: HyperValue, direction: Tensor) -> bool:
+        """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
+        size, trail = self._residual(now), self.trail
+        if not size:
+            return True
+        if not trail.tells or not self._learned():
+            return size <= self.eps * trail.size
+        small = norm(direction) <= TUNING.beyond_tol * self.tol * max(norm(now.x), trail.moved)
+        if not (small and self._gain(now, direction) <= self.tol) and not self._negligible(now, direction):
+            return size <= self.eps * trail.size
+        return size <= TUNING.settled * trail.size or size <= TUNING.settled * self.objective.scale(now)
+
+    def _gain(self, now: HyperValue, direction: Tensor) -> float:
+        """The decrease of F that a direction promises, relative to F, or to a part of what F fell by where it goes to zero."""
+        scale = max(self.trail.scale(now), self.tol * self.trail.fallen)
+        return -float(torch.dot(now.gradient, direction)) / (scale or 1.0)
+
+    def _negligible(self, now: HyperValue, direction: Tensor) -> bool:
+        return self._gain(now, direction) <= TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
+
+    def _confirm(self, now: HyperValue, *, stuck: bool = False, tried: Sequence[HyperValue] = ()) -> HyperValue:
+        """The verdict at a point that seems to be the end: y must be a strict minimum on its face, and x stationary."""
+        response = self.lower.solve(self.flat_x.at(now.x), now.y)
+        at, face = response.at, response.face
+        factor = self.lower.renew(at, face)
+        now = hypergradient(self.lower, response, rates=not self.lower.faces.smooth)
+        pivot = factor.pivot if factor is not None else math.nan
+        residual = self._residual(now)
+        weak = int(weakly_active(self.lower, now).sum())
+        if not stuck and residual > TUNING.settled * self.largest:
+            self.memory.clear()
+            return now
+        measures = self.measures = StationarityMeasures(pivot, response.error, residual / (self.largest or 1.0), weak)
+        if not response.solved:
+            self.verdict = Verdict(Status.BROKE_DOWN, "The lower level was not solved.")
+        elif stuck and any(not value.regular for value in tried):
+            self.verdict = Verdict(Status.BROKE_DOWN, SINGULAR)
+        elif factor is not None and not factor.definite:
+            self.verdict = measures.irregular(factor, regular=now.regular)
+        elif stuck and not self._at_kink(now, measures):
+            message = f"No step along the hypergradient lowers F, of relative size {measures.stationarity:.1e}."
+            small = measures.stationarity <= self.eps**TUNING.loose_power or self._negligible(now, self._direction(now))
+            self.verdict = measures.converged() if small else Verdict(Status.FINISHED, message)
+        else:
+            lower = (self._across(now) if weak else None) or self._release(now)
+            if lower is not None:
+                return lower
+            self.verdict = measures.converged(kink=stuck or weak > 0)
+        return now
+
+    @property
+    def model(self) -> QuadraticModel | None:
+        """f around the last point, if it seems to be a convex quadratic function of y."""
+        assert self.now is not None
+        assert self.now.response is not None
+        return self.shape.model(self.now.response.at)
+
+    @property
+    def determined(self) -> bool | None:
+        """Whether f is strictly convex wherever y could move from the last point; None where that is not known."""
+        assert self.now is not None
+        assert self.now.response is not None
+        return self.shape.determines(self.now.response, weakly_active(self.lower, self.now))
+
+    def _around(self, now: HyperValue) -> Tensor:
+        """Hypergradients from nearby along the free coordinates of x, one in each row."""
+        reach = TUNING.near * max(self.tol, self.eps**TUNING.loose_power) * self.domain.x_size(now.x)
+        rows = [gradient for x, gradient in self.nearby if norm(x - now.x) <= reach]
+        return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
+
+    def _across(self, now: HyperValue) -> HyperValue | None:
+        """A point of lower F along a hypergradient of another face, where y is about to change its face."""
+        for row in self._around(now):
+            size = norm(row)
+            if size > TUNING.settled * self.largest:
+                length = self.eps**TUNING.probe_power * (self.domain.x_size(now.x) or 1.0)
+                lower = self.saddle_escape.descend(now, -length / size * row, measures=(1,))
+                if lower is not None:
+                    return lower
+        return None
+
+    def _release(self, now: HyperValue) -> HyperValue | None:
+        """The best of some points with coordinates of y free that g holds now; None if F is not lower at any of them."""
+        if self.released >= TUNING.rounds:
+            return None
+        direction = release_direction(self.lower, now, self.eps * self.largest)
+        if direction is None:
+            return None
+        self.released += 1
+        unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))
+        gain, best, guess = self.tol * self.trail.scale(now), now, now.y
+        for exponent in range(TUNING.releases):
+            x = self.domain.project(now.x + TUNING.release * TUNING.growth**exponent * unit * direction)
+            new = self.objective(x, guess)
+            if not new.regular or now.F + gain < new.F:
+                break
+            best, guess = (new if best.F - gain > new.F else best), new.y
+        if best is now:
+            return None
+        self.memory.clear()
+        self.before = now.x, now.y, self._spent + TUNING.detour * self._spent
+        return best
+
+    def _at_kink(self, now: HyperValue, measures: StationarityMeasures) -> bool:
+        """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
+        rows = self._around(now)
+        if len(rows) <= 2 or not self.domain.coordinatewise:
+            return False
+        size = norm(shortest_combination(rows)) / (self.largest or 1.0)
+        measures.stationarity = min(size, measures.stationarity)
+        return size <= TUNING.settled
+
+    def __str__(self) -> str:
+        words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"
+        kind = "quadratic in y" if self.lower.hessians.quadratic else "smooth"
+        moving = f"; f {kind}; {self.moving} of {self.flat_y.size} coordinates of y can move"
+        return words if self.moving is None else words + moving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in plain tensors, numbers and text."""
+        now = self.now
+        return {
+            "numbers": {name: getattr(self, name) for name in SAVED_NUMBERS},
+            "calls": (self.objective.calls, self.objective.limit),
+            "lower": self.lower.state_dict(),
+            "now": now and {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
+            "memory": self.memory.state_dict(),
+            "batched": self.batch.known,
+            "start_size": self.domain.start_size,
+            "signs": self.measures and vars(self.measures),
+            "trail": vars(self.trail),
+            "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another course was."""
+        vars(self).update(state["numbers"])
+        self.objective.calls, self.objective.limit = state["calls"]
+        self.lower.load_state_dict(state["lower"])
+        self.now = state["now"] and HyperValue(**state["now"], response=None)
+        self.memory.load_state_dict(state["memory"])
+        self.batch.known = state["batched"]
+        self.domain.start_size = state["start_size"]
+        self.measures = state["signs"] and StationarityMeasures(**state["signs"])
+        vars(self.trail).update(state["trail"])
+        self.verdict = state["verdict"] and Verdict(Status(state["verdict"][0]), state["verdict"][1])
+
+
+def refusal(problem: Problem, x: Variable, y: Variable) -> str:
+    """Why implicit Newton steps cannot take a problem; empty if they can."""
+    if problem._without_x:
+        return "there is no x"
+    if x.has_modules or y.has_modules:
+        return "x or y has modules"
+    unknown = unknown_faces(problem, y)
+    return f"the faces of {unknown} are curved or unknown" if unknown else ""
+
+
+class ImplicitNewtonRun:
+    """The descent as a run of its own: its first stationary point is the answer."""
+
+    engine = EngineKind.IMPLICIT_NEWTON.value
+
+    def __init__(self, descent: HyperDescent) -> None:
+        self.descent = descent
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the descent ended; None while it goes on."""
+        end = self.descent.verdict
+        return end and unverified(end)
+
+    def advance(self) -> Numbers:
+        """Take a step."""
+        return self.descent.advance()
+
+    def report(self) -> dict[str, str]:
+        """The number of steps, the shape of f, and the accuracy."""
+        lines = {"course": str(self.descent), "time": str(self.descent.clock)}
+        return lines if self.descent.measures is None else lines | {"accuracy": str(self.descent.measures)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, in plain tensors, numbers and text."""
+        return self.descent.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another run was."""
+        self.descent.load_state_dict(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplicitNewton(Engine):
+    """Quasi-Newton steps on the hyper-objective x -> F(x, y*(x)), to the first stationary point; nothing is verified.
+
+    y*(x) is found by Newton steps on the face of g and Y that holds y, with dense Hessians or conjugate gradients. The
+    implicit function theorem gives the hypergradient
+
+        F_x - f_xy' (f_yy)^-1 F_y,    restricted to the face.
+
+    It needs second derivatives, and a lower level with a strict minimum. The default of :func:`meha.solve` begins with this
+    engine, and then also looks for other basins and other solutions; see :class:`~meha.methods.Default`.
+
+    Args:
+        tol: the relative accuracy of x.
+        max_gradients: upper bound on the gradients of f; a product with its Hessian counts as one.
+
+    >>> import torch, meha
+    >>> problem = meha.problems.strong_convex(n=3)
+    >>> solution = meha.solve(problem, problem.x0, problem.y0, meha.ImplicitNewton())
+    >>> print(solution.engine, solution.status, solution.x)
+    ImplicitNewton rule met tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    tol: float = 1e-6
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> EngineState:
+        why = refusal(oracle.problem, x, y)
+        if why:
+            raise ValueError(
+                f"method: ImplicitNewton cannot take this problem: {why}; use the default, or PenaltyContinuation()."
+            )
+        descent = HyperDescent(oracle, x, y, self.tol, self.max_gradients)
+        return EngineState(x=x, y=y, course=ImplicitNewtonRun(descent), settled=False)

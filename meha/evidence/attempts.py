@@ -1,0 +1,470 @@
+"""Attempts: what several starts found, which of them is the answer, and whether that is enough to say "converged"."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.engines.attempt import EngineKind, Result, Start, plain, restored
+from meha.engines.base import unverified
+from meha.engines.implicit_newton import HyperDescent
+from meha.engines.penalty_continuation import Scales, Sizes
+from meha.engines.tuning import TUNING
+from meha.evidence.sampling import Samples
+from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
+from meha.lower.multistart import TOGETHER, Evidence, LowerMultistart
+from meha.lower.nearest import NearestSolution, solve_nearest
+from meha.lower.quadratic_model import QuadraticModel
+from meha.method.status import Status, Verdict
+from meha.numerics.limited_memory import LimitedMemory, vector_norm
+
+__all__ = ["Attempts", "attach_resolved_F", "final_verdict", "nearest_solution", "rank_key", "use_nearest"]
+
+
+def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSolution:
+    """The lower solution at x nearest to y0, or to where the response of the problem begins."""
+    response_term = levels.oracle.response_term
+    levels.move(x)
+    if response_term.nearest:
+        response_term.weight = 0.0
+        start = torch.cat([leaf.detach().reshape(-1) for leaf in response_term.centre(levels.x)]).to(sizes.y0)
+    else:
+        start = sizes.y0
+    return solve_nearest(levels, start, TUNING.last_accuracy * sizes.tol, levels.curvatures["f_yy"])
+
+
+def use_nearest(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
+    """The result with the response in the place of y, which the proximal term still held."""
+    fresh = nearest_solution(levels, sizes, result.x)
+    end = result.verdict
+    if not fresh.solved and end.status is Status.CONVERGED:
+        message = f"{end.message} The nearest solution of the lower level could not be found as accurately."
+        end = Verdict(Status.FINISHED, message)
+    F = levels.upper(fresh.y)[0]
+    return result._replace(y=fresh.y, F=F, lower=fresh.lower, verdict=end)
+
+
+def attach_resolved_F(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
+    """The result with F at a fresh lower solution; without one where this is higher than y, in another basin."""
+    fresh = nearest_solution(levels, sizes, result.x)
+    fell = abs(levels.lower(sizes.y0).value - fresh.lower)
+    if fresh.lower - result.lower > TUNING.as_low * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
+        return result
+    return result._replace(fresh=levels.upper(fresh.y)[0])
+
+
+def rank_key(result: Result) -> tuple[bool, bool, bool]:
+    """What counts before F: whether there is an answer, whether y is not refuted, whether the lower level was solved."""
+    return result.verdict.status is not Status.DIVERGED, not result.refuted, result.solved
+
+
+def final_verdict(result: Result) -> Verdict:
+    """The end in the light of what is known about y, and of F at a fresh one."""
+    end, note = _verified(result), _hollow(result)
+    return Verdict(end.status, f"{end.message} {note}") if note else end
+
+
+def _verified(result: Result) -> Verdict:
+    end, evidence = result.verdict, result.evidence
+    if end.status is not Status.CONVERGED:
+        return end
+    if evidence is None:
+        doubt = "y could not be verified, since no gradients of f were left; allow more (max_gradients)"
+    elif evidence.excess:
+        doubt = f"A better point of the lower level was found, and could not be used: {evidence}"
+    elif not evidence.certain:
+        doubt = f"A better point of the lower level may exist: {evidence}"
+    else:
+        return Verdict(Status.CONVERGED, f"{end.message} {evidence}.")
+    return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
+
+
+def _hollow(result: Result) -> str:
+    """What to say where F depends on the choice among the solutions of the lower level; nothing where it does not."""
+    scale = max(result.spread, abs(result.F))
+    if result.fresh is None or not result.fresh - result.F > TUNING.hollow * scale:
+        return ""
+    return (
+        f"But a fresh lower solution has F = {result.fresh:.3g}, not {result.F:.3g}: the lower level has several solutions"
+        " at this x, and F chose among them. If y is to be computed afresh, state it:"
+        " Problem(..., response=meha.responses.Nearest())."
+    )
+
+
+FLAGS = ("several", "explored", "confirmed")
+
+
+class Attempts:
+    """The results of a run, and what searches of the lower level found out about them.
+
+    Args:
+        levels: the problem.
+        sizes: those of the start.
+        left: the gradients of f that may still be taken.
+
+    Attributes:
+        results: those of the attempts that are over.
+        plan: passes that a judgement asks for.
+        basins: the lowest points of basins of the lower level that were met, whatever x was.
+        several: whether some of them differ in height, at some x.
+        explored: whether other x were tried.
+        confirmed: whether it was asked if the best solution should be found once more.
+        pairs: what is known about the curvature of f.
+    """
+
+    def __init__(self, levels: FlatProblem, sizes: Sizes, left: Callable[[], int]) -> None:
+        self.levels, self.sizes, self.left = levels, sizes, left
+        self.results: list[Result] = []
+        self.plan: list[Start] = []
+        self.basins: list[Tensor] = []
+        self.several = self.explored = self.confirmed = False
+        self.pairs = LimitedMemory(1)
+
+    # The results
+
+    @property
+    def best(self) -> int:
+        """The result to return: y may not be refuted, then F counts; the first unless another is clearly better."""
+        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)
+        best = 0
+        for i, other in enumerate(self.results):
+            own, others = rank_key(self.results[best]), rank_key(other)
+            if others > own or (others == own and least < self.results[best].F - other.F):
+                best = i
+        return best
+
+    @property
+    def verdict(self) -> Verdict:
+        """The end of the best result, and what is known about its y."""
+        best = self.results[self.best]
+        end = final_verdict(best)
+        rivals, _ = self._other_solutions(best)
+        if rivals:
+            note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
+        elif not self.is_confident:
+            note = "A start on another side of the answer did not end there; there may be better solutions."
+        else:
+            return end
+        status = Status.LOCAL if end.status is Status.CONVERGED and not self.is_confident else end.status
+        return Verdict(status, f"{end.message} {note}")
+
+    @property
+    def unverified(self) -> Verdict:
+        """The end of the best result, of which nothing more is known."""
+        return unverified(self.results[self.best].verdict)
+
+    def _other_solutions(self, best: Result) -> tuple[list[float], int]:
+        """F of the results that are other solutions, as far as is known, and how many are the best or have its F."""
+        solutions = [result for result in self.results if rank_key(result) == rank_key(best)]
+        others = [result.F for result in solutions if not self.same_solution(best, result)]
+        return others, len(solutions) - len(others)
+
+    @property
+    def is_confident(self) -> bool:
+        """Whether no other solution than the best is to be expected, or it was found several times."""
+        rivals, alike = self._other_solutions(self.results[self.best])
+        cheap = all(result.engine is EngineKind.IMPLICIT_NEWTON for result in self.results)
+        if rivals:
+            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.least_agreement * abs(F) for G in rivals[:i])]
+            return alike >= (TUNING.agreeing_attempts + len(kinds) - 1 if cheap else TUNING.agreeing_passes)
+        return self.few_coordinates or not cheap or alike >= TUNING.agreeing_attempts_large_x
+
+    @property
+    def few_coordinates(self) -> bool:
+        """Whether x has few enough coordinates for some points to say where other solutions may be."""
+        return self.sizes.x0.numel() <= TUNING.searchable
+
+    def same_solution(self, a: Result, b: Result) -> bool:
+        """Whether two results are the same point, or have the same F."""
+        alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
+        return a is b or ((self.same_point(a, b.x, b.y) or alike) and rank_key(a) == rank_key(b))
+
+    def same_point(self, result: Result, x: Tensor, y: Tensor) -> bool:
+        """Whether a point is that of a result, as far as their accuracy shows."""
+        sizes = self.sizes
+        same, y_size = max(TUNING.agreement * sizes.tol, TUNING.least_agreement), max(sizes.y_size(y), sizes.y_largest)
+        return vector_norm(result.x - x) <= same * sizes.x_size(x) and vector_norm(result.y - y) <= same * y_size
+
+    # What to do next
+
+    def verify_newton(self, engine: HyperDescent, others: Tensor) -> Samples | None:
+        """Verify the only result, that of the second-order engine, which is there; None if it cannot be the end.
+
+        Where the lower level is not convex, it may have other basins at other x, and passes follow.
+
+        Args:
+            engine: at the result.
+            others: the x, one in each row, at which F is sampled; far ones first.
+        """
+        (result,), model = self.results, engine.model
+        search = self._search(result.x, result.y, solved=True, model=model)
+        drawn = others if len(others) else self.samples(result.x)
+        elsewhere = torch.stack([self.sizes.x0, *itertools.islice(drawn, TUNING.curvature_samples - 1)])
+        points = torch.stack(list(itertools.islice(search.random(), len(elsewhere))))
+        given = [self.sizes.y0, self.levels.inside(-result.y)]  # products and squares of y do not change with its sign
+        assert engine.now is not None
+        origins = search.draw(given, TOGETHER)
+        samples = Samples(engine.objective, engine.batch, engine.now.x, search.point, origins, (elsewhere, points), others)
+        if not samples.convex(far=True) or (model is None and not samples.convex(far=False)):
+            return None
+        search.joined(samples.descents(search.scale))
+        evidence = search.run([], self._allowed(), most=2)
+        bent = model is not None and search.model is None and not samples.convex(far=False)
+        if bent or not evidence.certain or evidence.excess or len(search.basins) > 1:
+            self.results = [result._replace(evidence=evidence if evidence.excess else None)]
+            return None
+        self._learn(search, evidence)
+        self.results = [self._polished(result, search, evidence)]
+        if not self._check_infinity(0, lambda x: engine.objective.sample(x, result.y)[0]):
+            self.results = [result]
+            return None
+        if not engine.determined:
+            self._compare(0)
+        return samples
+
+    def judge(self, scales: Scales) -> None:
+        """Verify the best result; plan further passes where it is refuted, or where there are other basins."""
+        if scales.proximal:
+            self._select(scales)
+            return
+        while not self.plan:
+            i = self.best
+            if self.results[i].verdict.status is Status.DIVERGED:
+                return
+            if self.results[i].evidence is None:
+                self._verify(i, scales)
+            elif not self.explored:
+                self._explore(i, scales)
+            elif not self.confirmed:
+                self._confirm(i, scales)
+            else:
+                self._check_infinity(i, partial(self._upper_at, self.results[i].y))
+                self._compare(i)
+                return
+
+    def _select(self, scales: Scales) -> None:
+        """Find the response at the x of the best result; no point of the lower level may be lower."""
+        while not self.plan:
+            i = self.best
+            if self.results[i].verdict.status is Status.DIVERGED:
+                return
+            if self.results[i].evidence is not None:
+                self._check_infinity(i, partial(self._upper_at, self.results[i].y))
+                return
+            self.results[i] = result = use_nearest(self.levels, scales, self.results[i])
+            search = self._search(result.x, result.y, solved=True)
+            self.results[i] = result._replace(evidence=search.run([scales.y0], self._allowed()))
+
+    def _compare(self, i: int) -> None:
+        """Note F at a fresh y, unless the problem says which y it means."""
+        if self.sizes.simple or self.levels.oracle.response_term.response is not None:
+            return
+        with contextlib.suppress(BudgetError):
+            self.results[i] = attach_resolved_F(self.levels, self.sizes, self.results[i])
+
+    def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: QuadraticModel | None = None) -> LowerMultistart:
+        """A search of the lower level at x, around y."""
+        sizes, levels = self.sizes, self.levels
+        levels.move(x)
+        scale, t = max(sizes.y_size(y), sizes.y_largest), 1 / (levels.curvatures["f_yy"] or 1.0)
+        return LowerMultistart(levels, y, self.pairs, t, scale, sizes.tol * sizes.x_size(x), solved=solved, model=model)
+
+    def _allowed(self) -> int:
+        return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
+
+    def _learn(self, search: LowerMultistart, evidence: Evidence) -> None:
+        self._remember_basins(sorted(search.basins, key=lambda basin: basin.value))
+        self.several = self.several or evidence.values > 1
+
+    def _polished(self, result: Result, search: LowerMultistart, evidence: Evidence) -> Result:
+        """A result with its evidence, and with y as low as the search found it in its basin."""
+        if evidence.excess:
+            return result._replace(evidence=evidence)
+        own = search.basins[0]
+        F = result.F if own is search.point else self.levels.upper(own.z)[0]
+        return result._replace(y=own.z, F=F, lower=own.value, evidence=evidence)
+
+    def _verify(self, i: int, scales: Scales) -> None:
+        """Search the lower level at the x of a result; a lower point gives rise to passes that know of it."""
+        levels, result = self.levels, self.results[i]
+        search = self._search(result.x, result.y, solved=True)
+        given = [other.y for other in self.results if other is not result] + result.others + self.basins + [scales.y0]
+        evidence = search.run(given, self._allowed())
+        self._learn(search, evidence)
+        own, basins = search.basins[0], sorted(search.basins, key=lambda basin: basin.value)
+        if evidence.excess:
+            self.results = [
+                r._replace(evidence=evidence) if self.same_point(r, result.x, result.y) else r for r in self.results
+            ]
+            others = [basin.z for basin in basins if basin is not own][: TUNING.remembered]
+            holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
+            self._add(Start("back from a higher basin", scales.starts[0], result.x, result.y, others))
+            c = max(scales.starts[-1], holding)
+            if not self._add(Start("from a lower basin", c, result.x, others[0], [result.y, *others[1:]])):
+                self._fall_back(result, basins[0], evidence)
+            return
+        self.results[i] = polished = self._polished(result, search, evidence)
+        for basin in basins:
+            equal = basin is not own and basin.value <= own.value + search.equal(basin)
+            if equal and levels.upper(basin.z)[0] < polished.F - TUNING.better * max(result.spread, 0.0):
+                self._add(Start("from a basin of the same height", scales.starts[-1], result.x, basin.z, [own.z]))
+                break
+
+    def _remember_basins(self, basins: Sequence[LowerPoint]) -> None:
+        """Remember the lowest points of basins that were met, whatever x was."""
+        for basin in basins:
+            far = TUNING.merged * self.sizes.y_size(basin.z)
+            if len(self.basins) < TUNING.remembered and all(vector_norm(basin.z - known) > far for known in self.basins):
+                self.basins.append(basin.z)
+
+    def _explore(self, i: int, scales: Scales) -> None:
+        """Solve the lower level at some x far and near; plan passes from those that may lead to another solution."""
+        self.explored = True
+        for _, x, ys in self._promising_x(self.results[i]):
+            self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
+
+    def _promising_x(self, best: Result) -> list[tuple[float, Tensor, list[Tensor]]]:
+        """Some x at which F is less than at the best, or which F rises from on the way there; with F, and with lower points."""
+        levels = self.levels
+        found: list[tuple[float, Tensor, list[Tensor]]] = []
+        doubtful = self.several or len(self.basins) > 1 or bool(self._other_solutions(best)[0])
+        allowed = self._allowed() if doubtful else min(self.left(), int(TUNING.sampling_share * levels.spent))
+        with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
+            found.extend(self._lowest_basin(x, best.y) for x in self.samples(best.x))
+            found.sort(key=lambda point: point[0])
+            if not self.several:  # only where F rises on the way to the best
+                humps = [self._lowest_basin(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
+                found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
+        return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
+
+    def _confirm(self, i: int, scales: Scales) -> None:
+        """Where several solutions were found, and the best of them once, plan passes that may find it again."""
+        best, self.confirmed = self.results[i], True
+        if not self.is_confident:
+            for x in itertools.islice(self.samples(best.x), TUNING.confirming):
+                self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
+
+    def _lowest_basin(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
+        """F in the lowest basin that is known at x, x, and the bottoms of all of them, the lowest first.
+
+        Where the nearest solution is meant, it is the only one.
+        """
+        if self.levels.oracle.response_term.vanishes:
+            y = nearest_solution(self.levels, self.sizes, x).y
+            return self.levels.upper(y)[0], x, [y]
+        search = self._search(x, y, solved=False)
+        for start in (y, *((*self.basins, *itertools.islice(search.random(), 2)) if self.several else ())):
+            search.descend(start)
+        basins = sorted(search.basins, key=lambda basin: basin.value)[: TUNING.remembered]
+        if not basins:
+            return math.inf, x, []
+        self._remember_basins(basins[:1])
+        return self.levels.upper(basins[0].z)[0], x, [basin.z for basin in basins]
+
+    def samples(self, x: Tensor) -> Iterator[Tensor]:
+        """Points of X: between its bounds where there are such, spread over each coordinate; elsewhere -x and around x."""
+        low, high = self.levels.x_bounds()
+        held = torch.isfinite(low) & torch.isfinite(high)
+        generator = torch.Generator().manual_seed(len(x))
+        parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
+        units, away = self._units(x), -2 * x
+        for k, part in enumerate(parts.to(x)):
+            share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
+            yield self.levels.project(torch.where(held, low + share * (high - low), x + away))
+            if k % 2:  # on the other side
+                away = -away
+                continue
+            d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
+            away = TUNING.wider ** (k // 2 % 2) * units * d
+
+    def other_side(self, x: Tensor) -> Tensor:
+        """A point of X whose coordinates are as far from x as those of x0 or of 0 are, each on a random side."""
+        generator = torch.Generator().manual_seed(len(x))
+        signs = torch.randint(0, 2, (len(x),), generator=generator, device="cpu").to(x) * 2 - 1
+        return self.levels.project(x + signs * self._units(x))
+
+    def _units(self, x: Tensor) -> Tensor:
+        """How far from x other solutions may be: the size of each coordinate, or how far it has gone."""
+        units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
+        return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
+
+    def _check_infinity(self, i: int, upper: Callable[[Tensor], float]) -> bool:
+        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x.
+
+        ``upper`` is F as a function of x. Returns False where F stays as low, but does not stay the same further away, so that
+        another solution may lie there.
+        """
+        sizes, levels, result = self.sizes, self.levels, self.results[i]
+        x, moved = result.x, result.x - sizes.x0
+        distance = moved.abs()
+        if not vector_norm(moved) > sizes.tol * sizes.x_size(x):
+            return True
+        furthest = distance >= 0.5 * distance.max()
+        if vector_norm(moved) <= TUNING.moved * sizes.x_size(x):  # a start near the solution says nothing about what is far
+            moved = moved * (sizes.x_size(x) / vector_norm(moved))
+        beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
+        if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
+            return True
+        slack = TUNING.better if levels.oracle.response_term.vanishes else sizes.tol
+
+        def rise(share: float) -> float:
+            return upper(torch.where(furthest, x + share * moved, x)) - result.F
+
+        if not rise(1.0) <= slack * result.spread:
+            return True
+        message = (
+            f"F stays as low when {int(furthest.sum())} of {len(x)} coordinates of x go twice as far from x0: the optimum may"
+            " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
+        )
+        self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+        return all(abs(rise(share)) <= slack * result.spread for share in TUNING.further)
+
+    def _upper_at(self, y: Tensor, x: Tensor) -> float:
+        """F at another x, with the response there, or the lowest point of the lower level that is found from y."""
+        if self.levels.oracle.response_term.vanishes:
+            return self.levels.upper(nearest_solution(self.levels, self.sizes, x).y)[0]
+        search = self._search(x, y, solved=False)
+        if self.several:
+            search.run([y, *self.basins], self._allowed())
+        else:
+            search.descend(y)
+        return self.levels.upper(search.lowest.z)[0] if search.basins else math.nan
+
+    def _add(self, start: Start) -> bool:
+        """Plan a pass, if there may be another."""
+        may = len(self.results) + len(self.plan) < TUNING.passes and self.left() > TUNING.least_pass
+        if may:
+            self.plan.append(start)
+        return may
+
+    def _fall_back(self, result: Result, lowest: LowerPoint, evidence: Evidence) -> None:
+        """Add the lowest point of the lower level at the x of a refuted result, where no further pass can start from it."""
+        F = self.levels.upper(lowest.z)[0]
+        message = "A better point of the lower level was found at this x, and could not be used to improve x."
+        end = Verdict(Status.LOCAL, message)
+        evidence = evidence._replace(excess=0.0)
+        self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later steps need, in plain tensors, numbers and text."""
+        return {
+            "results": [plain(result) for result in self.results],
+            "plan": [tuple(start) for start in self.plan],
+            "basins": self.basins,
+            **{name: getattr(self, name) for name in FLAGS},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another judgement was."""
+        self.results = [restored(saved) for saved in state["results"]]
+        self.plan = [Start(*saved) for saved in state["plan"]]
+        self.basins = list(state["basins"])
+        for name in FLAGS:
+            setattr(self, name, state[name])

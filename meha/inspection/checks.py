@@ -1,0 +1,576 @@
+"""The checks of :func:`meha.check`, each a function of an Inspection."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meha.inspection.measuring import StartNeighbourhood, root_mean_square, unevenness
+from meha.inspection.report import Report
+from meha.lower.constrained import ConstrainedLower, SampleBox
+from meha.lower.curvature import flatten, probe
+from meha.lower.flat_problem import BudgetError, FlatProblem
+from meha.lower.multistart import LowerMultistart
+from meha.lower.nearest import solve_nearest
+from meha.methods import StochasticMEHA, default_method
+from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.quadratic_program import Array
+from meha.problem.oracle import Function
+from meha.problem.problem import Problem
+from meha.reduce.nonlinear_program import NonlinearProgram
+from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
+
+__all__ = ["Inspection", "check_carried", "check_constraints", "check_open"]
+
+
+SLOW = 0.1  # seconds for a gradient, beyond which, as with modules, only the most important points are visited
+UNEVEN = 1e4  # gradients in coordinates of x that differ by more than this factor count as badly scaled
+HUGE = 1e8  # values and gradients beyond this get a warning
+SEARCH, PAIRS = 300, 20  # gradients of f that the search for basins may take, and the memory of its descents
+NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest one on; less is within the error
+
+SMOOTH = "smooth it (softplus instead of relu, Huber's function instead of abs)"
+MOVE = "move abs and norms of y to nonsmooth=, such as meha.nonsmooth.L1(weight) or GroupL2(groups, weight), or else "
+
+
+class Inspection:
+    """A check at work; it fills a report."""
+
+    def __init__(self, problem: Problem, x: Variable, y: Variable, batch: Any, other_batch: Any = None) -> None:
+        self.problem, self.x, self.y, self.batch = problem, x.copy(), y.copy(), batch
+        self.other_batch = other_batch
+        self.original = x, y
+        method = default_method(problem, x.value, y.value, None if batch is None else [batch])
+        self.stochastic = isinstance(method, StochasticMEHA)
+        self.result = Report(method=type(method).__name__)
+        self.seconds = {"F": math.nan, "f": math.nan}
+        self.wrong: dict[str, list[str]] = {}  # variables and leaves with wrong gradients
+        self.largest: dict[str, Leaves] = {}  # largest size of each component of a gradient over several points
+
+    def report(self) -> Report:
+        """Run all checks for which the previous ones left a basis."""
+        result = self.result
+        if self.problem.coupled:
+            if self.check_start() and self.check_values() and self.check_repeats():
+                check_constraints(self)
+        elif self.check_start() and self.check_values() and self.check_repeats() and self.check_dependence():
+            self.check_gradients()
+            if self.around.thorough:
+                self.check_kinks()
+            else:
+                self.find("smoothness", "not checked, because of modules, many variables or slow objectives.")
+            if result.depends["f on y"]:
+                self.check_convexity()
+                self.check_basins()
+                check_open(self)
+                check_carried(self)
+            self.check_scales()
+            if self.around.outside:
+                self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")
+        purpose = "modules and batches" if self.stochastic else "tensors without batches"
+        self.find("method", f"solve(problem, x0, y0) uses meha.{result.method}, which is made for {purpose}.")
+        if hasattr(self, "around"):
+            result.counts = self.around.oracle.counts
+        result.seconds = (self.seconds["F"], self.seconds["f"])
+        cost = [f"{1e3 * seconds:.2g} ms per gradient of {name}" for name, seconds in self.seconds.items() if seconds > 0]
+        cost.append(f"this check took {result.counts.upper} gradients of F and {result.counts.lower} of f")
+        self.find("cost", "; ".join(cost) + ".")
+        return result
+
+    def find(self, topic: str, sentence: str) -> None:
+        self.result.findings.append((topic, sentence))
+
+    def warn(self, sentence: str) -> None:
+        self.result.warnings.append(sentence)
+
+    def fail(self, level: str, error: Exception) -> None:
+        """Warn of an error in an objective; errors of the oracle already name the argument and the remedy."""
+        message = " ".join(str(error).split()).rstrip(".")
+        if message.split(":")[0] not in ("upper", "lower", "batch"):
+            hint = "" if self.batch is None else "; a batch was passed, so it must accept (x, y, batch)"
+            message = f"{level}: raised {type(error).__name__} at the start ({message}){hint}; fix it, or start elsewhere"
+        self.warn(f"{message}.")
+
+    def uses(self, key: str) -> bool:
+        """Whether a gradient, such as that of ``"F in x"``, was nonzero somewhere."""
+        return any(bool(leaf.any()) for leaf in self.largest[key])
+
+    def check_start(self) -> bool:
+        """Whether the start fits the problem; it is projected on X and Y."""
+        x, y, problem = self.x, self.y, self.problem
+        dtypes = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in x.leaves + y.leaves})
+        first = "no x" if problem._without_x else f"x: {_count(x)}"
+        self.find("start", f"{first}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
+        if problem.needs_batch and self.batch is None:
+            self.warn("batch: the objectives need one; pass batch=next(iter(loader)).")
+            return False
+        try:
+            replace(problem, nonsmooth=None, x_set=None, y_set=None)._check_start(*self.original)
+            for variable, domain in ((x, problem.x_set), (y, problem.y_set)):
+                if domain is not None and not domain.holds(variable):
+                    name = variable.argument
+                    remedy = f"start from {name}_set.project({name}0). The rest of this report is about that point"
+                    where = f"{name}0 is not in {name.upper()} = {domain!r}"
+                    self.warn(f"{where}, and only the default begins at the nearest point; {remedy}.")
+            if not (self.result.warnings or math.isfinite(float(problem.g.value(x.value, y.value)))):
+                self.warn("nonsmooth: is not finite at the start; start inside its domain (y0 >= 0 for NonNegativeL1).")
+            self.around = StartNeighbourhood(problem, x, y, self.batch)
+        except Exception as error:  # from a set, a term or its weight; those of this library say what is wrong
+            self.warn(f"the start does not fit the problem. {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def check_values(self) -> bool:
+        """Whether both objectives have finite values at the start."""
+        oracle, values = self.around.oracle, {"F": math.nan, "f": math.nan}
+        for name, function in (("F", oracle.upper), ("f", oracle.lower)):
+            try:
+                value = function(self.x, self.y, self.batch)
+            except Exception as error:
+                self.fail(function.level, error)
+                continue
+            values[name] = float(value)
+            if not math.isfinite(values[name]):
+                self.warn(f"{function.level}: is {float(value)} at the start (x0, y0); check it, or start elsewhere.")
+            elif torch.finfo(value.dtype).eps > self.around.eps:
+                self.warn(f"{function.level}: returns {value.dtype}, less precise than x and y; compute it in their dtype.")
+        self.result.upper, self.result.lower = values["F"], values["f"]
+        self.find("values", f"F = {values['F']:.6g}, f = {values['f']:.6g} at the start.")
+        return all(math.isfinite(value) for value in values.values())
+
+    def check_repeats(self) -> bool:
+        """Whether the objectives return the same values twice, at least with the same seed; otherwise the check ends."""
+        around, variables = self.around, (self.x, self.y)
+        before = [buffer.clone() for variable in variables for buffer in variable.buffers().values()]
+        repeatable = self.result.repeatable = around.repeats()
+        after = [buffer for variable in variables for buffer in variable.buffers().values()]
+        moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        around.frozen = not repeatable
+        measurable = repeatable or around.repeats()
+        values = "the same values" if repeatable else "different values"
+        consequence = "" if measurable else ", even with the same seed, so the remaining checks were skipped"
+        buffers = " Buffers (running statistics) change with each call; .eval() keeps them." if moved else ""
+        self.find("repeatable", f"repeated calls return {values}{consequence}.{buffers}")
+        if not repeatable and not self.stochastic:
+            self.warn(
+                "upper and lower: return different values when called again at the same point. Draw random numbers once,"
+                " outside the objectives, or pass what is drawn as a batch, solve(..., batches=...), for meha.StochasticMEHA."
+            )
+        return measurable
+
+    def check_dependence(self) -> bool:
+        """Whether gradients exist at the start; their sizes there, and which are zero there and at two points around it."""
+        around = self.around
+        for spread in (0.0, 0.3, 1.0):
+            if spread:
+                around.scatter(spread)
+            for name, function in (("F", around.oracle.upper), ("f", around.oracle.lower)):
+                begin = time.perf_counter()
+                try:
+                    gradients = around.gradient(function, self.x, self.y, strict=not spread)
+                except Exception as error:
+                    self.fail(function.level, error)
+                    return False
+                sizes = [float(norm(leaves)) for leaves in gradients]
+                self.seconds[name] = min(time.perf_counter() - begin, self.seconds[name] if spread else math.inf)
+                for argument, gradient, size in zip(("x", "y"), gradients, sizes, strict=True):
+                    self.record(name, argument, gradient, size)
+                    if not spread:
+                        self.result.sizes[f"{name}_{argument}"] = size
+                    if not spread and not math.isfinite(size):
+                        where = f"{function.level}: its gradient in {argument} is not finite at the start"
+                        self.warn(f"{where} (sqrt at 0?); add a small number under the root, or start elsewhere.")
+            if self.problem.nonsmooth is not None:
+                (gradient,) = around.gradient(around.g, self.x)
+                self.record("g", "x", gradient, float(norm(gradient)))
+        around.go_back()
+        around.thorough = around.thorough and max(self.seconds.values()) < SLOW
+        return True
+
+    def record(self, name: str, argument: str, gradient: Leaves, size: float) -> None:
+        """Keep the largest components; those of g count for f, because a run differentiates f + g in x."""
+        key, on, depends = f"{'f' if name == 'g' else name} in {argument}", f"{name} on {argument}", self.result.depends
+        before = self.largest.setdefault(key, [torch.zeros_like(leaf) for leaf in gradient])
+        depends[on] = depends.get(on, False) or 0 < size < math.inf
+        if math.isfinite(size):
+            self.largest[key] = [torch.maximum(a, b.abs()) for a, b in zip(before, gradient, strict=True)]
+
+    def check_gradients(self) -> None:
+        """Compare gradients along random lines near the start with differences of values; then judge the dependences."""
+        around, wrong, deviations = self.around, self.wrong, self.result.deviations
+        for spread in (0.3, 0.01, 0.0):
+            around.scatter(spread)
+            if all(math.isfinite(around.value(function)) for _, function, _ in around.pairs()):
+                break
+        for key, function, variable in around.pairs():
+            deviations[key], wrong[key] = 0.0, []
+            for label, line in around.lines(variable, spread or 0.01):
+                deviation, failed = around.deviation(function, variable, line)
+                deviations[key] = max(deviations[key], deviation)
+                wrong[key] += [label] if failed else []
+            if wrong[key]:
+                self.result.depends[key.replace(" in ", " on ")] = True
+                self.warn_of_gradient(key, function, variable)
+        around.go_back()
+        self.judge_dependence()
+        right = {key: deviation for key, deviation in deviations.items() if self.uses(key) and not wrong[key]}
+        beyond = ", ".join(f"{key} {deviation:.0e}" for key, deviation in right.items() if deviation)
+        agree = f"{', '.join(right)} agree with finite differences" + (
+            f"; deviations beyond rounding: {beyond}" if beyond else ""
+        )
+        self.find("gradients", f"{agree}." if right else "all are zero or wrong, see below.")
+
+    def warn_of_gradient(self, key: str, function: Function, variable: Variable) -> None:
+        """Warn of a gradient that finite differences contradict."""
+        name = variable.argument
+        where = ", ".join(dict.fromkeys(label for label in self.wrong[key] if label != name)) or name
+        mistake = f"its gradient in {where} deviates from finite differences (relative error {self.result.deviations[key]:.1e})"
+        remedy = "look for .detach() or .item() in it, or a mistake in your backward()"
+        if not self.uses(key):
+            mistake = f"its value changes with {name}, but autograd does not see it"
+            remedy = f"avoid .detach(), .item(), .data and numpy on {name}"
+        self.warn(f"{function.level}: {mistake}; {remedy}.")
+
+    def judge_dependence(self) -> None:
+        """Report which objective depends on which variable, and warn of what is missing."""
+        on, unused = self.result.depends, self.result.unused
+        used = {name: [argument for argument in ("x", "y") if on[f"{name} on {argument}"]] for name in ("F", "f")}
+        used |= {"g": ["x", "y"] if on["g on x"] else ["y"]} if self.problem.nonsmooth is not None else {}
+        parts = [f"{name} on {' and '.join(arguments) or 'neither x nor y'}" for name, arguments in used.items()]
+        self.find("depends", "; ".join(parts) + ".")
+        lower = on["f on x"] or on.get("g on x", False)
+        simple = self.problem._without_x
+        if not (on["F on x"] or lower or simple):
+            self.warn(
+                "x: neither upper nor lower nor nonsmooth depends on it; use x in one of them, or leave it out (x0=None)."
+            )
+        elif not lower and not simple:
+            self.warn("lower: does not depend on x, so neither do its solutions; use x in lower, or solve one level at a time.")
+        if not on["F on y"]:
+            alone = "minimise lower alone" if simple else "minimise upper over x alone"
+            self.warn(f"upper: does not depend on y, so the lower level has no influence on it; {alone}.")
+        if not on["f on y"]:
+            self.warn("lower: does not depend on y, so every y solves it; use y, as it is passed, in lower.")
+        held = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}
+        for variable in (self.x, self.y):
+            keys = [f"{name} in {variable.argument}" for name in ("F", "f")]
+            for i, name in enumerate(variable.names if len(variable.names) > 1 else []):
+                reached = any(bool(self.largest[key][i].any()) or variable.label(name) in self.wrong[key] for key in keys)
+                if any(map(self.uses, keys)) and not reached and not (variable is self.y and name in held):
+                    unused.append(variable.label(name))
+        if unused:
+            more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
+            self.warn(f"{', '.join(unused[:6])}{more}: no gradient of upper or lower reaches it; use it, or leave it out.")
+
+    def check_kinks(self) -> None:
+        """Search kinks on lines through the start; for f in y also through 0, where absolute values and norms have theirs."""
+        around, kinks = self.around, self.result.kinks
+        for key, function, variable in around.pairs():
+            start = around.start[variable]
+            zero = [torch.zeros_like(leaf) for leaf in start]
+            for centre in [start, zero] if key == "f in y" and bool(norm(start) > 0) else [start]:
+                around.go_back()
+                if variable is self.x:  # away from y = 0, where weights of |y| have no influence
+                    around.scatter(0.3)
+                jump = around.jump(function, variable, centre) if self.uses(key) else 0.0
+                if jump:
+                    kinks[key] = max(jump, kinks.get(key, 0.0))
+        around.go_back()
+        jumps = ", ".join(f"{key} (its gradient jumps by {jump:.2g} of its size)" for key, jump in kinks.items())
+        self.find("smoothness", f"kinks: {jumps}." if jumps else "no kinks found.")
+        for key in kinks:
+            level, move = "upper" if key[0] == "F" else "lower", MOVE if key == "f in y" else ""
+            kink = f"has a kink as a function of {key[-1]} (abs, relu, max, sort?), where methods stall"
+            self.warn(f"{level}: {kink}; {move}{SMOOTH}.")
+
+    def check_convexity(self) -> None:
+        """Classify f in y by its curvatures."""
+        ranges, eps = self.around.curvatures(smooth="f in y" not in self.result.kinks), self.around.eps
+        if not ranges:
+            return self.find("convexity", "of f in y is unknown, because its gradients around the start are not finite.")
+        low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
+        scale, seen = max(-low, high), f"curvature {low:.3g} to {high:.3g}"
+        if any(a < -NEGATIVE * max(-a, b) and a < -(eps ** (2 / 3)) * scale for a, b in ranges):
+            kind, words = "non-convex", f"non-convex (or weakly convex), {seen}"
+        elif scale == 0:
+            kind, words = "linear", "looks linear"
+        elif low <= eps**0.4 * high:
+            kind, words = "convex with flat directions", f"looks convex with flat directions, curvature up to {high:.3g}"
+        else:
+            kind, words = "strongly convex", f"looks strongly convex, {seen}, condition number at least {high / low:.2g}"
+        self.result.curvature, self.result.convexity = (low, high), kind
+        self.find("convexity", f"f in y: {words}{'' if self.around.thorough else ' (at the start only)'}.")
+        if kind == "linear" and self.problem.nonsmooth is None and self.problem.y_set is None:
+            self.warn("lower: looks linear in y, so it has no minimum; add a y_set, a nonsmooth term or a regulariser.")
+        return None
+
+    def check_basins(self) -> None:
+        """Count the basins of f + g in y near the start, where it is not convex."""
+        problem = self.problem
+        curved = self.result.convexity == "non-convex" or problem.g.rho > 0
+        if not curved or not self.around.thorough or self.stochastic or self.result.kinks:
+            return None
+        levels = FlatProblem(self.around.oracle, self.x.copy(), self.y.copy())
+        y = flatten(self.y)
+        scale, high = float(norm([y])) or 1.0, self.result.curvature[1]
+        search = LowerMultistart(
+            levels, y, LimitedMemory.sized(PAIRS, len(y)), 1 / high if high > 0 else 1.0, scale, 0.0, solved=False
+        )
+        evidence = search.run([y], SEARCH)
+        if search.basins:
+            self.result.basins = evidence.values
+            ends = f"{evidence.starts} descents of f + g from points around the start"
+            if evidence.values == 1:
+                return self.find("basins", f"{ends} ended at the same height.")
+            lowest = f"the lowest {evidence.above:.2g} below the next"
+            self.find(
+                "basins", f"{ends} ended in {evidence.values} basins, {lowest}; a solution must be in the lowest at its x."
+            )
+        return None
+
+    def check_scales(self) -> None:
+        """Report sizes, and warn of those that make a problem hard."""
+        names, sizes = ("F_x", "F_y", "f_x", "f_y"), self.result.sizes
+        sizes |= {variable.argument: root_mean_square(start) for variable, start in self.around.start.items()}
+        gradients = ", ".join(f"{name} {sizes[name]:.2g}" for name in names)
+        self.find("scales", f"root mean squares x {sizes['x']:.2g}, y {sizes['y']:.2g}; gradient norms {gradients}.")
+        if self.around.eps > 1e-10 and not self.stochastic:
+            self.find("precision", "differences of f cancel in this dtype: expect about 3 digits of x, more with float64.")
+        named = {"upper": self.result.upper, "lower": self.result.lower} | {f"gradient {name}": sizes[name] for name in names}
+        huge = [f"{name} ({value:.1e})" for name, value in named.items() if abs(value) > HUGE]
+        if huge:
+            self.warn(f"{', '.join(huge)}: huge at the start; use larger units, or means instead of sums.")
+        for key, level in (("F in x", "upper"), ("f in x", "lower")):
+            ratio = unevenness(self.largest[key], self.around.eps, by_leaf=self.x.has_modules)
+            if ratio > UNEVEN:
+                among = f"in the {'tensors' if self.x.has_modules else 'coordinates'} of x"
+                self.warn(f"{level}: its gradients {among} differ by a factor of {ratio:.0e}; rescale x (x = scale * z).")
+
+
+def _count(variable: Variable) -> str:
+    n, k = variable.numel, len(variable.leaves)
+    return f"{n} number{'s' if n > 1 else ''}" + (f" in {k} tensors" if k > 1 else "")
+
+
+STEP = 1.0  # of a difference, in cube roots of the rounding error
+WRONG = 1e-4  # deviation of a gradient from differences, relative to its size, that counts
+MET = 1e-6  # violation with which a constraint counts as met, and slack with which it is active
+INDEPENDENT = 1e-9  # singular values, relative to the largest, that count as zero
+SHOWN = 5  # constraints that are named
+
+
+def check_constraints(inspection: Inspection) -> None:
+    """Values and gradients at the start, a feasible point of the lower level at x0, its active constraints and their rank."""
+    result = inspection.result
+    try:
+        coupling = NonlinearProgram(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
+    except Exception as error:  # of a constraint, whatever it does
+        inspection.fail("lower_constraints, upper_constraints", error)
+        return
+    rows, z = coupling.rows, coupling.read()
+    lower, upper = rows.lower_equations.stop - rows.lower.start, rows.upper_equations.stop - rows.upper.start
+    kinds = "linear" if coupling.linear[2:].all() else "quadratic" if coupling.quadratic[2:].all() else "smooth"
+    inspection.find("constraints", f"{lower} rows of the lower level, {upper} of the upper level, sets included; {kinds}.")
+    values = coupling.values(z)
+    unknown = [coupling.names[k] for k in np.flatnonzero(~np.isfinite(values))]
+    if unknown:
+        inspection.warn(f"{unknown[0]}: is not finite at the start; check it, or start elsewhere.")
+        return
+    _check_start(inspection, coupling, values)
+    _check_gradients(inspection, coupling, z)
+    level = ConstrainedLower(coupling, SampleBox.of(coupling, z))
+    convexity = {True: "convex", None: "convex as far as seen", False: "non-convex"}[level.convex]
+    result.convexity = "unknown" if level.convex is None else convexity
+    inspection.find("lower level", f"{convexity} in y, with its constraints.")
+    found = level.search(z[: coupling.n], z[coupling.n :])
+    if found is None:
+        inspection.warn(
+            "lower_constraints: no y was found that meets them at x0; such x are excluded from the solution. Check the signs"
+            " (h(x, y) <= 0), or start where they can be met."
+        )
+        return
+    _check_active(inspection, coupling, np.concatenate([z[: coupling.n], found.w]), found.lam)
+
+
+def _check_start(inspection: Inspection, coupling: NonlinearProgram, values: Array) -> None:
+    rows = coupling.rows
+    excess = np.concatenate([values[rows.lower], np.abs(values[rows.lower_equations]), values[rows.upper]])
+    excess = np.concatenate([excess, np.abs(values[rows.upper_equations])])
+    inspection.result.violation = float(max(0.0, excess.max(initial=0.0)))
+    broken = [coupling.names[2 + k] for k in np.flatnonzero(excess > MET)]
+    if broken:
+        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        listed = ", ".join(broken[:SHOWN]) + more
+        inspection.find("feasibility", f"the start violates {listed}, by {inspection.result.violation:.2g} at most; it may.")
+    else:
+        inspection.find("feasibility", "the start meets all constraints.")
+
+
+def _check_gradients(inspection: Inspection, coupling: NonlinearProgram, z: Array) -> None:
+    generator = np.random.default_rng(0)
+    direction = generator.normal(size=len(z))
+    direction /= np.linalg.norm(direction)
+    step = STEP * coupling.eps ** (1 / 3) * (1 + float(np.abs(z).max()))
+    ends = [coupling.call(z + sign * step * direction) for sign in (1.0, -1.0)]
+    slopes = coupling.jacobian(z) @ direction
+    differences = (ends[0] - ends[1]) / (2 * step)
+    size = np.abs(slopes) + np.abs(differences) + np.abs(ends[0]) + 1.0
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero(np.abs(slopes - differences) > (WRONG + coupling.eps**0.5) * size)
+    for k in wrong[:SHOWN]:
+        inspection.warn(
+            f"{coupling.names[k]}: its gradient, {slopes[k]:.3g} along a random direction at the start, differs from finite"
+            f" differences, {differences[k]:.3g}; avoid .detach(), .item(), kinks and numpy in it."
+        )
+    if not len(wrong):
+        inspection.find("gradients", "those of F, f and all constraints agree with finite differences.")
+
+
+def _check_active(inspection: Inspection, coupling: NonlinearProgram, z: Array, lam: Array) -> None:
+    rows = coupling.rows
+    values = coupling.values(z)
+    active = [k for k in range(rows.lower.start, rows.lower.stop) if values[k] >= -MET]
+    held = [*active, *range(rows.lower_equations.start, rows.lower_equations.stop)]
+    inspection.result.active = [coupling.names[k] for k in active]
+    texts = [f"{coupling.names[k]} (multiplier {lam[k - rows.lower.start]:.2g})" for k in active[:SHOWN]]
+    listed = ", ".join(texts) or "none"
+    inspection.find("active", f"at the lower solution for x0: {listed}.")
+    if not held:
+        return
+    gradients = coupling.jacobian(z)[held][:, coupling.n :]
+    singular = np.linalg.svd(gradients, compute_uv=False)
+    rank = int((singular > INDEPENDENT * max(float(singular[0]), 1.0)).sum())
+    flat = [coupling.names[k] for k, row in zip(held, gradients, strict=True) if np.abs(row).max() <= MET]
+    if flat:
+        inspection.warn(
+            f"{flat[0]}: its gradient in y vanishes where it is active, so that the lower level may have no multipliers; state"
+            " the constraint in another way, such as y = 0 instead of y^2 <= 0."
+        )
+    elif rank < len(held):
+        inspection.find(
+            "multipliers", f"not unique at x0: the gradients of {len(held)} active constraints have rank {rank} in y."
+        )
+
+
+ALLOWED = 400  # gradients of f for the solution of the lower level
+MOST = 100  # largest dimension of y in which flat directions are counted
+PROBES = 4  # power steps for the curvature of f
+LEAST = 1e-3  # size of y in which differences of gradients are taken, where y is smaller
+FLAT = 10.0  # roots of the rounding error: the curvature, relative to the largest, below which a direction is flat
+FELT = 1e-3  # slope of F in flat directions, relative to its whole slope there, that counts
+ACCURACY = 1e-4  # of the solution
+DESCENT = 20  # steps on one batch
+FELL = 0.1  # part by which f must fall on it, to say anything
+SHARED = 0.1  # part of that fall which must show on the other batch, if y is for both
+
+
+def check_open(inspection: Inspection) -> None:
+    """Solve the lower level from y0, and count the directions in which f is flat there, on the face that g and Y leave."""
+    result, problem = inspection.result, inspection.problem
+    if result.convexity == "strongly convex":
+        result.flat = 0
+        return
+    small = inspection.around.thorough and inspection.y.numel <= MOST
+    if inspection.stochastic or not small or "f in y" in result.kinks or any(inspection.wrong.values()):
+        return
+    levels = FlatProblem(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
+    curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=PROBES)
+    try:
+        with levels.until(levels.spent + ALLOWED):
+            fresh = solve_nearest(levels, flatten(levels.y), ACCURACY, curvatures["f_yy"])
+    except (BudgetError, RuntimeError, ValueError, ArithmeticError):
+        return  # too hard for a look before the run, or outside the domain of f
+    point = levels.lower(fresh.y)
+    residual = levels.descent(levels.lower, _none(fresh.y), 1 / (curvatures["f_yy"] or 1.0)).residual(point)
+    free = torch.ones_like(fresh.y) if residual.free is None else residual.free
+    kept = [int(i) for i in torch.nonzero(free).reshape(-1)]
+    hessian = _hessian(levels, fresh.y, point.gradient, kept)
+    if hessian is None:
+        return
+    values, vectors = torch.linalg.eigh(hessian)
+    largest = max(float(values.abs().max()), curvatures["f_yy"])
+    null = vectors[:, values.abs() <= FLAT * math.sqrt(levels.eps) * largest]
+    result.flat = null.shape[1]
+    if not result.flat:
+        inspection.find("determined", "the lower level determines y at its solution.")
+        return
+    F_y = levels.upper(fresh.y)[2][kept]
+    result.open = float((null.T @ F_y).norm()) > FELT * float(F_y.norm()) > 0
+    where = f"f is flat in {result.flat} of {len(fresh.y)} directions of y at its solution nearest to y0"
+    if problem._selected_response is not None:
+        inspection.find("determined", f"{where}; {type(problem._selected_response).__name__} says which solution is meant.")
+    elif problem._without_x or not result.open:
+        why = "which F chooses" if problem._without_x else "in which F does not change to first order"
+        inspection.find("determined", f"{where}, {why}.")
+    else:
+        inspection.find("determined", f"{where}, and F is not: the best y for F is meant.")
+        inspection.warn(
+            f"lower: under-determined, since {where}; F then chooses y, and may owe more to it than to x. If y is to be"
+            " computed afresh, say which one: Problem(..., response=meha.responses.Nearest()), or add a regulariser."
+        )
+
+
+def check_carried(inspection: Inspection) -> None:
+    """Take steps on one batch; if these spoil the other, y belongs to its batch."""
+    if inspection.other_batch is None:
+        return
+    oracle, x, y = inspection.around.oracle, inspection.x, inspection.y.copy()
+    batches = inspection.batch, inspection.other_batch
+
+    def values() -> list[float]:
+        return [float(oracle.lower(x, y, batch)) for batch in batches]
+
+    before = values()
+    _descend(inspection, x, y)
+    fell, other = (a - b for a, b in zip(before, values(), strict=True))
+    if not (math.isfinite(fell + other) and fell > FELL * abs(before[0])):
+        return
+    inspection.result.carried = other < SHARED * fell
+    if inspection.result.carried:
+        inspection.warn(
+            f"y: {DESCENT} steps on one batch lower f there by {fell:.2g} and on the other by {other:.2g}, so y seems to belong"
+            " to its batch, as the heads of tasks do; start over with each batch (warm_start=False)."
+        )
+    else:
+        inspection.find("batches", "steps of y on one batch lower f on the other as well.")
+
+
+def _descend(inspection: Inspection, x: Variable, y: Variable) -> None:
+    """Gradient steps on the first batch, each half as long when f does not fall."""
+    oracle, batch = inspection.around.oracle, inspection.batch
+    step = 1.0
+    for _ in range(DESCENT):
+        (value,), gradient = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
+        here, size = [leaf.clone() for leaf in y.leaves], float(norm(gradient))
+        while step > torch.finfo(value.dtype).eps:
+            add_(y.leaves, gradient, -step)
+            oracle.prox(x.value, y.leaves, step)
+            if float(oracle.lower(x, y, batch)) <= float(value) - 0.25 * step * size**2:
+                step *= 2
+                break
+            copy_(y.leaves, here)
+            step /= 2
+
+
+def _none(y: Tensor) -> LimitedMemory:
+    return LimitedMemory.sized(1, len(y))
+
+
+def _hessian(levels: FlatProblem, y: Tensor, gradient: Tensor, kept: list[int]) -> Tensor | None:
+    """The Hessian of f on some coordinates, by differences of gradients; None where they are not finite."""
+    step = math.sqrt(levels.eps) * max(float(y.abs().max()), LEAST)
+    rows = []
+    for i in kept:
+        z = y.clone()
+        z[i] += step
+        rows.append((levels.lower(z).gradient - gradient)[kept] / step)
+    if not rows:
+        return None
+    matrix = torch.stack(rows)
+    return (matrix + matrix.T) / 2 if bool(torch.isfinite(matrix).all()) else None

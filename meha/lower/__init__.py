@@ -1,0 +1,1 @@
+"""Solve the lower level at one x, and learn its shape."""

@@ -1,0 +1,190 @@
+"""The levels at several points in one call: what a small problem takes for twenty points is little more than for one."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import vmap
+
+from meha.lower.flat_problem import BudgetError, LowerPoint
+from meha.lower.newton_on_faces import NewtonLower, semidefinite
+from meha.lower.newton_tuning import TUNING
+from meha.lower.quadratic_model import matches_quadratic
+from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back
+from meha.tensors.variables import Variable
+
+__all__ = ["Batch", "Ends"]
+
+
+class Ends(NamedTuple):
+    """Where Newton steps from several points ended.
+
+    Attributes:
+        y: the ends, one in each row.
+        fallen: by how much f fell on the way.
+        solved: whether each is the lowest point of a basin.
+        convex: whether f shows no negative curvature at the start.
+    """
+
+    y: Tensor
+    fallen: Tensor
+    solved: Tensor
+    convex: Tensor
+
+
+class Batch:
+    """f, F and Newton steps at several (x, y) at once, one in each row.
+
+    It is possible without g and Y, for few unknowns and little data: there, calls take the time, not numbers. The methods
+    return None where it is not, which includes objectives that torch cannot map over a batch, such as those with random numbers
+    or with branches that depend on values.
+
+    Args:
+        lower: the lower level, which counts, and whose clock runs.
+
+    Attributes:
+        known: whether it is possible; None before this was found out.
+    """
+
+    def __init__(self, lower: NewtonLower) -> None:
+        self._lower = lower
+        self.known: bool | None = None
+
+    def possible(self, x: Tensor, y: Tensor) -> bool:
+        """Whether several points may be taken at once; found out at one point."""
+        if self.known is None:
+            lower = self._lower
+            self.known = lower.faces.smooth and lower.oracle.group is None and len(y) <= TUNING.batched
+            if self.known:
+                elements = _Elements()
+                with saved_tensors_hooks(elements, lambda tensor: tensor):
+                    lower.expand(lower.flat_x.at(x), y)
+                self.known = elements.count * len(y) <= TUNING.batched_elements
+        return self.known
+
+    def upper(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """F at all points."""
+        oracle, begin = self._lower.oracle, time.perf_counter()
+        try:
+            with torch.no_grad():
+                F: Tensor = vmap(lambda a, b: oracle.upper(*self._variables(a, b)))(x, y)
+        except (*BREAKDOWNS, RuntimeError):
+            return None
+        oracle.counts.upper += len(x)
+        self._lower.clock.functions += time.perf_counter() - begin
+        return F
+
+    def solve(self, x: Tensor, y: Tensor, tol: Tensor, bottom: LowerPoint, reach: Tensor, looks: Tensor) -> Ends | None:
+        """Minimise f over y at all points, from there, by Newton steps with absolute curvatures and backtracking.
+
+        Args:
+            x, y: the points.
+            tol: the accuracy of y in each row, relative to y; infinity for a look at the start alone.
+            bottom: a solution at one x, which a row joins once it is as near as its ``reach``, and f as convex as it must be
+                between them.
+            looks: the rows of which one with negative curvature at its start ends all.
+        """
+        if not self.possible(x[0], y[0]):
+            return None
+        try:
+            return self._solve(x, y, tol, bottom, reach, looks)
+        except BudgetError:
+            raise
+        except (*BREAKDOWNS, RuntimeError):
+            self.known = False
+            return None
+
+    def _solve(self, x: Tensor, y: Tensor, tol: Tensor, bottom: LowerPoint, reach: Tensor, looks: Tensor) -> Ends:
+        eps = self._lower.eps
+        first, gradients, hessians = self._expand(x, y)
+        convex = semidefinite(hessians, eps)
+        if not bool(convex[looks].all()):
+            return Ends(y, torch.zeros_like(first), torch.zeros_like(convex), convex)
+        values, lengths, (steps, strict) = first, torch.ones_like(first), _newton(gradients, hessians)
+        goals = tol * torch.linalg.vector_norm(y, dim=1).clamp(min=self._lower.largest)
+        for _ in range(TUNING.lower_steps):
+            near = torch.linalg.vector_norm(y - bottom.z, dim=1) <= reach
+            noise = bottom.noise + TUNING.rounding * eps * values.abs()
+            joined = near & matches_quadratic(y, values, gradients, bottom, noise)
+            done = joined | (torch.linalg.vector_norm(steps, dim=1) <= goals)
+            if bool((done | ~torch.isfinite(values)).all()):
+                break
+            trial = torch.where(done[:, None], y, y + lengths[:, None] * steps)
+            new, new_gradients, new_hessians = self._expand(x, trial)
+            slopes = (gradients * steps).sum(1)
+            noise = eps**TUNING.loose_power * values.abs()
+            better = ~done & (new <= values + torch.minimum(TUNING.decrease * lengths * slopes + noise, noise))
+            rows = better[:, None]
+            y, values = torch.where(rows, trial, y), torch.where(better, new, values)
+            gradients = torch.where(rows, new_gradients, gradients)
+            hessians = torch.where(rows[:, :, None], new_hessians, hessians)
+            lengths = torch.where(better, 1.0, TUNING.shorter * lengths)
+            steps, strict = _newton(gradients, hessians)
+        solved = joined | (done & strict & torch.isfinite(values))
+        y = torch.where(joined[:, None], bottom.z, torch.where((solved & torch.isfinite(tol))[:, None], y + steps, y))
+        return Ends(y, first - torch.where(joined, bottom.smooth, values), solved, convex)
+
+    def _expand(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """f, its gradients, and its Hessians in y."""
+        lower, begin = self._lower, time.perf_counter()
+        counts, n = lower.oracle.counts, y.shape[1]
+        if counts.lower + counts.hvp + len(y) > lower.limit:
+            raise BudgetError
+        with torch.enable_grad():
+            at = y.detach().requires_grad_()
+            values = vmap(lambda a, b: lower.oracle.lower(*self._variables(a, b)))(x, at)
+            (gradients,) = backward(values.sum(), (at,), graph=True)
+        assert gradients is not None
+        counts.lower += len(y)
+        known = lower.hessians
+        if not gradients.requires_grad:
+            hessians = torch.zeros(len(y), n, n, dtype=y.dtype, device=y.device)
+        elif known.constant and known.matrix is not None and self._same(gradients, at, known.matrix):
+            hessians = known.matrix.expand(len(y), n, n)
+        else:
+            units = torch.eye(n, dtype=y.dtype, device=y.device)[:, None].expand(n, len(y), n)
+            rows: Tensor = vmap(lambda unit: cast("Tensor", pull_back((gradients,), (unit,), (at,))[0]))(units)
+            hessians = rows.transpose(0, 1)
+            counts.hvp += len(y) * n
+        lower.clock.functions += time.perf_counter() - begin
+        return values.detach(), gradients.detach(), hessians
+
+    def _same(self, gradients: Tensor, y: Tensor, matrix: Tensor) -> bool:
+        """Whether products show that all Hessians are the same matrix, which is symmetric."""
+        known = self._lower.hessians
+        probe = known.probe(matrix)
+        (products,) = pull_back((gradients,), (probe.expand_as(y),), (y,))
+        self._lower.oracle.counts.hvp += len(y)
+        return products is not None and known.agrees(matrix, products, probe)
+
+    def _variables(self, x: Tensor, y: Tensor) -> tuple[Variable, Variable]:
+        flat_x, flat_y = self._lower.flat_x, self._lower.flat_y
+        return flat_x.variable.moved(flat_x.split(x)), flat_y.variable.moved(flat_y.split(y))
+
+
+class _Elements:
+    """Counts the numbers that a graph keeps for its derivatives."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        self.count += tensor.numel()
+        return tensor
+
+
+def _newton(gradients: Tensor, hessians: Tensor) -> tuple[Tensor, Tensor]:
+    """Newton steps, with absolute eigenvalues where a Hessian is not positive definite, and whether each is."""
+    factors, info = torch.linalg.cholesky_ex(hessians)
+    convex = info == 0
+    if bool(convex.all()):
+        return -torch.cholesky_solve(gradients[:, :, None], factors)[:, :, 0], convex
+    values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(hessians), hessians, 0.0))
+    sizes = values.abs()
+    sizes = sizes.clamp(min=TUNING.floor * sizes.amax(1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
+    parts = (vectors.transpose(1, 2) @ gradients[:, :, None])[:, :, 0] / sizes
+    return -(vectors @ parts[:, :, None])[:, :, 0], convex

@@ -1,0 +1,199 @@
+"""Curvatures of F and f at a point from differences of gradients, by power steps that continue where the last ones ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meha.problem.oracle import Oracle
+from meha.tensors.variables import Variable
+
+__all__ = ["Curvatures", "balance", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
+
+
+STEP_POWER = 1 / 3
+"""Differences are taken over this power of the rounding error, relative to the point, which balances rounding and curvature."""
+
+LENGTHS = (1.0, 10.0, 100.0)
+"""Multiples of that step, tried in turn until a difference exceeds rounding."""
+
+SEEN = 30.0
+"""A difference counts if it exceeds this multiple of the rounding error of the gradients."""
+
+MOVED = 0.3
+"""If a set leaves less than this share of a step, the opposite step is taken."""
+
+HARMLESS = 1e-3
+"""A prox that shall only bring y into its set moves it by this share of a step."""
+
+Curvatures = dict[str, float]
+"""Norms of second derivatives by name: F_xx, F_yy, F_xy, f_yy, and f_xy, in which f stands for f + g."""
+
+Value = tuple[Tensor, Tensor, Tensor]
+"""A value with its gradients in x and y, as vectors."""
+
+
+def describe(curvatures: Curvatures) -> str:
+    """Summarise the curvatures for a report.
+
+    >>> describe({"F_xx": 0.0, "F_yy": 2.0, "F_xy": 0.0, "f_yy": 0.99, "f_xy": 3.1})
+    'curvature in y: F 2, f 0.99; coupling 3.1'
+    >>> describe({"F_xx": 0.0, "F_yy": 0.0, "F_xy": 0.0, "f_yy": 0.99, "f_xy": 0.0})
+    'curvature in y: f 0.99; F linear in y; no coupling at the start'
+    """
+    in_y = {"F": curvatures["F_yy"], "f": curvatures["f_yy"]}
+    curved = ", ".join(f"{name} {value:.2g}" for name, value in in_y.items() if value)
+    parts = [f"curvature in y: {curved}"] if curved else []
+    parts += [f"{name} linear in y" for name, value in in_y.items() if not value]
+    parts.append(f"coupling {curvatures['f_xy']:.2g}" if curvatures["f_xy"] else "no coupling at the start")
+    return "; ".join(parts)
+
+
+def balance(F_xx: float, F_yy: float, L: float, L_xy: float) -> float:
+    """The penalty c at which F and c times the lower level are curved alike, in y or in x, whichever is smaller.
+
+    Args:
+        L: the curvature of the lower level in y.
+        L_xy: its coupling of x and y; with y at its minimum, the lower level has the curvature L_xy^2 / L in x.
+
+    Infinite if F or the lower level is linear in both.
+
+    >>> balance(F_xx=1.0, F_yy=2.0, L=4.0, L_xy=2.0), balance(F_xx=0.0, F_yy=0.0, L=4.0, L_xy=2.0)
+    (0.5, inf)
+    """
+    in_y = F_yy / L if L else 0.0
+    in_x = F_xx * L / L_xy**2 if L_xy else 0.0
+    return min(in_y or math.inf, in_x or math.inf)
+
+
+def flatten(*variables: Variable) -> Tensor:
+    """The numbers of variables as one new vector."""
+    return torch.cat([leaf.detach().reshape(-1) for variable in variables for leaf in variable.leaves])
+
+
+def write(vector: Tensor, *variables: Variable) -> None:
+    """Put the numbers of a vector into variables, in place."""
+    leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
+    if len(leaves) == 1:
+        leaves[0].copy_(vector.view(leaves[0].shape))
+        return
+    for leaf, part in zip(leaves, vector.split([leaf.numel() for leaf in leaves]), strict=True):
+        leaf.copy_(part.view(leaf.shape))
+
+
+def upper_gradients(oracle: Oracle, x: Variable, y: Variable, *, strict: bool = False) -> Value:
+    """F, F_x and F_y: one gradient."""
+    (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], strict=strict)
+    return value, _joined(gradients[0]), _joined(gradients[1])
+
+
+def lower_gradients(oracle: Oracle, x: Variable, y: Variable) -> Value:
+    """f + g, its gradient in x, and that of f alone in y, since g is left to its prox: one gradient."""
+    (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.lower, x, y)], strict=False)
+    in_x = _joined(gradients[0])
+    if oracle.phi is not oracle.lower:
+        value, in_x = value + oracle.g(x, y), in_x + _joined(oracle.g_gradient(x, y))
+    return value, in_x, _joined(gradients[1])
+
+
+def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], rounds: int) -> Curvatures:
+    """The norms of second derivatives at (x, y), from below, after ``rounds`` power steps each.
+
+    Products with a vector are differences of gradients between (x, y) and a point nearby in X, Y and the domain of g. They cost
+    3 gradients of f and 2 of F a round (up to 3 times as many for linear functions), and one of each for the point itself.
+
+    Args:
+        vectors: where the power steps start, random if empty; where they end is put there.
+
+    >>> from meha.problem.problem import Problem
+    >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
+    >>> x, y = Variable(torch.ones(2, dtype=torch.float64), "x"), Variable(torch.ones(2, dtype=torch.float64), "y")
+    >>> print({name: round(value, 3) for name, value in probe(Oracle(problem, x, y), x, y, {}, rounds=2).items()})
+    {'F_xx': 2.0, 'F_yy': 2.0, 'F_xy': 2.0, 'f_yy': 6.0, 'f_xy': 1.0}
+    """
+    here = _Here(oracle, x, y)
+    if not vectors:
+        generator = torch.Generator().manual_seed(0)
+        for name, like in (("F_xx", here.x), ("F_yy", here.y), ("f_yy", here.y), ("f_xy", here.x)):
+            vectors[name] = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
+    found = dict.fromkeys(("F_xx", "F_yy", "F_xy", "f_yy", "f_xy"), 0.0)
+
+    def note(name: str, image: Tensor, start: str = "") -> bool:
+        """Keep the norm of an image of a unit vector, and the image as the next start; whether there is something to keep."""
+        size = float(torch.linalg.vector_norm(image))
+        if not 0 < size < math.inf:
+            return False
+        found[name] = max(found[name], size)
+        if start:
+            vectors[start] = image / size
+        return True
+
+    for _ in range(rounds):
+        in_x, in_y = here.product(upper_gradients, x, vectors["F_xx"])
+        note("F_xx", in_x, "F_xx")
+        note("F_xy", in_y)
+        in_x, in_y = here.product(upper_gradients, y, vectors["F_yy"])
+        note("F_yy", in_y, "F_yy")
+        note("F_xy", in_x)
+        in_x, in_y = here.product(lower_gradients, y, vectors["f_yy"])
+        note("f_yy", in_y, "f_yy")
+        note("f_xy", in_x)
+        _, in_y = here.product(lower_gradients, x, vectors["f_xy"])
+        if note("f_xy", in_y):
+            in_x, _ = here.product(lower_gradients, y, in_y)
+            note("f_xy", in_x, "f_xy")
+    return found
+
+
+class _Here:
+    """A point with its gradients, and differences from it."""
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
+        self.oracle, self.first, self.second = oracle, x, y
+        self.x, self.y = flatten(x), flatten(y)
+        self.gradients = {function: function(oracle, x, y) for function in (upper_gradients, lower_gradients)}
+
+    def product(self, gradients: Callable[..., Value], along: Variable, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """The derivatives of both gradients along ``vector`` of any length.
+
+        A difference within rounding may come from a linear function or from a large gradient; a longer step tells which.
+        """
+        start = self.x if along is self.first else self.y
+        accuracy, scale = torch.finfo(start.dtype).eps, float(start.norm()) or 1.0
+        zero = torch.zeros_like(self.x), torch.zeros_like(self.y)
+        for longer in LENGTHS:
+            moved = self._go(along, start, vector / vector.norm(), longer * accuracy**STEP_POWER * scale)
+            new, old = gradients(self.oracle, self.first, self.second), self.gradients[gradients]
+            write(start, along)
+            pairs = [(a - b, float(a.norm() + b.norm())) for a, b in zip(new[1:], old[1:], strict=True)]
+            seen = [moved > 0 and float(difference.norm()) > SEEN * accuracy * size for difference, size in pairs]
+            if any(seen):
+                break
+        in_x, in_y = (pairs[i][0] / moved if seen[i] else zero[i] for i in range(2))
+        return in_x, in_y
+
+    def _go(self, variable: Variable, start: Tensor, direction: Tensor, h: float) -> float:
+        """Go h along a unit vector, or against it where that leads out of the set; how far that was."""
+        moved = 0.0
+        for step in (h, -h):
+            write(start + step * direction, variable)
+            self._enter(variable, h)
+            moved = float((flatten(variable) - start).norm())
+            if moved > MOVED * h:
+                break
+        return moved
+
+    def _enter(self, variable: Variable, h: float) -> None:
+        """Bring a variable into its set; a prox with a step that is too short to do anything else does so for y."""
+        if variable is self.first:
+            self.oracle.project(self.first.value, variable.leaves, 1.0)
+        else:
+            slope = float(self.gradients[lower_gradients][2].norm())
+            self.oracle.prox(self.first.value, variable.leaves, HARMLESS * h / (slope or 1.0))
+
+
+def _joined(leaves: list[Tensor]) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in leaves])

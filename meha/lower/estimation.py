@@ -1,0 +1,230 @@
+"""Estimation of the constants of a problem from finite differences of gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.problem.constants import Constants
+from meha.problem.oracle import Function, Oracle, Term
+from meha.problem.problem import Problem
+from meha.tensors.checks import check_count
+from meha.tensors.distributed import distribute, is_dtensor, local, total
+from meha.tensors.variables import Leaves, Variable, add_, copy_, norm, subtract
+
+__all__ = ["Probe", "estimate", "estimate_at"]
+
+
+NOISE = 1e3
+"""Differences of gradients below this multiple of their rounding say nothing; a longer step is taken."""
+
+LONGER = 30
+"""Factor by which the step of a difference grows when rounding prevails."""
+
+INVARIANT = 1e-6
+"""Lanczos' method ends when the remainder is this small relative to what it has seen: its space is invariant."""
+
+NEGATIVE = 1e-3
+"""Negative curvature below this share of the largest curvature is within the error of the differences."""
+
+
+def estimate(
+    problem: Problem, x: Any, y: Any, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
+) -> Constants:
+    """Estimate the constants of a problem by Lanczos' method on finite differences of gradients.
+
+    The estimates are lower bounds from the start and random points around it; curvature elsewhere may be larger. No second
+    derivatives are taken. The cost is about ``8 * points * rounds`` gradients of F and of f each (``10`` of f with a
+    non-smooth term); less where they are simple.
+
+    Args:
+        points: number of points, including the given one; the others differ from it by normal noise of the size of x and y
+            (their root mean square; 1 where they are zero), projected on X and Y. Points at which an objective raises are
+            skipped.
+        rounds: Hessian-vector products per constant.
+
+    Returns:
+        The constants, as far as they were measured.
+
+    >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
+    >>> c = estimate(problem, torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
+    >>> round(c.f_yy, 4), round(c.f_xy, 4), round(c.F_yy, 4), round(c.rho_f, 4)
+    (6.0, 1.0, 2.0, 0.0)
+    """
+    first, second = Variable.of(x, "x"), Variable.of(y, "y")
+    return estimate_at(Oracle(problem, first, second), first, second, batch=batch, points=points, rounds=rounds, seed=seed)
+
+
+def estimate_at(
+    oracle: Oracle, x: Variable, y: Variable, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
+) -> Constants:
+    """Estimate the constants from an oracle, which counts the gradients; see :func:`estimate`."""
+    check_count("points", points)
+    check_count("rounds", rounds)
+    for function in (oracle.upper, oracle.lower):
+        with torch.no_grad():
+            value = float(function(x, y, batch))
+        if not math.isfinite(value):
+            raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
+    probe = Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
+    centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
+    constants = probe.measure()
+    for _ in range(points - 1):
+        probe.move(centre)
+        try:
+            here = probe.measure()
+        except (RuntimeError, ValueError, ArithmeticError):  # outside the domain of an objective; the start was inside
+            continue
+        constants = {name: max(value, here[name]) for name, value in constants.items()}
+    return Constants(**constants, rho_g=oracle.problem.g.rho)
+
+
+class Probe:
+    """Curvatures at a point (x, y), from differences of gradients.
+
+    Args:
+        x, y: the point; their tensors move while a product is computed, and return.
+        generator: source of the random directions.
+        rounds: Hessian-vector products per eigenvalue.
+    """
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Variable, batch: Any, generator: torch.Generator, rounds: int) -> None:
+        self.oracle, self.x, self.y, self.batch = oracle, x, y, batch
+        self.generator, self.rounds = generator, rounds
+
+    def noise(self, like: Leaves) -> Leaves:
+        """Draw a random direction of length 1."""
+        draw = [self._draw(leaf) for leaf in like]
+        return [leaf / norm(draw) for leaf in draw]
+
+    def _draw(self, leaf: Tensor) -> Tensor:
+        """Draw normal numbers in the form of a leaf."""
+        draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+        return distribute(draw.to(leaf.device, leaf.dtype), leaf)
+
+    def move(self, centre: tuple[Leaves, Leaves]) -> None:
+        """Move to a random point of X and Y around ``centre``."""
+        with torch.no_grad():
+            for variable, start in zip((self.x, self.y), centre, strict=True):
+                size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
+                for leaf, origin in zip(variable.leaves, start, strict=True):
+                    leaf.copy_(origin + size * self._draw(leaf))
+            self.oracle.project(self.x.value, self.x.leaves, 1.0)
+            for part, chosen in [] if self.oracle.problem.y_set is None else self.oracle.problem.y_set.parts(self.y):
+                leaves = local([self.y.leaves[i] for i in chosen])
+                copy_(leaves, part.project_leaves(leaves))
+
+    def gradient(self, function: Function, wrt: Variable) -> Leaves:
+        """The gradient of ``function`` in ``wrt`` here."""
+        return self.oracle.gradient(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
+
+    def product(self, function: Function, along: Variable, vector: Leaves, wrt: Variable) -> Leaves:
+        """The second derivative of ``function`` along ``vector``, by central differences of its gradient in ``wrt``.
+
+        A difference within rounding may come from a linear function or from a large gradient; a longer step decides which.
+        """
+        zero = [torch.zeros_like(leaf) for leaf in wrt.leaves]
+        size = float(norm(vector))
+        if not 0 < size < math.inf:
+            return zero
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
+        start = [leaf.detach().clone() for leaf in along.leaves]
+        h = eps ** (1 / 3) * (float(norm(start)) or 1.0) / size
+        for _ in range(3):
+            with torch.no_grad():
+                add_(along.leaves, vector, h)
+                up = self.gradient(function, wrt)
+                copy_(along.leaves, start)
+                add_(along.leaves, vector, -h)
+                down = self.gradient(function, wrt)
+                copy_(along.leaves, start)
+                difference = subtract(up, down)
+                if float(norm(difference)) > NOISE * eps * float(norm(up, down)):
+                    return [part / (2 * h) for part in difference]
+            h *= LONGER
+        return zero
+
+    def spectrum(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of a symmetric operator, by ``rounds`` products of Lanczos' method."""
+        vector, before, beta = self.noise(like), [torch.zeros_like(leaf) for leaf in like], 0.0
+        diagonal: list[float] = []
+        coupling: list[float] = []
+        for _ in range(self.rounds):
+            image = apply(vector)
+            parts = [(a * b).sum() for a, b in zip(local(vector), local(image), strict=True)]
+            alpha = float(total(parts, vector) if any(map(is_dtensor, vector)) else sum(parts))
+            rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]
+            size = float(norm(rest))
+            if not math.isfinite(alpha + size):
+                break
+            diagonal.append(alpha)
+            if size <= INVARIANT * max(abs(alpha), *coupling, 0.0):
+                break
+            coupling.append(size)
+            before, vector, beta = vector, [leaf / size for leaf in rest], size
+        if not diagonal:
+            return 0.0, 0.0
+        side = torch.tensor(coupling[: len(diagonal) - 1], dtype=torch.float64)
+        matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(side, 1) + torch.diag(side, -1)
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        return float(eigenvalues[0]), float(eigenvalues[-1])
+
+    def mixed(self, function: Function) -> float:
+        """The norm of the mixed derivative: y -> x -> y."""
+
+        def there_and_back(vector: Leaves) -> Leaves:
+            return self.product(function, self.x, self.product(function, self.y, vector, self.x), self.y)
+
+        return math.sqrt(max(self.spectrum(there_and_back, self.y.leaves)[1], 0.0))
+
+    def block(self, function: Function, variable: Variable) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of the block of ``variable`` in the Hessian of ``function``."""
+        return self.spectrum(lambda vector: self.product(function, variable, vector, variable), variable.leaves)
+
+    def measure(self) -> dict[str, float]:
+        """Estimate the arguments of :class:`Constants` at this point, except rho_g."""
+        F, f = self.oracle.upper, self.oracle.lower
+        F_xx, F_yy, f_xx = (
+            max(-low, high) for low, high in (self.block(F, self.x), self.block(F, self.y), self.block(f, self.x))
+        )
+        low, high = self.block(f, self.y)
+        f_yy, F_xy, f_xy = max(-low, high), self.mixed(F), self.mixed(f)
+        return {
+            "L_F": _norm_of_blocks(F_xx, F_yy, F_xy),
+            "L_f": _norm_of_blocks(f_xx, f_yy, f_xy),
+            "rho_f": -low if low < -NEGATIVE * f_yy else 0.0,
+            "F_xx": F_xx,
+            "F_yy": F_yy,
+            "F_xy": F_xy,
+            "f_yy": f_yy,
+            "f_xy": f_xy,
+            "L_g": self.nonsmooth_coupling(),
+        }
+
+    def nonsmooth_coupling(self) -> float:
+        """Largest change of grad_x g seen, relative to the change of y."""
+        oracle, y = self.oracle, self.y
+        if oracle.phi is oracle.lower:
+            return 0.0
+
+        def gradient() -> Leaves:
+            terms: list[Term] = [(1.0, oracle.phi, self.x, y), (-1.0, oracle.lower, self.x, y)]
+            return oracle.gradient(self.x, terms, self.batch, strict=False)[1]
+
+        start, here = [leaf.detach().clone() for leaf in y.leaves], gradient()
+        h, largest = 1e-3 * (float(norm(start)) or 1.0), 0.0
+        with torch.no_grad():
+            for _ in range(self.rounds):
+                add_(y.leaves, self.noise(start), h)
+                largest = max(largest, float(norm(subtract(gradient(), here))) / h)
+                copy_(y.leaves, start)
+        return largest
+
+
+def _norm_of_blocks(a: float, b: float, mixed: float) -> float:
+    """The norm of [[a, m], [m, b]]: a bound for that of the Hessian with blocks of these norms."""
+    return (a + b) / 2 + math.sqrt(((a - b) / 2) ** 2 + mixed**2)

@@ -1,0 +1,377 @@
+"""Whether y solves the lower level: descents of f + g at one x, from many starts, and the basins in which they end.
+
+A lower value is a proof that y is no solution. That none is found is evidence, which grows with the number of descents: after n
+of them with w different values at their ends, w (n - 1) / (n - w - 2) values are to be expected in all (Boender and Rinnooy
+Kan, 1987, for starts and basins of which nothing else is known).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meha.lower.curvature import flatten
+from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
+from meha.lower.quadratic_model import QuadraticModel, in_same_quadratic
+from meha.numerics.limited_memory import LimitedMemory, vector_norm
+
+__all__ = ["JOINED", "TOGETHER", "Evidence", "LowerMultistart", "StartingPoint"]
+
+
+STEPS = 200  # upper bound on the steps of a descent
+ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
+NOISE = 10.0  # or less than this many errors of the value
+LEAP = 10.0  # longest plain step, relative to y
+FAR = 1e4  # a descent that goes this many times further away than its start has no end
+NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a basin when its distance fell by this factor; from close by, by this one
+JOINED = 1e-4  # distance, relative to y, at which two ends are the same
+PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
+EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
+CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
+NEAR, AWAY = 0.3, 3.0  # distances of random starts from y, where Y does not bound them: from the first, relative to y,
+# to the second, relative to y or to where F or x could draw it
+RUNG, RUNGS = 3.0, 6  # ratio of two distances between them, unless that gives more than this number
+ENDING = 0.1  # the search ends when fewer further values than this are to be expected
+CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
+ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest basin
+CERTAIN_HITS = 10  # a result is still trusted with this many: a lower basin half as wide is missed with a chance below 1 %
+TOGETHER = 21  # random starts from which descents go together, where that is possible: enough if all end at y
+MIXED = 40  # largest dimension of y in which coordinates of basins are exchanged one by one
+KEPT = 50  # basins that are kept
+SEED = 17  # of the random starts
+
+
+class Evidence(NamedTuple):
+    """What the descents at one x found.
+
+    Attributes:
+        starts: their number.
+        values: how many basins they met that differ in height, at this x or at others.
+        excess: by how much f + g at y is larger than the least of them; 0 if y is the lowest.
+        above: by how much the next basin is higher than the lowest; NaN if there is none.
+        certain: whether hardly any further values are to be expected.
+    """
+
+    starts: int
+    values: int
+    excess: float
+    above: float
+    certain: bool
+
+    def __str__(self) -> str:
+        basins = "at the same height" if self.values == 1 else f"in {self.values} different basins"
+        lowest = f"y is {self.excess:.1e} above the lowest" if self.excess else "none below y"
+        above = "" if self.values == 1 or self.excess else f" and the next {self.above:.1e} above it"
+        return f"{self.starts} descents of the lower level ended {basins}, {lowest}{above}"
+
+
+class StartingPoint(NamedTuple):
+    """Where a descent begins: y, the distance from the verified y at which it may join its basin, whether y is random."""
+
+    y: Tensor
+    reach: float
+    random: bool
+
+
+class LowerMultistart:
+    """Descents of f + g at the present x, and the basins that they met.
+
+    Args:
+        levels: the problem; x is where its variable is.
+        y: the point to verify; ``point`` is f + g there.
+        pairs: what is known of the curvature near y.
+        t: a plain step.
+        scale: the size of y.
+        tolerance: the error of x; a difference that vanishes when x changes by that is none.
+        slack: the difference of f + g that the error of y may cause.
+        solved: whether y is the lowest point of a basin at this x, as far as is known.
+        model: f around a solved y, if it seems to be quadratic, and g and Y are convex; given up where f is something else.
+
+    Attributes:
+        basins: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
+            were met; the first is y, if it is solved.
+        starts: the number of descents.
+        heights: where those from random starts ended.
+        between: starts in the middle of two basins.
+        origins: the first starts, where they were drawn before the search.
+    """
+
+    def __init__(
+        self,
+        levels: FlatProblem,
+        y: Tensor,
+        pairs: LimitedMemory,
+        t: float,
+        scale: float,
+        tolerance: float,
+        *,
+        slack: float = 0.0,
+        solved: bool,
+        model: QuadraticModel | None = None,
+    ) -> None:
+        self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
+        rho = levels.oracle.problem.g.rho
+        self.t = min(t, 0.5 / rho if rho else math.inf)
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.point = levels.lower(y)
+        self.basins = [self.point] if solved else []
+        self.model = model if solved else None
+        self.starts = 0
+        self.gains: list[float] = []
+        self.heights: list[float] = []
+        self.between: list[Tensor] = []
+        self.origins: list[StartingPoint] = []
+        self.low, self.high = levels.y_bounds()
+
+    # Starts
+
+    def draw(self, given: Iterable[Tensor], random: int) -> list[StartingPoint]:
+        """The first starts: displaced y, the ``given`` points, corners of Y, and some random points."""
+        near = [*self.close(), *given, *self.corners()]
+        self.origins = [StartingPoint(start, self._reach(start), random=False) for start in near]
+        self.origins += [
+            StartingPoint(start, self._reach(start), random=True) for start in itertools.islice(self.random(), random)
+        ]
+        return self.origins
+
+    def _reach(self, start: Tensor) -> float:
+        distance = vector_norm(start - self.point.z)
+        return distance * (MUCH_NEARER if distance <= 2 * CLOSE * self.scale else NEARER)
+
+    def close(self) -> Iterable[Tensor]:
+        """Displaced y."""
+        d = self._random(self.point.z)
+        yield from (self.levels.inside(self.point.z + step * CLOSE * self.scale * d / vector_norm(d)) for step in (1.0, -1.0))
+
+    def corners(self) -> Iterable[Tensor]:
+        """The middle and the bounds of Y, where all coordinates have them."""
+        low, high = self.low, self.high
+        if bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
+            yield from (low + share * (high - low) for share in (0.5, 0.0, 1.0))
+
+    def random(self) -> Iterator[Tensor]:
+        """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
+        y, low, high = self.point.z, self.low, self.high
+        held = torch.isfinite(low) & torch.isfinite(high)
+        free = not bool(held.any())
+        for radius in itertools.cycle(self._radii):
+            direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
+            away = radius * shorter / vector_norm(direction) * direction
+            share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
+            for d, s in ((away, share), (-away, 1 - share)):
+                yield self.levels.inside(y + d if free else torch.where(held, low + s * (high - low), y + d))
+
+    @cached_property
+    def _radii(self) -> list[float]:
+        """Distances of random starts from y: up to where y is, F would have it, or x could move it."""
+        curvatures, F_y = self.levels.curvatures, vector_norm(self.levels.upper(self.point.z)[2])
+        wanted = F_y / curvatures["F_yy"] if curvatures["F_yy"] else 0.0
+        moved = curvatures.get("f_xy", 0.0) * vector_norm(flatten(self.levels.x)) / (curvatures["f_yy"] or math.inf)
+        least = NEAR * self.scale
+        most = AWAY * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
+        rungs = min(RUNGS, 1 + math.ceil(math.log(most / least) / math.log(RUNG)))
+        return [least * (most / least) ** (i / (rungs - 1)) for i in range(rungs)]
+
+    def _random(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(like)
+
+    # Descents
+
+    def descend(self, start: Tensor) -> LowerPoint | None:
+        """Go down from a start, and note the basin at the end; None if there is no end."""
+        close = vector_norm(start - self.point.z) <= 2 * CLOSE * self.scale
+        end = self._descend(self.levels.lower(start), MUCH_NEARER if close else NEARER)
+        if end is not None:
+            self.starts += 1
+            self._note(end)
+        return end
+
+    def joined(self, fallen: Iterable[float] | None) -> None:
+        """Take note of descents from the first starts, if they were made: what f fell by, or NaN where y was not the end."""
+        left: list[StartingPoint] = []
+        if fallen is None:
+            return
+        for origin, gain in zip(self.origins, fallen, strict=True):
+            if math.isnan(gain):
+                left.append(origin)
+                continue
+            self.starts += 1
+            self.gains.append(gain)
+            self.heights += [self.point.value] if origin.random else []
+        self.origins = left
+
+    def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
+        if self.model is not None and self.model.matches(point, self.point):
+            self.gains.append(point.value - self.point.value)
+            return self.basins[0]
+        self.model = None
+        levels, pairs, start = self.levels, self.pairs.copy(), point.z
+        descent = levels.descent(levels.lower, pairs, self.t)
+        first, bounds = point.value, [nearer * vector_norm(start - basin.z) for basin in self.basins]
+        descent.t = min(descent.t, LEAP * self.scale / (vector_norm(point.gradient) or math.inf) or descent.t)
+        cleared = False
+        for _ in range(STEPS):
+            if not point.finite or vector_norm(point.z - start) > FAR * max(self.scale, vector_norm(start)):
+                return None
+            for basin, bound in zip(self.basins, bounds, strict=False):
+                if vector_norm(point.z - basin.z) <= bound and in_same_quadratic(point, basin):
+                    self.gains.append(first - basin.value)
+                    return basin
+            d, remembered = descent.direction(point)
+            promise = -float(descent.residual(point).r @ d)
+            if promise <= max(NOISE * point.noise, ENOUGH * (first - point.value)):
+                break
+            new = descent.step(point, d, remembered)
+            if new is None:
+                if cleared or not remembered:
+                    break
+                pairs.clear()
+                cleared = True
+                continue
+            point, cleared = new, False
+        else:
+            if point.value >= self.point.value:
+                return None  # it did not arrive
+        self.gains.append(first - point.value)
+        return point
+
+    def _note(self, end: LowerPoint) -> None:
+        """Keep an end, unless it is known; a lower one takes the place of the one that is near.
+
+        Between the ends of two basins may lie a third.
+        """
+        for i, basin in enumerate(self.basins):
+            if end is basin:
+                return
+            if vector_norm(end.z - basin.z) <= JOINED * self.scale:
+                if end.value < basin.value:
+                    self.basins[i] = end
+                return
+            if abs(end.value - basin.value) <= self.equal(end) and self._connected(end, basin):
+                return
+        nearest = min((basin.z for basin in self.basins), key=lambda z: vector_norm(end.z - z), default=end.z)
+        if vector_norm(end.z - nearest) > NEAR * self.scale:
+            middle, d = 0.5 * (end.z + nearest), self._random(end.z)
+            self.between.append(self.levels.inside(middle + CLOSE * self.scale * d / vector_norm(d)))
+        self.basins.append(end)
+        if len(self.basins) > KEPT:
+            del self.basins[max(range(1, len(self.basins)), key=lambda i: self.basins[i].value)]
+
+    def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two ends of the same height lie in one flat basin: the point between them is as high."""
+        middle = self.levels.lower(self.levels.inside(0.5 * (a.z + b.z)))
+        return abs(middle.value - a.value) <= self.equal(a)
+
+    def mix(self) -> None:
+        """Exchange coordinates of the lowest basin for those of others, one by one; descend from what is lower.
+
+        Where f is a sum over coordinates, this finds the best of all combinations.
+        """
+        if not 1 < len(self.point.z) <= MIXED:
+            return
+        for other in list(self.basins):
+            best = self.lowest
+            for i in range(len(best.z)):
+                z = best.z.clone()
+                z[i] = other.z[i]
+                if abs(float(z[i] - best.z[i])) <= JOINED * self.scale:
+                    continue
+                point = self.levels.lower(self.levels.inside(z))
+                if point.finite and point.value < best.value - self.equal(point):
+                    end = self.descend(point.z)
+                    best = end if end is not None and end.value < best.value else best
+
+    # Judgement
+
+    @property
+    def lowest(self) -> LowerPoint:
+        """The end with the least value."""
+        return min(self.basins, key=lambda basin: basin.value)
+
+    def equal(self, point: LowerPoint) -> float:
+        """The difference to the value at a point below which another value is the same."""
+        return NOISE * point.noise + EQUAL * self._gain
+
+    @property
+    def _gain(self) -> float:
+        """What a descent gains, in the middle."""
+        gains = sorted(self.gains)
+        return gains[len(gains) // 2] if gains else 0.0
+
+    def excess(self, point: LowerPoint) -> float:
+        """By how much f + g at y exceeds that at a point; 0 if it does not, or would not with x as accurate as it is."""
+        difference = self.point.value - point.value
+        turn = vector_norm(self.levels.pull(self.point, point)) * self.tolerance
+        return difference if difference > self.equal(point) + turn + self.slack else 0.0
+
+    def same(self, a: LowerPoint, b: LowerPoint) -> bool:
+        """Whether two basins have the same height, here and, as their slopes in x show, nearby."""
+        if abs(a.value - b.value) > self.equal(b):
+            return False
+        coupling = self.levels.curvatures.get("f_xy", 0.0)
+        blur = 2 * math.sqrt(self.levels.eps) * self.scale * coupling  # the slopes' error, from that of the ends
+        turn = (vector_norm(self.levels.pull(a, b)) - blur) * (vector_norm(flatten(self.levels.x)) or 1.0)
+        return turn <= PARALLEL * self._gain + NOISE * (a.noise + b.noise)
+
+    @property
+    def values(self) -> int:
+        """The number of basins that differ in height, here or at other x."""
+        kinds: list[LowerPoint] = []
+        for basin in self.basins:
+            if not any(self.same(basin, kind) for kind in kinds):
+                kinds.append(basin)
+        return len(kinds)
+
+    @property
+    def expected(self) -> float:
+        """The number of further values that are to be expected."""
+        n, w = self.starts, self.values
+        return w * (n - 1) / (n - w - 2) - w if n > w + 2 else math.inf
+
+    @property
+    def hits(self) -> int:
+        """The number of random starts that led to the lowest basin."""
+        least = self.lowest.value + self.equal(self.lowest)
+        return sum(height <= least for height in self.heights)
+
+    @property
+    def _enough(self) -> bool:
+        return self.expected < ENDING or (bool(self.basins) and self.hits >= ENDING_HITS)
+
+    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = KEPT) -> Evidence:
+        """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
+
+        Args:
+            allowed: gradients of f after which no further descent begins.
+            most: the number of basins with which the search ends.
+        """
+        levels, tries, mixed = self.levels, 0, 0
+        if not self.origins and not self.starts:
+            self.draw(given, 0)
+        more = (StartingPoint(start, 0.0, random=True) for start in self.random())
+        with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
+            for start, _, random in itertools.chain(self.origins, more):
+                if len(self.basins) >= most or (random and (tries >= STEPS or self._enough)):
+                    break
+                end = self.descend(start)
+                if not random:
+                    continue
+                self.heights += [] if end is None else [end.value]
+                tries += 1
+                while self.between:
+                    self.descend(self.between.pop())
+                if len(self.basins) > 1 and tries > 2 * mixed + 1:
+                    self.mix()
+                    mixed = tries - 1
+        lowest = self.lowest if self.basins else self.point
+        excess = self.excess(lowest) if lowest is not self.point else 0.0
+        above = min((v.value - lowest.value for v in self.basins if not self.same(v, lowest)), default=math.nan)
+        certain = self.expected < CERTAIN or (bool(self.basins) and self.hits >= CERTAIN_HITS)
+        return Evidence(self.starts, self.values, excess, above, certain)

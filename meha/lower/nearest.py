@@ -1,0 +1,129 @@
+"""The lower solution nearest to a point, as the limit of a proximal term whose weight vanishes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from meha.lower.flat_problem import FlatProblem, LowerPoint
+from meha.numerics.extrapolation import richardson
+from meha.numerics.limited_memory import LimitedMemory, vector_norm
+
+__all__ = ["NearestSolution", "solve_nearest"]
+
+
+FIRST = 0.1  # weight of the proximal term at first, relative to the curvature of f in y
+RATIO = 10.0  # factor by which it falls
+LEAST = 2 / 3  # power of the rounding error: the smallest weight; below, the term is lost in that of f
+STEPS = 400  # upper bound on the steps for one weight
+PAIRS, COMPOSITE_PAIRS = 300, 50  # memory of curvature; with g, under which the free coordinates change, less
+ENOUGH = 0.01  # part of the pull of the proximal term, times the accuracy, to which each problem is solved
+PATIENCE = 8  # steps without half the residual after which the solve ends, as only rounding is left
+SHRINKING = 0.5  # largest ratio of changes from weight to weight that is extrapolated; 1/10 where the error is of their order
+FAR = 1e6  # a solve that goes this many times further away than the start and y has no end
+
+
+@dataclass(eq=False, kw_only=True)
+class _TiedPoint(LowerPoint):
+    """f + g and the proximal term at y; ``upper`` is the gradient of the term, without its weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class NearestSolution:
+    """A lower solution that was computed afresh.
+
+    Attributes:
+        y: the solution.
+        lower: f + g there.
+        solved: whether the limit was found to the accuracy that was asked for.
+    """
+
+    y: Tensor
+    lower: float
+    solved: bool
+
+
+def solve_nearest(levels: FlatProblem, start: Tensor, tol: float, curvature: float) -> NearestSolution:
+    """The solution of the lower level at the present x that is nearest to ``start``, in the basin of the start.
+
+    Args:
+        tol: relative accuracy; at least the root of the rounding error.
+        curvature: that of f in y.
+
+    Raises:
+        BudgetError: the gradients of f that are allowed have been taken.
+    """
+    curvature, tol = curvature or 1.0, max(tol, math.sqrt(levels.eps))
+    weights = [FIRST * curvature]
+    while weights[-1] > RATIO * levels.eps**LEAST * curvature:
+        weights.append(weights[-1] / RATIO)
+    pairs = LimitedMemory.sized(COMPOSITE_PAIRS if levels.composite else PAIRS, len(start))
+    ys, limits, y, solved = [], list[Tensor](), levels.inside(start), False
+    for weight in weights:
+        y = _solve(levels, y, start, weight, curvature, pairs, tol)
+        ys.append(y)
+        limit = y
+        if len(ys) > 2 and vector_norm(ys[-1] - ys[-2]) <= SHRINKING * vector_norm(ys[-2] - ys[-3]):
+            limit = levels.inside(richardson(ys[-1], ys[-2], RATIO))
+        limits.append(limit)
+        scale = max(vector_norm(limit), vector_norm(limit - start))
+        if len(limits) > 2 and vector_norm(limits[-1] - limits[-2]) <= tol * scale:
+            solved = True
+            break
+    end = _settled(levels, limits[-1], curvature, pairs, tol * max(vector_norm(limits[-1]), vector_norm(limits[-1] - start)))
+    return NearestSolution(end.z, end.value, solved)
+
+
+def _solve(
+    levels: FlatProblem, y: Tensor, start: Tensor, weight: float, curvature: float, pairs: LimitedMemory, tol: float
+) -> Tensor:
+    """Minimise f + g + weight / 2 ||. - start||^2 from y on."""
+
+    def evaluate(z: Tensor) -> _TiedPoint:
+        at, away = levels.lower(z), z - start
+        square = 0.5 * weight * float(away @ away)
+        noise = at.noise + levels.eps * square
+        return _TiedPoint(z, at.smooth + square, at.gradient + weight * away, at.nonsmooth, noise, upper=away, f_x=at.f_x)
+
+    pairs.reweigh(weight)
+    rho = levels.oracle.problem.g.rho
+    descent = levels.descent(evaluate, pairs, min(1 / (curvature + weight), 0.5 / rho if rho else math.inf))
+    point = descent.evaluate(y)
+    smallest, idle, far, cleared = math.inf, 0, FAR * (1 + vector_norm(y) + vector_norm(start)), False
+    for _ in range(STEPS):
+        if not point.finite or vector_norm(point.z) > far:
+            break
+        d, remembered = descent.direction(point)
+        residual = vector_norm(descent.residual(point).r)
+        wanted = ENOUGH * tol * weight * max(vector_norm(point.z - start), tol * vector_norm(point.z))
+        if residual <= max(wanted, 2 * levels.eps * curvature * vector_norm(point.z)):
+            break
+        idle = 0 if residual < 0.5 * smallest else idle + 1
+        smallest = min(smallest, residual)
+        if idle >= PATIENCE and -float(descent.residual(point).r @ d) <= point.noise:
+            break
+        new = descent.step(point, d, remembered)
+        if new is None:
+            if cleared or not remembered:
+                break
+            pairs.clear()
+            cleared = True
+            continue
+        point, cleared = new, False
+    return point.z
+
+
+def _settled(levels: FlatProblem, y: Tensor, curvature: float, pairs: LimitedMemory, reach: float) -> LowerPoint:
+    """A few steps on f + g alone, no further than ``reach``, which bring the extrapolated point back to the solutions."""
+    pairs.reweigh(0.0)
+    rho = levels.oracle.problem.g.rho
+    descent = levels.descent(levels.lower, pairs, min(1 / curvature, 0.5 / rho if rho else math.inf))
+    point = first = descent.evaluate(y)
+    for _ in range(PATIENCE):
+        new = descent.step(point, descent.residual(point).target - point.z, False)
+        if new is None or not new.finite or vector_norm(new.z - first.z) > reach:
+            break
+        point = new
+    return point

@@ -1,0 +1,794 @@
+"""Solve the lower level at one x by Newton steps on the face of Y and of the kinks of g that holds y."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.lower.expansion import Expansion
+from meha.lower.flat_problem import BudgetError
+from meha.lower.newton_tuning import TUNING
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.tensors.variables import Leaves, Variable
+from meha.tensors.vectors import Clock, Flat
+
+__all__ = [
+    "Faces",
+    "Factor",
+    "Hessians",
+    "LowerResponse",
+    "NewtonLower",
+    "SmoothFace",
+    "colours",
+    "conjugate_gradients",
+    "factorise",
+    "semidefinite",
+    "unknown_faces",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothFace:
+    """The surroundings of a point in which f + g is smooth.
+
+    Attributes:
+        index: the coordinates that can move; None for all.
+        rows: directions d also satisfy rows @ d[index] = 0; None without equations.
+        basis: an orthonormal basis of these directions; None without equations.
+    """
+
+    index: Tensor | None = None
+    rows: Tensor | None = None
+    basis: Tensor | None = None
+
+    @property
+    def trivial(self) -> bool:
+        """Whether all of space is one face."""
+        return self.index is None
+
+    def equals(self, other: SmoothFace | None) -> bool:
+        """Whether both have the same coordinates and equations."""
+        if other is None or self.index is None or other.index is None:
+            return other is not None and self.index is None and other.index is None
+        same = torch.equal(self.index, other.index)
+        if not same or self.rows is None or other.rows is None:
+            return same and self.rows is None and other.rows is None
+        return torch.equal(self.rows, other.rows)
+
+    def count(self, size: int) -> int:
+        """The number of coordinates that can move, of ``size``."""
+        return size if self.index is None else self.index.numel()
+
+    def reduce(self, vector: Tensor) -> Tensor:
+        """The part of a vector along the face, in coordinates of the face."""
+        part = vector if self.index is None else vector[self.index]
+        return part if self.basis is None else self.basis.T @ part
+
+    def extend(self, part: Tensor, size: int) -> Tensor:
+        """The vector with this part along the face, and zeros elsewhere."""
+        part = part if self.basis is None else self.basis @ part
+        return part if self.index is None else part.new_zeros(size).index_copy_(0, self.index, part)
+
+
+class Faces:
+    """Proximal map and faces of g + indicator of Y for vectors; :func:`unknown_faces` must have nothing against the problem."""
+
+    def __init__(self, oracle: Oracle, flat: Flat) -> None:
+        problem, y = oracle.problem, flat.variable
+        self._prox, self._flat, self.smooth = oracle.prox, flat, oracle.prox.identity
+        self._terms = problem.g.terms(y)
+        self._sets = [] if problem.y_set is None else problem.y_set.parts(y)
+        self.quadratic = all(term.quadratic for term, _ in self._terms)
+        self.separable = all(term.separable for term, _ in self._terms)
+
+    def prox(self, x: Variable, vector: Tensor, step: float) -> Tensor:
+        """argmin_w step * (g + indicator of Y)(x, w) + 0.5 ||w - vector||^2."""
+        leaves = [leaf.clone() for leaf in self._flat.split(vector)]
+        self._prox(x.value, leaves, step)
+        return self._flat.join(leaves)
+
+    def feasible(self, x: Variable, vector: Tensor, start: Tensor) -> Tensor:
+        """The end of a move from ``start``, cut at kinks of g and projected into Y."""
+        leaves, old = self._flat.split(vector), self._flat.split(start)
+        leaves = list(leaves)
+        for term, chosen in self._terms:
+            for i, leaf in zip(chosen, term.cut([leaves[i] for i in chosen], [old[i] for i in chosen]), strict=True):
+                leaves[i] = leaf
+        return self.prox(x, self._flat.join(leaves), torch.finfo(vector.dtype).tiny)
+
+    def at(self, vector: Tensor) -> SmoothFace:
+        """The face of a point that a proximal map returned."""
+        if self.smooth:
+            return SmoothFace()
+        leaves = self._flat.split(vector)
+        free: Leaves = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+        equations: list[Tensor] = []
+        for term, chosen in self._terms:
+            for i, mask in zip(chosen, term.free([leaves[i] for i in chosen]) or [], strict=True):
+                free[i] = free[i] & mask
+        for part, chosen in self._sets:
+            face = part.face([leaves[i] for i in chosen])
+            assert face is not None
+            for i, mask in zip(chosen, face.free, strict=True):
+                free[i] = free[i] & mask
+            if face.rows is not None:
+                equations.append(self._widened(face.rows, chosen))
+        mask = torch.cat([leaf.reshape(-1) for leaf in free])
+        index = mask.nonzero().reshape(-1)
+        if not equations:
+            return SmoothFace(index)
+        rows = torch.cat(equations)[:, index]
+        return SmoothFace(index, rows, _kernel(rows))
+
+    def _widened(self, rows: Tensor, chosen: list[int]) -> Tensor:
+        """Equations of some leaves as equations of all."""
+        sizes, wide = self._flat.sizes, rows.new_zeros(len(rows), self._flat.size)
+        begin = 0
+        for i in chosen:
+            first = sum(sizes[:i])
+            wide[:, first : first + sizes[i]] = rows[:, begin : begin + sizes[i]]
+            begin += sizes[i]
+        return wide
+
+
+def _kernel(rows: Tensor) -> Tensor:
+    """An orthonormal basis of {d : rows @ d = 0}."""
+    _, values, vectors = torch.linalg.svd(rows, full_matrices=True)
+    eps = torch.finfo(rows.dtype).eps
+    rank = int((values > max(rows.shape) * eps * values.max()).sum()) if values.numel() else 0
+    return vectors[rank:].T.contiguous()
+
+
+def unknown_faces(problem: Problem, y: Variable) -> str:
+    """The name of a term or a set that does not tell its faces; empty if there is none."""
+    for term, chosen in problem.g.terms(y):
+        if term.free([y.leaves[i].detach() for i in chosen]) is None:
+            return type(term).__name__
+    for part, chosen in [] if problem.y_set is None else problem.y_set.parts(y):
+        if part.face([y.leaves[i].detach() for i in chosen]) is None:
+            return type(part).__name__
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A factor of the Hessian H on a face.
+
+    Attributes:
+        face: the face.
+        lower: the Cholesky factor; None if H is not positive definite.
+        scale, values, vectors: the eigenvalues of H after a division by scale on both sides; None if H is positive definite.
+        pivot: the smallest pivot relative to its diagonal entry, 1 for diagonal matrices, 0 for singular ones.
+    """
+
+    face: SmoothFace
+    lower: Tensor | None
+    scale: Tensor | None = None
+    values: Tensor | None = None
+    vectors: Tensor | None = None
+    pivot: float = 0.0
+
+    @property
+    def definite(self) -> bool:
+        """Whether H is positive definite, up to rounding."""
+        return self.lower is not None
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """H^-1 v along the face; with |H| in place of H, bounded below, where H is not positive definite."""
+        part = self.face.reduce(vector)
+        if not part.numel():
+            return torch.zeros_like(vector)
+        if self.lower is not None and len(part) <= TUNING.inverted and self.pivot >= TUNING.well_conditioned:
+            solution = self._inverse @ part
+        elif self.lower is not None:
+            solution = torch.cholesky_solve(part[:, None], self.lower)[:, 0]
+        else:
+            scale, values, vectors = self._eigen()
+            sizes = values.abs()
+            sizes = sizes.clamp(min=TUNING.floor * float(sizes.max()))
+            solution = vectors @ ((vectors.T @ (part / scale)) / sizes) / scale
+        return self.face.extend(solution, vector.numel())
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        assert self.lower is not None
+        return torch.cholesky_inverse(self.lower)
+
+    def shortest(self, vector: Tensor) -> tuple[Tensor, float]:
+        """The least-squares solution of H v = vector along the face without the flat directions, and its relative residual."""
+        part = self.face.reduce(vector)
+        scale, values, vectors = self._eigen()
+        cutoff = TUNING.singular * len(values) * torch.finfo(values.dtype).eps * float(values.abs().max())
+        inverse = torch.where(values.abs() > cutoff, 1 / values, 0.0)
+        image = vectors.T @ (part / scale)
+        size = float(torch.linalg.vector_norm(image))
+        missed = float(torch.linalg.vector_norm(torch.where(inverse == 0, image, 0.0)))
+        return self.face.extend(vectors @ (inverse * image) / scale, vector.numel()), missed / size if size else 0.0
+
+    @property
+    def indefinite(self) -> bool:
+        """Whether H has a direction of negative curvature, beyond rounding."""
+        least = torch.finfo(self.values.dtype).eps ** TUNING.loose_power if self.values is not None else 0.0
+        return self.values is not None and float(self.values[0]) < -least * float(self.values.abs().max())
+
+    def downwards(self, size: int) -> Tensor | None:
+        """The direction of the most negative curvature; None if there is none."""
+        if not self.indefinite:
+            return None
+        scale, _, vectors = self._eigen()
+        return self.face.extend(vectors[:, 0] / scale, size)
+
+    def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.scale is not None
+        assert self.values is not None
+        assert self.vectors is not None
+        return self.scale, self.values, self.vectors
+
+    def state_dict(self) -> dict[str, object]:
+        """Everything, as plain tensors and numbers."""
+        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "face": vars(self.face)}
+
+    @classmethod
+    def restored(cls, state: dict[str, object]) -> Factor:
+        """The factor that wrote ``state``."""
+        return cls(**{**state, "face": SmoothFace(**state["face"])})  # type: ignore[arg-type]
+
+
+def factorise(matrix: Tensor, face: SmoothFace, clock: Clock) -> Factor:
+    """Factorise the Hessian on a face, given with one row and column for each coordinate of the face."""
+    begin = time.perf_counter()
+    matrix = matrix if face.basis is None else face.basis.T @ matrix @ face.basis
+    n, eps = len(matrix), torch.finfo(matrix.dtype).eps
+    result = Factor(face, matrix, pivot=1.0)
+    if n:
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        diagonal = matrix.diagonal()
+        pivot = float((lower.diagonal().square() / diagonal).min()) if not int(info) else 0.0
+        if pivot > TUNING.singular * n * eps:
+            result = Factor(face, lower, pivot=pivot)
+        else:
+            if not bool(torch.isfinite(matrix).all()):
+                raise ArithmeticError("the Hessian of lower in y has entries that are not finite")
+            scale = diagonal.abs().sqrt()
+            scale = torch.where(scale > 0, scale, 1.0)
+            scaled = matrix / scale / scale[:, None]
+            values, vectors = torch.linalg.eigh((scaled + scaled.T) / 2)
+            result = Factor(face, None, scale, values, vectors)
+    clock.algebra += time.perf_counter() - begin
+    return result
+
+
+def semidefinite(hessians: Tensor, eps: float) -> Tensor:
+    """Whether a matrix, or each of several, has no negative eigenvalue, beyond rounding.
+
+    >>> semidefinite(torch.stack([torch.eye(2), -torch.eye(2)]), 1e-7)
+    tensor([ True, False])
+    """
+    n = hessians.shape[-1]
+    shift = TUNING.singular * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+    eye = torch.eye(n, dtype=hessians.dtype, device=hessians.device)
+    return torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye).info == 0
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor],
+    right: Tensor,
+    tol: float,
+    steps: int,
+    precondition: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, float, bool]:
+    """Solve H v = right with at most ``steps`` products; returns v, its relative residual, and whether H was seen positive.
+
+    At a direction without positive curvature it stops: v is the solution so far, or that direction if it is the first.
+    """
+    v, r = torch.zeros_like(right), right.clone()
+    size = float(torch.linalg.vector_norm(right))
+    residual = size
+    z = r if precondition is None else precondition(r)
+    p, rz = z.clone(), float(torch.dot(r, z))
+    for k in range(steps):
+        if residual <= tol * size:
+            break
+        image = apply(p)
+        curvature = float(torch.dot(p, image))
+        if not curvature > 0:
+            return (p if k == 0 else v), residual / size, False
+        length = rz / curvature
+        v.add_(p, alpha=length)
+        r.sub_(image, alpha=length)
+        residual = float(torch.linalg.vector_norm(r))
+        z = r if precondition is None else precondition(r)
+        old, rz = rz, float(torch.dot(r, z))
+        p.mul_(rz / old).add_(z)
+    return v, residual / size if size else 0.0, True
+
+
+SAVED_HESSIANS = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
+"""What a checkpoint keeps."""
+
+
+class Hessians:
+    """The last Hessian of f in y, and what changes from one to the next.
+
+    A product with a fixed vector shows whether a Hessian has changed. Where it has, and changes were seen to have a pattern (a
+    diagonal, or a block for each of several independent problems), a few products give the new one, and the fixed vector
+    checks it.
+
+    Args:
+        eps: rounding error of the variables.
+
+    Attributes:
+        quadratic: whether f is quadratic in y; None while unknown.
+        constant, varies: whether the Hessian was seen to be the same, or another, at two x.
+        matrix: the last Hessian; None before the first.
+        groups: the pattern of changes, and the group of each column, so that no row has two entries in one group; None if
+            unknown.
+        dense: whether changes have no such pattern.
+        formulas: whether losses in f may give the Hessian by their formulas.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self.eps = eps
+        self.quadratic: bool | None = None
+        self.constant = self.varies = self.dense = False
+        self.formulas = True
+        self.matrix: Tensor | None = None
+        self.groups: tuple[Tensor, Tensor] | None = None
+        self._x: Variable | None = None
+        self._fixed: Tensor | None = None
+        self._vectors: Tensor | None = None  # the sums of unit vectors of each group, and a fixed vector
+
+    def known_at(self, x: Variable) -> bool:
+        """Whether the matrix is that of some y at this x."""
+        return self.matrix is not None and self._x is x
+
+    def still_quadratic(self, at: Expansion) -> bool:
+        """Check at a point that the Hessian is what it was taken for."""
+        probe = self.probe(at.y)
+        if self.matrix is None or not self.agrees(self.matrix, at.product(probe, g=False), probe):
+            self.quadratic, self.constant = False, False
+        return bool(self.quadratic)
+
+    def at(self, at: Expansion) -> Tensor:
+        """The Hessian at a point."""
+        known = self.matrix
+        if known is None:
+            return self._keep(at, self._computed(at))
+        same_x = self._x is at.x
+        if self.quadratic and same_x:
+            return known
+        probe = self.probe(at.y)
+        if self.quadratic is not False and not (self.varies and not same_x):
+            if self.agrees(known, at.product(probe, g=False), probe):
+                self.quadratic, self.constant = True, self.constant or not same_x
+                self._x = at.x
+                return known
+            self.constant = False
+            if same_x:
+                self.quadratic = False
+            else:
+                self.varies = True
+        new = self._updated(at, known, probe)
+        return self._keep(at, self._compared(self._computed(at), known) if new is None else new)
+
+    def _computed(self, at: Expansion) -> Tensor:
+        """The Hessian by formulas of losses, if these are all that matters and the fixed vector agrees; else by its rows."""
+        if self.formulas and len(at.y) >= TUNING.formulas:
+            matrix, probe = at.by_formula(), self.probe(at.y)
+            if matrix is not None and self.agrees(matrix, at.product(probe, g=False), probe):
+                return matrix
+            self.formulas = False
+        return at.rows()
+
+    def _keep(self, at: Expansion, matrix: Tensor) -> Tensor:
+        self.matrix, self._x = matrix, at.x
+        return matrix
+
+    def agrees(self, matrix: Tensor, product: Tensor, vector: Tensor) -> bool:
+        """Whether products of a Hessian, or of each of several, with a vector are those of a matrix."""
+        expected = matrix @ vector
+        change = float(torch.linalg.vector_norm(product - expected, dim=-1).max())
+        return change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
+
+    def _updated(self, at: Expansion, known: Tensor, probe: Tensor) -> Tensor | None:
+        """The Hessian from that before and a few products; None if changes have no pattern, or broke it."""
+        if self.groups is None:
+            return None
+        pattern, group = self.groups
+        vectors = self._vectors
+        if vectors is None:
+            vectors = torch.zeros(int(group.max()) + 2, len(known), dtype=known.dtype, device=known.device)
+            vectors[group, torch.arange(len(known), device=known.device)] = 1.0
+            vectors[-1] = probe
+            self._vectors = vectors
+        products = at.products(vectors)
+        changes = products[:-1] - vectors[:-1] @ known
+        new = known + torch.where(pattern, changes[group].T, 0.0)
+        if self.agrees(new, products[-1], probe):
+            return new
+        self.groups = None
+        return None
+
+    def _compared(self, new: Tensor, known: Tensor) -> Tensor:
+        """The new matrix, after a look at where it differs from the one before."""
+        if not self.dense:
+            change = (new - known).abs()
+            pattern = change > TUNING.same * self.eps * new.abs().max()
+            group = colours(pattern)
+            self.dense, self.groups = group is None, None if group is None else (pattern, group)
+            self._vectors = None
+        return new
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known, in plain tensors and numbers."""
+        return {name: getattr(self, name) for name in SAVED_HESSIANS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what is known."""
+        for name in SAVED_HESSIANS:
+            setattr(self, name, state[name])
+        self._x = self._vectors = None
+
+    def probe(self, y: Tensor) -> Tensor:
+        """A fixed vector without zeros."""
+        if self._fixed is None:
+            self._fixed = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
+        return self._fixed
+
+
+def colours(pattern: Tensor) -> Tensor | None:
+    """A group for each column of a symmetric pattern, so that no row has two entries in one group; None if that saves little.
+
+    >>> colours(torch.eye(9, dtype=torch.bool))
+    tensor([0, 0, 0, 0, 0, 0, 0, 0, 0])
+    >>> colours(torch.block_diag(*[torch.ones(2, 2)] * 5).bool())
+    tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+    >>> colours(torch.ones(4, 4, dtype=torch.bool)) is None
+    True
+    """
+    n = len(pattern)
+    pattern = pattern | pattern.T
+    if int(pattern.sum(1).max()) > TUNING.sparse * n:
+        return None
+    weights = pattern.to(torch.float32)
+    near = (weights @ weights).bool().cpu()
+    group = torch.full((n,), -1)
+    for i in range(n):
+        taken = set(group[:i][near[i, :i]].tolist())
+        group[i] = next(k for k in range(n) if k not in taken)
+    return group.to(pattern.device) if int(group.max()) + 1 <= TUNING.sparse * n else None
+
+
+SAVED_SOLVER = ("accuracy", "curved", "failed", "largest", "limit", "scale", "step")
+"""The numbers that a checkpoint keeps."""
+
+
+@dataclass(frozen=True, eq=False)
+class LowerResponse:
+    """A solution y of the lower level at one x.
+
+    Attributes:
+        at: f + g around (x, y).
+        face: the face of y.
+        error: estimated error of y, relative to y.
+        solved: whether it is small.
+    """
+
+    at: Expansion
+    face: SmoothFace
+    error: float
+    solved: bool
+
+    @property
+    def y(self) -> Tensor:
+        """The solution."""
+        return self.at.y
+
+
+class NewtonLower:
+    """Solves the lower level at any x, with a memory of the last Hessian.
+
+    A step solves the Newton equation on the face of y, which the proximal map of g + indicator of Y finds. A factor of an old
+    Hessian serves as long as its steps converge quickly: from the solution at the last x, such a step is the first-order
+    prediction of the solution at the new one.
+
+    Attributes:
+        tol, accuracy: the least relative error of y that rounding allows, and the one to be reached in the next solves.
+        factor: the last factor; None before the first, and where systems are too large for one.
+        hessians: those of f.
+        curved: whether g added to the Hessian of the factor.
+        failed: the least length of a first step with an old factor after which a new factor was necessary.
+        scale, largest: the largest norm of y in this solve, and so far.
+        step: the length of proximal steps; zero before the first.
+        limit: gradients of f and products with its Hessian, counted from the start of the run, after which
+            :class:`BudgetError` is raised.
+    """
+
+    def __init__(self, oracle: Oracle, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
+        self.oracle, self.flat_x, self.flat_y, self.clock = oracle, flat_x, flat_y, clock
+        self.faces = Faces(oracle, flat_y)
+        self.eps = flat_y.eps
+        self.tol = self.accuracy = self.eps**TUNING.lower_power
+        self.factor: Factor | None = None
+        self.hessians = Hessians(self.eps)
+        self.curved = False
+        self.failed = math.inf
+        self.scale = self.largest = self.step = 0.0
+        self.limit = math.inf
+        self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
+
+    def expand(self, x: Variable, y: Tensor) -> Expansion:
+        """f + g around (x, y)."""
+        if self.oracle.counts.lower + self.oracle.counts.hvp >= self.limit:
+            raise BudgetError
+        return Expansion(self.oracle, x, y, self.flat_x, self.flat_y, self.clock)
+
+    @property
+    def small(self) -> bool:
+        """Whether y is small enough for a dense Hessian, whatever its face is."""
+        return self.flat_y.size <= TUNING.dense
+
+    def solve(self, x: Variable, y: Tensor) -> LowerResponse:
+        """Minimise f + g over Y at ``x``, from ``y``."""
+        response = self._solve(x, y)
+        far = float(torch.linalg.vector_norm(response.y)) < TUNING.contraction * self.scale
+        return self._solve(x, response.y) if response.solved and far and self.scale > self._least_scale else response
+
+    @property
+    def _least_scale(self) -> float:
+        return self.eps**TUNING.loose_power * self.largest
+
+    def _solve(self, x: Variable, y: Tensor) -> LowerResponse:
+        at = self.expand(x, y)
+        self.scale = max(float(torch.linalg.vector_norm(y)), self._least_scale)
+        if not math.isfinite(at.value):
+            return LowerResponse(at, self.faces.at(y), math.inf, solved=False)
+        stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
+        first = 0.0 if self.small else float(torch.linalg.vector_norm(at.f_y))
+        attempt = math.inf  # the length of the first step with an old factor
+        for _ in range(TUNING.lower_steps):
+            at, face = self._identify(at)
+            self.scale = max(self.scale, float(torch.linalg.vector_norm(at.y)))
+            self.largest = max(self.largest, self.scale)
+            gradient = at.gradient
+            direction, exact = self._direction(at, face, gradient, first)
+            size = float(torch.linalg.vector_norm(direction))
+            if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
+                exact = self.hessians.still_quadratic(at)
+            if not exact and attempt == math.inf:
+                attempt = size
+            if not exact and not self._worthwhile(size, last, old_steps):
+                self.failed = min(self.failed, attempt)
+                self.renew(at, face)
+                direction, exact = self._direction(at, face, gradient, first)
+                size = float(torch.linalg.vector_norm(direction))
+            if not math.isfinite(size):
+                break
+            if self._enough(size, last):
+                lower = self._escape(at, face) if exact else None
+                if lower is not None:
+                    at, last = lower, math.inf
+                    continue
+                if self.small and self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
+                    self.hessians.at(at)
+                return LowerResponse(at, face, size / self.scale if self.scale else 0.0, solved=True)
+            slope = float(torch.dot(gradient, direction))
+            blurred = -slope <= self._noise(at)
+            stalled = stalled + 1 if blurred and size > TUNING.level * last else 0
+            if stalled > TUNING.stalls:  # rounding
+                break
+            moved = self._move(at, direction, slope, blurred, patient=exact)
+            if moved is None and not exact:
+                self.renew(at, face)
+                continue
+            if moved is None and not self.faces.smooth:
+                moved = self._proximal(at)
+            if moved is None:
+                break
+            at, last = moved, size
+        at, face = (at, self.faces.at(at.y))
+        direction, _ = self._direction(at, face, at.gradient, first)
+        error = float(torch.linalg.vector_norm(direction)) / (self.scale or 1.0)
+        return LowerResponse(at, face, error, solved=error <= self.eps**TUNING.loose_power)
+
+    def renew(self, at: Expansion, face: SmoothFace) -> Factor | None:
+        """Factorise the Hessian on the face at this point; None if it is too large."""
+        if face.count(self.flat_y.size) > TUNING.dense:
+            self.factor = None
+            return None
+        index, matrix = face.index, self.hessian(at, face.index)
+        curved = at.g_rows(index, self.faces.separable)
+        if curved is not None:
+            matrix = matrix + (curved if index is None else curved[:, index])
+        self.curved = curved is not None
+        self.factor = factorise(matrix, face, self.clock)
+        self._exact_at = at
+        return self.factor
+
+    def hessian(self, at: Expansion, index: Tensor | None) -> Tensor:
+        """The Hessian of f on some coordinates."""
+        if self.small and (index is None or self.hessians.quadratic is not False):
+            matrix = self.hessians.at(at)
+            return matrix if index is None else matrix[index][:, index]
+        return at.rows(index)[:, index]
+
+    def exact(self, at: Expansion, face: SmoothFace) -> bool:
+        """Whether the factor is that of the Hessian at this point."""
+        made = self._exact_at
+        if self.factor is None or not self.factor.face.equals(face):
+            return False
+        if made is at or not (self.hessians.quadratic and self.faces.quadratic):
+            return made is at
+        if made is not None and made.x is at.x:
+            return True
+        if not self.hessians.constant and not self.hessians.varies:
+            self.hessians.at(at)  # which compares them
+        return self.hessians.constant and not self.curved
+
+    def solve_system(self, at: Expansion, face: SmoothFace, right: Tensor) -> tuple[Tensor, bool, float]:
+        """Solve (f + g)_yy v = right along the face; returns v, whether there is a solution, and the relative residual."""
+        factor = self.factor if self.factor is not None and self.factor.face.equals(face) else None
+        large = face.count(self.flat_y.size) > TUNING.dense
+        if not self.exact(at, face):
+            steps = int(TUNING.old_steps + TUNING.old_steps_by_size * face.count(self.flat_y.size))
+            if large or (factor is not None and factor.definite):
+                most = TUNING.cg_steps if large else steps
+                v, residual, positive = self.iterate(at, face, right, self.accuracy, most, factor)
+                if large or (positive and residual <= self.accuracy):
+                    return v, positive and residual <= max(self.accuracy, self.eps**TUNING.loose_power), residual
+            factor = self.renew(at, face)
+        assert factor is not None
+        begin = time.perf_counter()
+        if factor.definite:
+            v, consistent = factor.solve(right), True
+        else:
+            v, missed = factor.shortest(right)
+            consistent = missed <= TUNING.inconsistent
+        self.clock.algebra += time.perf_counter() - begin
+        return v, consistent, 0.0
+
+    def iterate(
+        self, at: Expansion, face: SmoothFace, right: Tensor, tol: float, steps: int, factor: Factor | None
+    ) -> tuple[Tensor, float, bool]:
+        """Conjugate gradients on the face: v, its relative residual, and whether all curvatures were positive."""
+        size = right.numel()
+        precondition = None if factor is None else lambda part: face.reduce(factor.solve(face.extend(part, size)))
+        v, residual, positive = conjugate_gradients(
+            lambda part: face.reduce(at.product(face.extend(part, size))), face.reduce(right), tol, steps, precondition
+        )
+        return face.extend(v, size), residual, positive
+
+    def _direction(self, at: Expansion, face: SmoothFace, gradient: Tensor, first: float) -> tuple[Tensor, bool]:
+        """The Newton direction, and whether it is that of the Hessian here."""
+        if face.count(self.flat_y.size) > TUNING.dense:
+            size = float(torch.linalg.vector_norm(face.reduce(gradient)))
+            tol = min(TUNING.forcing, math.sqrt(size / first)) if first else TUNING.forcing
+            v, _, _ = self.iterate(at, face, gradient, tol, TUNING.cg_steps, None)
+            return -v, True
+        if self.factor is None or not self.factor.face.equals(face):
+            self.renew(at, face)
+        assert self.factor is not None
+        begin = time.perf_counter()
+        direction = -self.factor.solve(gradient)
+        self.clock.algebra += time.perf_counter() - begin
+        return direction, self.exact(at, face)
+
+    def _enough(self, size: float, last: float) -> bool:
+        """Whether a step is short enough to be left out; more than the least error needs steps that shrink quickly."""
+        quick = size <= TUNING.quick * last < math.inf
+        return size <= (self.accuracy if quick else self.tol) * self.scale
+
+    def _worthwhile(self, size: float, last: float, most: float) -> bool:
+        """Whether an old factor is worth another step: it is definite, and would end the solve soon."""
+        if self.factor is None or not self.factor.definite:
+            return False
+        if self._enough(size, last):
+            return True
+        if last == math.inf:
+            return size <= TUNING.level * self.failed
+        ratio = size / last
+        end = (self.accuracy if ratio <= TUNING.quick else self.tol) * self.scale
+        return ratio <= TUNING.contraction and math.log(end / size) >= most * math.log(ratio)
+
+    def _noise(self, at: Expansion) -> float:
+        """The error of values: it may be far above their own rounding, where f subtracts large numbers.
+
+        Where the Hessian is not positive definite, a smaller gradient is no sign of a lower value, so values must decide.
+        """
+        definite = self.factor is None or self.factor.definite
+        return (self.eps**TUNING.loose_power if definite else TUNING.rounding * self.eps) * (abs(at.f) + abs(at.g))
+
+    def _move(self, at: Expansion, direction: Tensor, slope: float, blurred: bool, *, patient: bool) -> Expansion | None:
+        """A point of sufficient decrease along the direction; None if there is none."""
+        length = 1.0
+        for _ in range(TUNING.shortenings if patient else 1):
+            end = torch.add(at.y, direction, alpha=length)
+            new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
+            least = at.value + TUNING.decrease * length * slope
+            if new.value <= least:
+                return new
+            if blurred and new.value <= at.value + self._noise(at):
+                left = float(torch.dot(new.gradient, direction))
+                if abs(left) <= TUNING.level * abs(slope):
+                    return new
+            length *= TUNING.shorter
+        return None
+
+    def _escape(self, at: Expansion, face: SmoothFace) -> Expansion | None:
+        """A lower point along the most negative curvature, where a stationary point is a saddle."""
+        direction = None if self.factor is None else self.factor.downwards(len(at.y))
+        if direction is None:
+            return None
+        direction = direction * ((self.scale or 1.0) / float(torch.linalg.vector_norm(direction)))
+        for _ in range(TUNING.escapes):
+            direction = TUNING.shorter * direction
+            for end in (at.y + direction, at.y - direction):
+                new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
+                if new.value < at.value - self._noise(at):
+                    return new
+        return None
+
+    def _identify(self, at: Expansion) -> tuple[Expansion, SmoothFace]:
+        """The face of the proximal step, and the point itself if it lies there, or that of the step."""
+        if self.faces.smooth:
+            return at, SmoothFace()
+        if not self.step:
+            self.step = self.first_step(at)
+        image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
+        here, there = self.faces.at(at.y), self.faces.at(image)
+        held = image == at.y
+        if there.index is not None:
+            held[there.index] = True
+        if here.equals(there) and bool(held.all()) and bool((image.sign() * at.y.sign() >= 0).all()):
+            return at, here
+        moved = self._proximal(at)
+        return (moved, self.faces.at(moved.y)) if moved is not None else (at, here)
+
+    def _proximal(self, at: Expansion) -> Expansion | None:
+        """A proximal gradient step of sufficient decrease; None if it leads nowhere."""
+        for _ in range(TUNING.shortenings):
+            image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
+            move = image - at.y
+            square = float(torch.dot(move, move))
+            if not square:
+                return None
+            new = self.expand(at.x, image)
+            model = at.f + float(torch.dot(at.f_y, move)) + square / (2 * self.step)
+            if new.f <= model + self._noise(at):
+                return new
+            self.step *= TUNING.shorter
+        return None
+
+    def first_step(self, at: Expansion) -> float:
+        """The inverse of the largest curvature of f, by power steps."""
+        v = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
+        size, matrix = 0.0, self.hessians.matrix if self.hessians.known_at(at.x) else None
+        for _ in range(TUNING.probes):
+            v = v / torch.linalg.vector_norm(v)
+            v = at.product(v, g=False) if matrix is None else matrix @ v
+            size = float(torch.linalg.vector_norm(v))
+            if not size:
+                break
+        limit = 0.5 / self.oracle.problem.g.rho if self.oracle.problem.g.rho else math.inf
+        return min(1 / size if size else 1.0, limit)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory, in plain tensors and numbers."""
+        saved = {name: getattr(self, name) for name in SAVED_SOLVER}
+        return {**saved, "hessians": self.hessians.state_dict(), "factor": self.factor and self.factor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a memory."""
+        for name in SAVED_SOLVER:
+            setattr(self, name, state[name])
+        self.factor = None if state["factor"] is None else Factor.restored(state["factor"])
+        self.hessians.load_state_dict(state["hessians"])
+        self._exact_at = None

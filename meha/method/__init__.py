@@ -1,0 +1,1 @@
+"""What a method is: hyper-parameters, state, run, status."""

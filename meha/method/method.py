@@ -1,0 +1,569 @@
+"""Method, State and Run: hyper-parameters, what changes from step to step, and a method at work on a problem.
+
+A method object is its hyper-parameters and nothing else, a frozen dataclass; a :class:`~meha.Run` is the method at work: a
+problem, its variables and a state. A method writes two functions, ``init`` and ``step``; the other five hooks have defaults.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from meha.lower.estimation import Probe
+from meha.method.optimizers import text
+from meha.method.status import Status, Verdict
+from meha.problem.constants import Constants
+from meha.problem.loaders import Stateful
+from meha.problem.oracle import Counts, Oracle
+from meha.problem.problem import Problem, takes
+from meha.problem.responses import Response, Trained
+from meha.problem.schedules import evaluate, rests
+from meha.tensors.checks import check_switch
+from meha.tensors.distributed import Group
+from meha.tensors.torch_private import BREAKDOWNS
+from meha.tensors.variables import Variable, all_finite, copy_
+
+__all__ = ["At", "Method", "Numbers", "Run", "State", "StepInfo"]
+
+
+PROXIMAL = 1e-3
+"""Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, where the method keeps it."""
+
+ROUNDS = 4
+"""Products by which that curvature is measured."""
+
+Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
+"""The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
+
+
+class StepInfo(Mapping[str, float]):
+    """The numbers of one step, by name. They stay on the device, or are not even computed, until they are read.
+
+    Attributes:
+        step: number of steps done.
+        span: number of steps since the last numbers: 1, or more in compiled runs.
+        size, moved: the norm of (x, y) after the last step, and the length of that step; NaN unless ``solve`` measured them.
+
+    >>> info = StepInfo(3, {"upper": torch.tensor(2.0), "c": 0.5})
+    >>> info.step, info["upper"], dict(info)
+    (3, 2.0, {'upper': 2.0, 'c': 0.5})
+    """
+
+    __slots__ = ("_numbers", "moved", "size", "span", "step")
+
+    def __init__(self, step: int, numbers: Numbers, span: int = 1, size: float = math.nan, moved: float = math.nan) -> None:
+        self.step, self.span, self.size, self.moved = step, span, size, moved
+        self._numbers = numbers
+
+    def due(self, every: int) -> bool:
+        """Whether one of the steps since the last numbers is a multiple of ``every``."""
+        return self.step % every < self.span
+
+    def __getitem__(self, name: str) -> float:
+        number = self._numbers[name]
+        return float(number() if callable(number) else number)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def plus(self, **numbers: float) -> StepInfo:
+        """A copy with further numbers; those that were not read yet stay unread."""
+        return StepInfo(self.step, {**self._numbers, **numbers}, self.span, self.size, self.moved)
+
+    def measured(self, size: float, moved: float) -> StepInfo:
+        """A copy with the norm of (x, y), the length of the step, and their quotient under the name ``change``."""
+        change = (moved / size if size > 0 else math.inf) if moved > 0 else 0.0
+        return StepInfo(self.step, {**self._numbers, "change": change}, self.span, size, moved)
+
+    def __repr__(self) -> str:
+        return f"StepInfo(step={self.step}, " + ", ".join(f"{k}={v:.4g}" for k, v in self.items()) + ")"
+
+
+class At:
+    """What a step gets besides its state: the batch, and the schedules of the method as numbers, such as ``at.alpha``.
+
+    Attributes:
+        batch: the batch; None without batches.
+
+    Any other attribute is that of the method, evaluated for this step if it is a function of the step number. It is a tensor
+    where the step is traced, and None where the method has None.
+    """
+
+    def __init__(self, method: Method, k: int, batch: Any) -> None:
+        self._method, self._k, self.batch = method, k, batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        schedule = getattr(self._method, name)
+        value = None if schedule is None else self._evaluate(name, schedule)
+        setattr(self, name, value)
+        return value
+
+    def _evaluate(self, name: str, schedule: Any) -> Any:
+        return evaluate(name, schedule, self._k, zero=name in self._method.may_be_zero)
+
+
+class Run:
+    """A method at work on a problem.
+
+    Step until there is a verdict: ``while run.verdict is None: run.step()``. Many methods do not end by themselves; for these
+    there is :func:`meha.solve`, or a bound on the steps.
+
+    Attributes:
+        method: the hyper-parameters, with those that were left out filled in: at the start, or in the first step if the
+            objectives need a batch.
+        problem: the problem, with objectives of (x, y); x is ignored if there is none.
+        constants: those of the problem, stated or estimated; None when nothing is known.
+        batch: the last batch; None before the first or without batches.
+        group: the processes that take part; None for this one alone.
+        seconds: time spent in the start and in the steps.
+
+    >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
+    >>> from meha.methods import MEHA
+    >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(2), torch.zeros(2))
+    >>> info = run.step()
+    >>> run.x, run.k, run.counts
+    (tensor([0.2000, 0.2000]), 1, Counts(upper=2, lower=4, hvp=0))
+    """
+
+    def __init__(self, method: Method, problem: Problem, x: Any, y: Any, group: Any = None) -> None:
+        begin = time.perf_counter()
+        if not isinstance(problem, Problem):
+            raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("torch.inference_mode() is on, so gradients are not available; start the run outside it.")
+        second = Variable(y, "y")
+        problem, x = problem._with_dummy_x(x, second)
+        method.check(problem)
+        first = Variable(x, "x")
+        self.group = self._gather(problem, method, first, second, group)
+        if method.projects_start:
+            problem._project_start(first, second)
+        problem._check_start(first, second)
+        self.problem, self.method, self._given = problem, method, method
+        self.constants: Constants | None = None
+        self.batch: Any = None
+        self.rounded = False  # whether a warning about half precision was given
+        self.oracle = Oracle(problem, first, second, self.group)
+        self.oracle.response_term.hold(second)
+        if not problem.needs_batch:
+            self._weigh(first, second, None)
+        with torch.no_grad():
+            self.state: Any = method.init(self.oracle, first, second)
+        self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
+        self._verdict: Verdict | None = None
+        self._resolved = False
+        self._needs_batch = problem.needs_batch
+        self._takes_batch = takes(problem.upper, 3) and takes(problem.lower, 3)
+        if not self._needs_batch:
+            self._resolve(None)
+        self.seconds = time.perf_counter() - begin
+
+    @staticmethod
+    def _gather(problem: Problem, method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
+        """The processes that take part, with the start of the first of them in all.
+
+        Raises:
+            TypeError, ValueError: it is no group, or the method, x or y do not fit it.
+        """
+        group = Group.of(where, x.leaves + y.leaves)
+        if group is None:
+            return None
+        shards = method.refuses_shards if y.divided or x.divided else ""
+        if method.refuses_group or shards:
+            what = "several processes" if method.refuses_group else "variables that are divided among processes"
+            remedy = "StochasticMEHA, MEHA, F2SA, VPBGD or BOME"
+            if problem.coupled:
+                remedy = "BiCGAFFA, with x and y whole in each process"
+            raise ValueError(
+                f"group: {method.name} cannot take {what}, because {method.refuses_group or shards}; use {remedy}."
+            )
+        for variable in (x, y):
+            group.check(variable.leaves, variable.managed, variable.argument)
+            group.broadcast_(variable.tensors().values())
+        return group
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes and prints: the first of the group, or the only one."""
+        return self.group is None or self.group.main
+
+    def _weigh(self, x: Variable, y: Variable, batch: Any) -> None:
+        """Measure the curvature of f in y for the proximal term of a response, unless it has a weight or the method sets it."""
+        response_term = self.oracle.response_term
+        if response_term.vanishes and not self.method.vanishes:
+            probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
+            low, high = probe.block(self.oracle.lower, probe.y)
+            response_term.weight = PROXIMAL * (max(-low, high) or 1.0)
+
+    def _begin(self) -> None:
+        """Put where the response begins into the variable from which cold methods start."""
+        if self.state.start is not None:
+            self.oracle.response_term.begin(self.state.x, self.state.start, through=self.method.differentiates_start)
+
+    def _resolve(self, batch: Any) -> None:
+        if self.problem.needs_batch:
+            self._weigh(self.state.x, self.state.y, batch)
+        self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
+        self._resolved = True
+
+    @property
+    def x(self) -> Any:
+        """The upper variable now: modules as they are, tensors without gradient tracking (they change with each step).
+
+        None if the problem has none.
+        """
+        return None if self.problem._without_x else self.state.x.detached()
+
+    @property
+    def y(self) -> Any:
+        """The lower variable now."""
+        return self.state.y.detached()
+
+    @property
+    def k(self) -> int:
+        """Number of steps done."""
+        return self.state.k
+
+    @property
+    def engine(self) -> str:
+        """The name of the method that the present answer comes from: for the default, that of the engine."""
+        return self.state.engine or self.method.name
+
+    @property
+    def counts(self) -> Counts:
+        """Gradients and Hessian-vector products taken so far."""
+        return self.oracle.counts
+
+    @property
+    def ended(self) -> Verdict | None:
+        """The verdict so far, without a look at whether x and y are finite, for which the host waits for the device."""
+        return self._verdict or self.method.terminate(self.state)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Why the run is over; None while there is something to do."""
+        verdict = self.ended
+        if verdict is None and self.k and not all_finite(self.state.x.leaves + self.state.y.leaves):
+            verdict = self._verdict = Verdict(Status.NON_FINITE, f"Step {self.k} gave NaN or infinity.")
+        return verdict
+
+    @property
+    def settled(self) -> bool:
+        """Whether a small step means convergence: not while the method works elsewhere, or a penalty has yet to move."""
+        penalties = [getattr(self.method, name) for name in self.method.penalties]
+        return self.state.settled and all(rests(penalty, self.k - 1) for penalty in penalties)
+
+    def step(self, batch: Any = None) -> StepInfo:
+        """Take one step, with the batch handed to the objectives when there is one.
+
+        A step that breaks down (an ArithmeticError, a singular matrix) ends the run, and its numbers are empty.
+
+        Args:
+            batch: anything; :class:`~meha.MicroBatches` for one that does not fit into memory as a whole.
+
+        A ``module.eval()`` or ``.train()`` between steps also holds for the method's copies of the module.
+
+        Raises:
+            RuntimeError: the run is over.
+            TypeError: the objectives need a batch and there is none, or there is one and they take none.
+        """
+        over, state = self.ended, self.state
+        if self._needs_batch if batch is None else not self._takes_batch:
+            raise TypeError(self._misfit(batch))
+        if over is not None:
+            raise RuntimeError(
+                f"step: the run is over ({over.status}: {over.message}); ask run.verdict before each step, and start a new run"
+                " to go on, such as one with a smaller tol or from another point."
+            )
+        begin, self.batch = time.perf_counter(), batch
+        if not self._resolved:
+            self._resolve(batch)
+        for variable in self._copies:
+            variable.follow_modes()
+        try:
+            with torch.no_grad():
+                self._begin()
+                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
+        except BREAKDOWNS as error:
+            self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
+        else:
+            state.k += 1
+        self.seconds += time.perf_counter() - begin
+        return StepInfo(state.k, numbers)
+
+    def _misfit(self, batch: Any) -> str:
+        """Why the objectives cannot be called with this batch."""
+        wanted = 2 if batch is None else 3
+        names = [name for name in ("upper", "lower") if not takes(getattr(self.problem, name), wanted)]
+        before = "" if self.problem._without_x else "x, "
+        if batch is None:
+            return (
+                f"batches: {' and '.join(names)} must be called with a batch, as a function of ({before}y, batch), and there is"
+                " none; pass solve(..., batches=...), or run.step(batch) in a loop of your own."
+            )
+        return (
+            f"batches: {' and '.join(names)} cannot be called with a batch; write both as functions of ({before}y, batch), or"
+            " leave the batches out."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.
+
+        (Objectives that draw random numbers also depend on the generators' states, which are the caller's.)
+
+        Load it with ``torch.load(path, weights_only=True)``.
+        """
+        given, now = vars(self._given), vars(self.method)
+        return {
+            "method": self.method.name,
+            "given": self._given.describe(exact=True),
+            "chosen": {name: now[name] for name in now if given[name] is None and now[name] is not None},
+            "counts": dataclasses.asdict(self.counts),
+            "state": self.state.state_dict(),
+            "selection": self.oracle.response_term.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where the run that wrote ``state`` was, bit for bit.
+
+        The run must have been started on the same problem with the same method and variables of the same shapes. Numbers
+        that were left out of the method are those that the other run chose.
+
+        Raises:
+            ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
+        """
+        missing = {"method", "given", "chosen", "counts", "state"} - set(state if isinstance(state, Mapping) else ())
+        if missing:
+            raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
+        own = (self.method.name, self._given.describe(exact=True))
+        if (state["method"], state["given"]) != own:
+            raise ValueError(
+                f"state: was written by {state['method']}({state['given']}), this run is {own[0]}({own[1]});"
+                " start the run with the same method."
+            )
+        try:
+            method, counts = dataclasses.replace(self._given, **state["chosen"]), Counts(**state["counts"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
+        self.state.load_state_dict(state["state"])
+        self.oracle.response_term.load_state_dict(state.get("selection", {}))
+        self.method, self.oracle.counts, self._verdict = method, counts, None
+        self._resolved = self._resolved or self.k > 0
+
+
+@dataclass
+class State:
+    """What changes from step to step: variables, optimizers and numbers. Methods add fields of their own.
+
+    Attributes:
+        k: number of steps done.
+        start: where the lower variables begin in every step; None where they go on from the last one.
+        settled: False while a small step does not mean convergence.
+    """
+
+    x: Variable
+    y: Variable
+    k: int = dataclasses.field(default=0, kw_only=True)
+    start: Variable | None = dataclasses.field(default=None, kw_only=True)
+    settled: bool = dataclasses.field(default=True, kw_only=True)
+
+    @property
+    def engine(self) -> str:
+        """The method that the present answer comes from, where it is not the one that runs; otherwise empty."""
+        return ""
+
+    def restart(self, *variables: Variable) -> None:
+        """Put lower variables back to ``start`` and clear their optimizers, unless they go on from the last step."""
+        if self.start is not None:
+            for variable in variables:
+                copy_(variable.leaves, self.start.leaves)
+            for optimizer in (getattr(self, "y_optimizer", None), getattr(self, "theta_optimizer", None)):
+                if optimizer is not None:
+                    optimizer.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain tensors and numbers."""
+        saved = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Stateful):  # optimizers keep what they hand out
+                value = value.state_dict() if isinstance(value, Variable) else copy.deepcopy(value.state_dict())
+            saved[field.name] = value
+        return saved
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the numbers of ``state``; nothing is changed when it does not fit."""
+        names = {field.name for field in dataclasses.fields(self)}
+        if not isinstance(state, Mapping) or names != set(state):
+            raise ValueError(f"state: this run needs {sorted(names)}, and gets something else; it is of another method.")
+        if not isinstance(state["k"], int) or state["k"] < 0:
+            raise ValueError(f"state: k must be the number of steps done, got {state['k']!r}; the state is damaged.")
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except ValueError:
+            self._load(before)
+            raise
+        except Exception as error:  # what a damaged optimizer state raises is up to the optimizer
+            self._load(before)
+            raise ValueError(f"state: cannot be read ({error!r}); it is damaged.") from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Variable):
+                value.load_state_dict(state[field.name])
+            elif isinstance(value, Stateful):
+                value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
+            else:
+                setattr(self, field.name, state[field.name])
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Hyper-parameters of a method; :meth:`start` sets it to work on a problem.
+
+    The hooks are ``init`` and ``step``, and, with defaults, ``terminate``, ``report``, ``check``, ``resolve`` and ``advice``.
+    A method with a field ``tol`` ends by a measure of its own, to which ``solve(..., tol=...)`` is handed.
+
+    Attributes:
+        takes_coupling: whether the method takes constraints that couple x and y.
+        projects_start: whether a start outside X or Y is moved to the nearest point of the set, and not refused.
+        refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
+        refuses_group, refuses_shards: why it cannot run in several processes, or on variables that are divided among them.
+        follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
+        vanishes: whether it lets the proximal term of ``Nearest()`` vanish; otherwise the term keeps a small weight.
+        differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
+        penalties: names of schedules that must be at rest, or steadily on the move, before a small step means convergence.
+        may_be_zero: names of schedules that may be 0.
+        open_ended: whether a run has no end of its own, so that one that took all its steps is finished.
+        repeats: why an objective must give the same value when it is called again at one point; empty when it need not.
+    """
+
+    takes_coupling: ClassVar[bool] = False
+    projects_start: ClassVar[bool] = False
+    refuses_nonsmooth: ClassVar[str] = ""
+    refuses_y_set: ClassVar[str] = ""
+    refuses_group: ClassVar[str] = ""
+    refuses_shards: ClassVar[str] = ""
+    follows: ClassVar[tuple[type[Response], ...]] = ()
+    vanishes: ClassVar[bool] = False
+    differentiates_start: ClassVar[bool] = False
+    penalties: ClassVar[tuple[str, ...]] = ()
+    may_be_zero: ClassVar[tuple[str, ...]] = ()
+    open_ended: ClassVar[bool] = False
+    repeats: ClassVar[str] = ""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and figures."""
+        return type(self).__name__
+
+    def start(self, problem: Problem, x: Any, y: Any, *, group: Any = None) -> Run:
+        """Start a run from (x, y). Tensors are copied; modules are trained in place.
+
+        Args:
+            group: the processes that take part, see :func:`meha.solve`.
+
+        Raises:
+            TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
+        """
+        for field in dataclasses.fields(self):
+            if field.type in (bool, "bool"):
+                check_switch(field.name, getattr(self, field.name))
+        return Run(_following(self, problem), problem, x, y, group)
+
+    def describe(self, *, exact: bool = False) -> str:
+        """The hyper-parameters that are set, as text; functions and factories by their names.
+
+        Args:
+            exact: with all digits, and functions of the step number by some of their values, so that equal text means equal
+                runs.
+        """
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            short = isinstance(value, float) and not exact
+            shown = f"{value:.6g}" if short else text(value, sample=exact and not field.name.endswith("_optimizer"))
+            parts.append(f"{field.name}={shown}")
+        return ", ".join(parts)
+
+    @abstractmethod
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> State:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, oracle: Oracle, state: Any, at: At) -> Numbers:
+        """Advance ``state`` by one step in place, and return its numbers. Gradient tracking is off outside the oracle."""
+
+    def terminate(self, state: Any) -> Verdict | None:
+        """Why the run is over, by the method's own measure; None while there is something to do."""
+        return None
+
+    def report(self, run: Run) -> Mapping[str, str]:
+        """What the run learned about the problem, in lines by heading, for the printed solution."""
+        return {}
+
+    def check(self, problem: Problem) -> None:
+        """Raise if the method cannot take this problem."""
+        if problem.coupled and not self.takes_coupling:
+            raise ValueError(
+                f"lower_constraints, upper_constraints: {self.name} cannot take constraints that couple x and y; use the"
+                " default, LVHBA() or BiCGAFFA()."
+            )
+        for argument, reason in (("nonsmooth", self.refuses_nonsmooth), ("y_set", self.refuses_y_set)):
+            value = getattr(problem, argument)
+            if reason and value is not None:
+                raise ValueError(
+                    f"{argument}: {self.name} cannot take {type(value).__name__}, because {reason}; use MEHA, or leave"
+                    f" {argument} out of the problem."
+                )
+        response = problem._selected_response
+        if response is not None and not isinstance(response, self.follows):
+            others = "RHG" if isinstance(response, Trained) else "the default, RHG or CG"
+            raise ValueError(
+                f"response: {self.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others},"
+                ' or leave response out of the problem ("optimistic").'
+            )
+
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
+        return self, oracle.problem.constants
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        """What to try when a run from (x, y) failed."""
+        return "Take smaller steps."
+
+
+def _following(method: Method, problem: Problem) -> Method:
+    """The method with the number and the size of the lower steps that a response prescribes.
+
+    Raises:
+        ValueError: it has another step size.
+    """
+    response = problem._selected_response if isinstance(problem, Problem) else None
+    if not isinstance(response, Trained) or not isinstance(response, method.follows):
+        return method
+    beta = getattr(method, "beta", None)
+    if method.differentiates_start and beta not in (None, response.lr):
+        raise ValueError(f"beta: is {beta!r}, but the response takes steps of lr={response.lr:g}; leave beta out.")
+    free = [name for name in ("beta", "eta") if hasattr(method, name) and getattr(method, name) is None]
+    free = [name for name in free if getattr(method, {"beta": "y_optimizer"}.get(name, ""), None) is None]
+    numbers: dict[str, Any] = {"inner_steps": response.steps, "warm_start": False}
+    return dataclasses.replace(method, **numbers, **dict.fromkeys(free, response.lr))

@@ -1,0 +1,317 @@
+"""Optimizers of torch.optim for a level, with schedules of their learning rates and clipping."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from meha.problem.problem import Problem
+from meha.problem.sets import ConvexSet
+from meha.tensors.checks import check_positive
+from meha.tensors.distributed import is_dtensor
+from meha.tensors.variables import Leaves, Variable
+
+__all__ = ["Optimizer", "OptimizerFactory", "RunningOptimizer", "build_optimizer", "text"]
+
+
+OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+
+class Optimizer:
+    """The optimizer of a level, for ``x_optimizer``, ``y_optimizer`` and ``theta_optimizer`` of methods.
+
+    Without ``scheduler`` and ``clip``, ``partial(torch.optim.Adam, lr=1e-3)`` does the same.
+
+    Args:
+        kind: a class of torch.optim.
+        scheduler: makes the scheduler from the optimizer, such as ``partial(CosineAnnealingLR, T_max=1000)``. It advances once
+            with every step of this optimizer; with ``inner_steps``, a lower level takes several in one step of the method.
+        clip: the largest Euclidean norm of the direction, all tensors of the level together; a longer one is shortened. It is
+            the direction that the method computed, including its penalty and proximal terms.
+        options: for ``kind``.
+
+    >>> from torch.optim.lr_scheduler import CosineAnnealingLR
+    >>> Optimizer(torch.optim.Adam, lr=1e-3, scheduler=partial(CosineAnnealingLR, T_max=1000), clip=1.0)
+    Optimizer(Adam, lr=0.001, scheduler=CosineAnnealingLR(T_max=1000), clip=1.0)
+    """
+
+    def __init__(
+        self,
+        kind: Callable[..., torch.optim.Optimizer],
+        *,
+        scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+        clip: float | None = None,
+        **options: Any,
+    ) -> None:
+        if not callable(kind):
+            raise TypeError(f"kind: expected a class such as torch.optim.Adam, got {type(kind).__name__}.")
+        if scheduler is not None and not callable(scheduler):
+            raise TypeError(
+                f"scheduler: expected a factory such as partial(CosineAnnealingLR, T_max=1000), got {type(scheduler).__name__}."
+            )
+        if clip is not None:
+            check_positive("clip", clip)
+        self.kind, self.scheduler, self.clip, self.options = kind, scheduler, clip, options
+
+    def __call__(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return self.kind(leaves, **self.options)
+
+    def __repr__(self) -> str:
+        parts = [text(self.kind), *(f"{name}={text(value, sample=True)}" for name, value in self.options.items())]
+        parts += [f"scheduler={text(self.scheduler)}"] if self.scheduler is not None else []
+        parts += [f"clip={self.clip}"] if self.clip is not None else []
+        return f"Optimizer({', '.join(parts)})"
+
+
+class RunningOptimizer:
+    """An optimizer at work on a variable, with its scheduler and the bound on its directions."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, clip: float | None) -> None:
+        self.optimizer, self.scheduler, self.clip = optimizer, scheduler, clip
+        self.steps = 0  # since it was made or loaded
+        self._recording = False
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, leaves: Leaves, direction: Leaves, size: Tensor) -> None:
+        """One step of the optimizer along a direction of norm ``size``; the list is used up."""
+        if self.clip is not None:
+            factor = (self.clip / size).clamp(max=1.0)
+            for i, part in enumerate(direction):
+                direction[i] = part * factor
+        users = [leaf.grad for leaf in leaves]
+        try:
+            for leaf, part in zip(leaves, direction, strict=True):
+                leaf.grad = part if part.stride() == leaf.stride() else torch.empty_like(leaf).copy_(part)
+            self.optimizer.step()
+        finally:
+            for leaf, user in zip(leaves, users, strict=True):
+                leaf.grad = user
+        self.steps += 1
+        if not self._recording:
+            self.advance()
+
+    def advance(self) -> None:
+        """Give the next step its learning rate."""
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Take steps that do not advance the schedule; a graph of them reads the learning rate from a tensor."""
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
+
+    def forget(self) -> None:
+        """Drop moments and the like, which belong to another problem; the schedule goes on."""
+        self.optimizer.state.clear()
+
+    def make_capturable(self) -> bool:
+        """Let it work on the GPU alone, so that its steps can be recorded as a CUDA graph; False where it cannot.
+
+        A learning rate with a schedule becomes a tensor, which the schedule fills before each step.
+        """
+        groups = self.optimizer.param_groups
+        plain = isinstance(self.optimizer, torch.optim.SGD)
+        if not (plain or all("capturable" in group for group in groups)):
+            return False
+        for group in groups:
+            if self.scheduler is not None:
+                group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+                if plain:  # the other forms of SGD read a learning rate on the host
+                    group["fused"], group["foreach"] = True, False
+            if plain:
+                continue
+            group["capturable"] = True
+            for leaf in group["params"]:
+                state = self.optimizer.state.get(leaf, {})
+                if "step" in state:
+                    state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(leaf.device)
+        return True
+
+    def release(self) -> None:
+        """Keep the learning rate on the host again."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = float(group["lr"])
+            if isinstance(self.optimizer, torch.optim.SGD) and self.scheduler is not None:
+                group["fused"], group["foreach"] = None, None
+
+    @property
+    def schedule(self) -> tuple[Any, list[float]]:
+        """The state of the scheduler, and the learning rates."""
+        state = None if self.scheduler is None else copy.deepcopy(self.scheduler.state_dict())
+        return state, [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @schedule.setter
+    def schedule(self, state: tuple[Any, list[float]]) -> None:
+        if self.scheduler is None:
+            return
+        self.scheduler.load_state_dict(state[0])
+        for group, lr in zip(self.optimizer.param_groups, state[1], strict=True):
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+
+    def leaves(self) -> Leaves:
+        """The leaves that it moves, in the order of its state."""
+        return [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
+
+    def tensors(self) -> Leaves:
+        """What it remembers."""
+        return [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the optimizer and the scheduler."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        optimizer = self.optimizer.state_dict()
+        for group in optimizer["param_groups"]:
+            group["lr"] = float(group["lr"])
+        return {"optimizer": optimizer, "scheduler": scheduler}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state``."""
+        own, saved = self.state_dict()["scheduler"], state["scheduler"]
+        if not _alike(own, saved):
+            raise ValueError(f"state: the scheduler needs {own}, and gets {saved}; the state is damaged.")
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(saved)
+
+
+def build_optimizer(
+    name: str, factory: OptimizerFactory | None, variable: Variable, problem: Problem
+) -> RunningOptimizer | None:
+    """The optimizer of a variable, checked; None without a factory."""
+    if factory is None:
+        return None
+    try:
+        optimizer = factory(variable.leaves)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {text(factory)} cannot be made ({error}); correct its options.") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{name}: the factory returned {type(optimizer).__name__}, expected a torch.optim.Optimizer.")
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise ValueError(f"{name}: maximize=True would climb; leave it out.")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            f"{name}: LBFGS evaluates the objective itself, which a single-loop method does not allow; use another."
+        )
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if held != {id(leaf) for leaf in variable.leaves}:
+        raise ValueError(f"{name}: the factory must hand all tensors that it gets to the optimizer, and no others.")
+    if 0 < sum(map(is_dtensor, variable.leaves)) < len(variable.leaves):  # which torch does not take together
+        for group in optimizer.param_groups:
+            group["foreach"] = False
+    lower = variable.argument != "x"
+    nonsmooth = lower and problem.nonsmooth is not None
+    _check_metric(optimizer, problem.y_set if lower else problem.x_set, nonsmooth, name)
+    if not isinstance(factory, Optimizer):
+        return RunningOptimizer(optimizer, None, None)
+    if factory.clip is not None and nonsmooth:
+        raise ValueError(
+            f"{name}: clip would shorten the step along the gradient, but not the prox of the non-smooth term, so that the run"
+            " would end elsewhere; leave clip out."
+        )
+    scheduler = None if factory.scheduler is None else _build_scheduler(name, factory.scheduler, optimizer)
+    return RunningOptimizer(optimizer, scheduler, factory.clip)
+
+
+def _build_scheduler(
+    name: str, factory: Callable[[torch.optim.Optimizer], LRScheduler], optimizer: torch.optim.Optimizer
+) -> LRScheduler:
+    try:
+        scheduler = factory(optimizer)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: the scheduler {text(factory)} cannot be made ({error}); correct its options.") from error
+    if not isinstance(scheduler, LRScheduler):
+        raise TypeError(f"{name}: scheduler returned {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler.")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise TypeError(
+            f"{name}: ReduceLROnPlateau waits for a number that a step does not have; use a scheduler that counts steps, such"
+            " as CosineAnnealingLR."
+        )
+    if scheduler.optimizer is not optimizer:
+        raise ValueError(f"{name}: scheduler must use the optimizer that it gets, and no other.")
+    try:
+        buffer = io.BytesIO()
+        torch.save(scheduler.state_dict(), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:  # pickle and torch raise several kinds
+        raise ValueError(
+            f"{name}: the state of {type(scheduler).__name__} cannot be saved, because it is not made of numbers; pass"
+            " functions instead of objects."
+        ) from error
+    return scheduler
+
+
+def _check_metric(optimizer: torch.optim.Optimizer, domain: ConvexSet | None, nonsmooth: bool, name: str) -> None:
+    """A prox belongs to the metric of the step: after Adam, soft thresholding is no proximal step of anything."""
+    if not nonsmooth and (domain is None or domain.coordinatewise):
+        return
+    rates = {group["lr"] for group in optimizer.param_groups}
+    if len(rates) > 1:
+        raise ValueError(
+            f"{name}: has several learning rates {sorted(rates)}, but a prox or projection has one step; use one lr."
+        )
+    if isinstance(optimizer, torch.optim.SGD):
+        return
+    what = "a non-smooth term" if nonsmooth else f"the set {domain!r}"
+    raise ValueError(
+        f"{name}: {type(optimizer).__name__} rescales coordinates, and the prox or projection of {what} is only correct"
+        " after plain steps; use torch.optim.SGD or leave the optimizer out."
+    )
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two states have the same structure, with numbers in the same places."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(_alike(u, v) for u, v in zip(a, b, strict=True))
+    return type(a) is type(b) or all(isinstance(value, int | float | Tensor) for value in (a, b))
+
+
+def text(value: Any, *, sample: bool = False) -> str:
+    """A hyper-parameter as text that says all about it: factories by their names and options.
+
+    Args:
+        sample: describe a function of the step number by some of its values, too.
+
+    >>> text(partial(torch.optim.SGD, lr=0.1)), text(lambda k: 2.0 * k, sample=True)
+    ('SGD(lr=0.1)', '<lambda> with values [0.0, 2.0, 4.0, 20.0, 200.0, 2000.0]')
+    """
+    if isinstance(value, list | tuple) and any(callable(item) for item in value):
+        return f"[{', '.join(text(item, sample=sample) for item in value)}]"
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, partial):
+        options = [text(item, sample=True) for item in value.args]
+        options += [f"{name}={text(item, sample=True)}" for name, item in value.keywords.items()]
+        found = f"{text(value.func)}({', '.join(options)})"
+    elif callable(value) and not dataclasses.is_dataclass(value) and not isinstance(value, Optimizer):
+        found = getattr(value, "__name__", type(value).__name__)
+    else:
+        return str(value)
+    return found + (f" with values {[_try(value, k) for k in (0, 1, 2, 10, 100, 1000)]}" if sample else "")
+
+
+def _try(function: Callable[[int], float], k: int) -> float | None:
+    """The value of a user's function, or None where it raises."""
+    try:
+        return float(function(k))
+    except Exception:  # a table, for example, that ends before k
+        return None

@@ -1,0 +1,330 @@
+"""What families of methods share: moves of a variable, inner loops, hypergradient methods and penalty methods."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from meha.analysis.theory import Constants
+from meha.method.method import At, Method, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.parameters import complete, hypergradient_steps, penalty_steps
+from meha.problem.oracle import Oracle, Term
+from meha.problem.problem import Prox
+from meha.problem.schedules import Schedule, check_schedule
+from meha.tensors.checks import check_count
+from meha.tensors.variables import Leaves, Variable, add_, copy_, distance, norm
+
+__all__ = [
+    "HypergradientMethod",
+    "HypergradientState",
+    "Objective",
+    "PenaltyMethod",
+    "PenaltyState",
+    "at_most_one",
+    "check_step",
+    "descend",
+    "gap_terms",
+    "lower_objective",
+    "move",
+    "reverse",
+    "unroll",
+]
+
+
+def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: OptimizerFactory | None = None) -> None:
+    """Raise unless at most one of a step size and an optimizer is given, and each is what it should be."""
+    if step is not None:
+        check_schedule(name, step)
+        if factory is not None:
+            raise ValueError(f"{name} and {optimizer}: give one of them; with an optimizer the step is its lr.")
+    if factory is not None and not callable(factory):
+        raise TypeError(
+            f"{optimizer}: expected a factory such as partial(torch.optim.Adam, lr=1e-3), got {type(factory).__name__}."
+        )
+
+
+def move(
+    variable: Variable,
+    direction: Leaves,
+    step: Any,
+    prox: Prox,
+    x: Any,
+    optimizer: RunningOptimizer | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Set variable <- prox(variable - step * direction); return the norms of the direction, and of the move over the step.
+
+    The second norm is the first where there is no prox, and also with an optimizer: it shows how far the variable is from a
+    fixed point, which the length of a step of Adam does not.
+
+    Args:
+        direction: used up; with a prox, its list is filled with other tensors.
+        step: the step size, a number, or a tensor where the step is traced; an optimizer has its learning rate instead.
+        x: the value of x, for the prox.
+    """
+    leaves, size = variable.leaves, norm(direction)
+    if optimizer is not None:
+        step = 0.0 if prox.identity else optimizer.lr  # a schedule may also end at 0, where nothing moves
+        old = [leaf.clone() for leaf in leaves] if step else []
+        optimizer.step(leaves, direction, size)
+        if not step:
+            return size, size
+        prox(x, leaves, step)
+        return size, distance(old, leaves) / step
+    if prox.identity:
+        add_(leaves, direction, -step)
+        return size, size
+    for i, leaf in enumerate(leaves):
+        direction[i] = leaf - step * direction[i] if isinstance(step, Tensor) else torch.add(leaf, direction[i], alpha=-step)
+    prox(x, direction, step)
+    moved = distance(leaves, direction) / step
+    copy_(leaves, direction)
+    return size, moved
+
+
+Objective = Callable[[int, Variable], list[Term]]
+"""What step t descends on, as a weighted sum of functions at (x, y), as a function of t and y."""
+
+
+def lower_objective(oracle: Oracle, x: Variable) -> Objective:
+    """The objective f, the same in every step."""
+    return lambda t, y: [(1.0, oracle.lower, x, y)]
+
+
+def descend(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    steps: int,
+    step: float,
+    batch: Any,
+    objective: Objective | None = None,
+    trace: list[Leaves] | None = None,
+    ridge: float = 0.0,
+) -> None:
+    """Set y <- proj_Y(y - step * grad_y objective(t, y)) for t = 0, ..., steps - 1; f is the objective by default.
+
+    Args:
+        trace: takes copies of y_0, ..., y_{steps}.
+        ridge: adds ridge/2 ||y||^2 to the objective.
+    """
+    objective = objective or lower_objective(oracle, x)
+    for t in range(steps):
+        if trace is not None:
+            trace.append([leaf.detach().clone() for leaf in y.leaves])
+        _, direction = oracle.gradient(y, objective(t, y), batch)
+        if ridge:
+            add_(y.leaves, y.leaves, -step * ridge)
+        add_(y.leaves, direction, -step)
+        oracle.prox(x.value, y.leaves, step)
+    if trace is not None:
+        trace.append([leaf.detach().clone() for leaf in y.leaves])
+
+
+def reverse(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    trace: list[Leaves],
+    step: float,
+    h: Leaves,
+    q: Leaves,
+    batch: Any,
+    objective: Objective | None = None,
+    terms: int | None = None,
+) -> tuple[Leaves, Leaves]:
+    """Pull the gradient (h, q) at (x, trace[-1]) back through the steps that led there: the gradient in x, and in y_0.
+
+    For the last ``terms`` steps (all by default), from the last to the first, with J the Jacobian of the projection on Y,
+
+        q <- J' q;   h <- h - step * objective_xy [q];   q <- q - step * objective_yy [q].
+
+    One Hessian-vector product a step. Iterates are kept and derivatives recomputed, so that memory is that of the iterates and
+    of one graph; objectives must give the same value when they are called again.
+    """
+    objective = objective or lower_objective(oracle, x)
+    steps = len(trace) - 1
+    for t in reversed(range(steps - min(terms if terms is not None else steps, steps), steps)):
+        copy_(y.leaves, trace[t])
+        hessian = oracle.hessian(objective(t, y), batch)
+        if not oracle.prox.identity:
+            ahead = [leaf - step * d for leaf, d in zip(trace[t], hessian.gradient, strict=True)]
+            q = oracle.prox.pull_back(x.value, ahead, step, q)
+        d_x, d_y = hessian(q, x, y)
+        h = [a - step * b for a, b in zip(h, d_x, strict=True)]
+        q = [a - step * b for a, b in zip(q, d_y, strict=True)]
+        del hessian  # before the next one is built
+    copy_(y.leaves, trace[-1])
+    return h, q
+
+
+def unroll(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    steps: range,
+    step: float,
+    batch: Any,
+    objective: Objective | None = None,
+) -> list[Variable]:
+    """Unroll the steps of :func:`descend`: y and each iterate, with the graph that leads there from x and from the first.
+
+    One backward pass from any of them then does what :func:`reverse` does step by step: in less time, with the memory of all
+    graphs. y itself stays where it is.
+    """
+    if y.has_modules or not oracle.prox.identity:
+        found = "holds a module" if y.has_modules else "has a set Y"
+        raise ValueError(f"keep_graph: y {found}, and steps are kept as graphs for free tensors only; leave keep_graph out.")
+    objective = objective or lower_objective(oracle, x)
+    iterates = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
+    for t in steps:
+        last = iterates[-1]
+        direction = oracle.traced(last, objective(t, last), batch)
+        with torch.enable_grad():
+            leaves = [leaf - step * d for leaf, d in zip(last.leaves, direction, strict=True)]
+            iterates.append(Variable.of(last.like(leaves), y.argument))
+    return iterates
+
+
+@dataclass
+class HypergradientState(State):
+    """x, y and the optimizer of x."""
+
+    x_optimizer: RunningOptimizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypergradientMethod(Method):
+    """Base class of methods that take lower steps on y, estimate the hypergradient h, and set x <- proj_X(x - alpha h).
+
+    Args:
+        alpha, beta: step sizes of x and of y, numbers or functions of k; those left out are chosen from the problem's
+            constants.
+        inner_steps: T, the steps on y.
+        warm_start: whether they begin where the last ones ended, or at y0 every time.
+        x_optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; it takes the step of
+            x, instead of alpha.
+
+    The numbers of a step: ``upper`` F(x, y_T) before x moves, ``d_x`` the norm of h.
+    """
+
+    refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
+    refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
+    repeats: ClassVar[str] = "it computes derivatives again at points where it has been"
+    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+
+    alpha: Schedule | None = None
+    beta: Schedule | None = None
+    inner_steps: int = 10
+    warm_start: bool = True
+    x_optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
+        check_step("beta", self.beta)
+        check_count("inner_steps", self.inner_steps)
+
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        return complete(self, self.chosen, self.choose, oracle, x, y, batch)
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        """Step sizes for a problem with these constants."""
+        return hypergradient_steps(constants)
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> HypergradientState:
+        optimizer = build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem)
+        return HypergradientState(x, y, optimizer, start=None if self.warm_start else y.copy())
+
+    def step(self, oracle: Oracle, state: HypergradientState, at: At) -> Numbers:
+        state.restart(state.y)
+        numbers, h = self.hypergradient(oracle, state, at)
+        d_x, _ = move(state.x, h, at.alpha, oracle.project, state.x.value, state.x_optimizer)
+        return {**numbers, "d_x": d_x}
+
+    @abstractmethod
+    def hypergradient(self, oracle: Oracle, state: Any, at: At) -> tuple[dict[str, Any], Leaves]:
+        """Take the steps on y in place; return numbers for the history, and the direction for x."""
+
+
+@dataclass
+class PenaltyState(State):
+    """x, y, the auxiliary z that follows argmin f(x, .), and optimizers."""
+
+    z: Variable
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyMethod(Method):
+    """First-order methods for min F(x, y) subject to f(x, y) <= min_z f(x, z).
+
+    Args:
+        alpha, beta, eta: step sizes of x, y and z, numbers or functions of k; those left out are chosen from the problem's
+            constants.
+        inner_steps: T, the steps on z.
+        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; they
+            take the steps of x and y, instead of alpha and beta.
+
+    The numbers of a step, at the point (x, y) where x begins to move: ``upper`` F, ``lower`` f, ``gap`` f(x, y) - f(x, z),
+    ``d_x`` the norm of the x-direction, ``c`` the weight of the gap.
+    """
+
+    refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+
+    alpha: Schedule | None = None
+    beta: Schedule | None = None
+    eta: Schedule | None = None
+    inner_steps: int = 10
+    x_optimizer: OptimizerFactory | None = None
+    y_optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
+        check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
+        check_step("eta", self.eta)
+        check_count("inner_steps", self.inner_steps)
+
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        return complete(self, ("alpha", "beta", "eta"), self.choose, oracle, x, y, batch)
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        """Step sizes for a problem with these constants."""
+        return penalty_steps(constants)
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
+        return PenaltyState(
+            x,
+            y,
+            z=y.copy(),
+            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
+            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
+        )
+
+    def follow(self, oracle: Oracle, state: PenaltyState, at: At, steps: int | None = None) -> None:
+        """Move z by ``steps`` steps on the lower level, T by default."""
+        descend(oracle, state.x, state.z, steps or self.inner_steps, at.eta, at.batch)
+
+    def move_x(self, oracle: Oracle, state: PenaltyState, at: At, direction: Leaves) -> Tensor:
+        """Set x <- proj_X(x - alpha * direction), and return the norm of the direction."""
+        return move(state.x, direction, at.alpha, oracle.project, state.x.value, state.x_optimizer)[0]
+
+    def move_y(self, oracle: Oracle, state: PenaltyState, at: At, direction: Leaves) -> None:
+        """Set y <- proj_Y(y - beta * direction)."""
+        move(state.y, direction, at.beta, oracle.prox, state.x.value, state.y_optimizer)
+
+
+def at_most_one(c: Any) -> Any:
+    """The factor that scales the weights 1 and c so that the larger one is at most 1."""
+    return 1 / (c.clamp(min=1.0) if isinstance(c, Tensor) else max(1.0, c))  # a tensor where the step is traced
+
+
+def gap_terms(oracle: Oracle, state: PenaltyState, upper: float, gap: float) -> list[Term]:
+    """The terms of upper * F(x, y) + gap * (f(x, y) - f(x, z))."""
+    x, y, z = state.x, state.y, state.z
+    return [(upper, oracle.upper, x, y), (gap, oracle.lower, x, y), (-gap, oracle.lower, x, z)]

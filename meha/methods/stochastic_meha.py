@@ -1,0 +1,642 @@
+"""What StochasticMEHA is made of: its state, its numbers, directions, metrics, and steps of variables that restart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from meha.method.method import At, Method, Numbers, Run, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
+from meha.methods.frames import check_step, move
+from meha.problem.oracle import Oracle
+from meha.problem.problem import Problem
+from meha.problem.sets import ConvexSet
+from meha.tensors.checks import check_count, check_positive, check_share, check_switch
+from meha.tensors.distributed import local
+from meha.tensors.torch_private import (
+    foreach_add_,
+    foreach_addcdiv_,
+    foreach_addcmul_,
+    foreach_lerp_,
+    foreach_mul_,
+    foreach_norm,
+    foreach_sqrt,
+)
+from meha.tensors.variables import Leaves, Variable, add_, copy_, distance, join_norms, mean_size, norm, scaled
+
+__all__ = [
+    "BATCHES",
+    "DIRECT",
+    "WHOLE",
+    "Rates",
+    "StochasticMEHA",
+    "StochasticMEHAState",
+    "age",
+    "begin",
+    "columns",
+    "descend",
+    "find_directions",
+    "fresh_age",
+    "mixes",
+    "penalty",
+    "read",
+    "responding",
+    "slope",
+    "update_metric",
+    "zeros",
+]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The numbers of a run in which y goes on from step to step.
+
+    Attributes:
+        lr, x_lr: rates of y and of x at the start.
+        patience, power: rates are divided by (1 + k / patience)^power.
+        weight: c, relative to where both levels weigh the same at the start.
+        pull: the share of its distance to theta that the response loses in each step.
+        width: rates are for layers with up to this number of inputs; wider ones, whose inputs act together, have
+            proportionally smaller rates.
+        linear: whether F is differentiated at theta, so that the response of theta to F is one to first order.
+    """
+
+    lr: float
+    x_lr: float
+    patience: int
+    power: float
+    weight: float
+    pull: float
+    width: float
+    linear: bool
+
+    def age(self, k: int) -> float:
+        """What the rates are divided by in step k."""
+        return (1 + k / self.patience) ** self.power
+
+
+BATCHES = Rates(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
+"""With batches: theta is what training gives. The sum of its rates grows as log k, so that a longer run changes little:
+networks learn wrong labels by heart only on a long way."""
+
+AGING, LEAST_AGING, MOST_AGING = 4.0, 0.3, 10.0
+"""With batches, where y is a network: how fast its rates fall. The gradients of F at y and at theta, which never learns from
+the data of F, are compared: smaller ones at y say that it knows these data by heart, larger ones that it learns wrong things
+from those of f. A step counts as AGING |log of their ratio| steps of theta, within limits: some decay, and no sudden stop."""
+
+SPAN = 20
+"""Steps over which the sizes of these gradients are averaged."""
+
+DIRECT = 10.0
+"""With batches, and an F that depends on x itself: factor of c. The response then must keep its distance to theta, since F_x
+and what it says about x are added, and a small distance serves as well."""
+
+WHOLE = Rates(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.01, pull=0.001, width=math.inf, linear=False)
+"""With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
+
+TENSORS = 5.0
+"""Rate of y without modules relative to networks, whose numbers act together."""
+
+LIMIT = 10.0
+"""Upper bound on a step of a number of x, in units of the mean step of its tensor."""
+
+SUDDEN = 10.0
+"""The mean size of the directions of x is at least this part of the last one."""
+
+WATCHED = 10
+"""Steps after the first in which variables that go on are compared with those that start over."""
+
+FRESH_RATE, FRESH_PATIENCE = 0.01, 1000
+"""With lower variables that restart: the rate of x, and the number of steps after which it shrinks."""
+
+FRESH_WAY = 320
+"""With lower variables that restart: c grows with k, and with its root after FRESH_PATIENCE; both levels weigh the same after
+about this number of steps, and until then F leads."""
+
+FRESH_MEMORY = 0.9
+"""Share of the measured curvatures that a step keeps."""
+
+TRIAL = 0.01
+"""Length of the step of each number of y along which slopes are measured at the start."""
+
+FRESH_STEPS, FRESH_STEP = 5, 0.5
+"""Steps of lower variables that restart with each batch, and their size times the curvature: each halves the error."""
+
+SMALLER = 10
+"""Divisor of the rates that are advised after a failed run."""
+
+
+@dataclass
+class StochasticMEHAState(State):
+    """x, y, theta, the response of theta to F; the moments of their directions; and numbers of the problem.
+
+    Attributes:
+        response: theta, a little better for F, where y is a network; otherwise, and without batches, y has this part.
+        square_theta: the mean squares of the directions of theta and of the response.
+        origin: where y began, while it is not decided whether it restarts with each batch.
+        numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta went on than at its start;
+            curvatures of the steps of variables that restart; ``seen`` and ``unseen``, the sizes of the gradient of F at y and
+            at theta, and the ``age`` of y that follows from them.
+        fresh: whether the lower variables restart with each batch.
+        direct: whether F depends on x itself.
+    """
+
+    theta: Variable
+    mean_x: Variable
+    square_x: Variable
+    response: Variable | None
+    mean_y: Variable | None
+    mean_theta: Variable | None
+    mean_response: Variable | None
+    square_y: Variable | None
+    square_theta: Variable | None
+    origin: Variable | None
+    numbers: Variable
+    x_optimizer: RunningOptimizer | None = None
+    y_optimizer: RunningOptimizer | None = None
+    theta_optimizer: RunningOptimizer | None = None
+    response_optimizer: RunningOptimizer | None = None
+    fresh: bool = False
+    direct: bool = False
+
+
+def fresh_age(k: int) -> float:
+    """The age by whose root rates fall where lower variables restart."""
+    return 1 + k / FRESH_PATIENCE
+
+
+def penalty(k: int) -> float:
+    """c_k / q with lower variables that restart: the sum of rates that fall as the root, as an integral."""
+    return 2 * FRESH_PATIENCE * (math.sqrt(fresh_age(k + 1)) - 1) / FRESH_WAY
+
+
+def columns(leaf: Tensor) -> int:
+    """The number of columns of a matrix; 1 for vectors and numbers."""
+    return math.prod(leaf.shape[1:])
+
+
+def begin(state: StochasticMEHAState) -> Variable:
+    """Where lower variables begin with each batch."""
+    begin = state.start or state.origin
+    assert begin is not None
+    return begin
+
+
+def zeros(variable: Variable) -> Variable:
+    """Moments that are zero, in the structure of a variable."""
+    return Variable.of([torch.zeros_like(leaf) for leaf in variable.leaves], "moments")
+
+
+def mixes(domain: ConvexSet | None) -> bool:
+    """Whether the projection on a set is only correct after steps that scale all coordinates alike."""
+    return domain is not None and not domain.coordinatewise
+
+
+def responding(state: StochasticMEHAState, linear: bool) -> Variable:
+    """The variable that responds to F: y itself, unless y is a network that learns from both levels."""
+    return state.y if state.response is None or not linear else state.response
+
+
+def find_directions(
+    oracle: Oracle,
+    state: StochasticMEHAState,
+    wrt: tuple[Variable, ...],
+    c: Tensor,
+    batch: Any,
+    *,
+    linear: bool = False,
+    together: bool = False,
+) -> tuple[list[Tensor], list[Leaves]]:
+    """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
+    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta. Where
+    there is a response, it takes the place of y, and the list ends with the gradient of F in theta.
+
+    Where y and theta are ``together``, f drops out of the direction of x. Sums over micro-batches would leave rounding of it,
+    along which x would take a step of full length.
+    """
+    x, theta = state.x, state.theta
+    y = responding(state, linear)
+    if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
+        values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear, together=together)
+        return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
+    f = oracle.phi if x in wrt else oracle.lower
+    at = theta if linear else y
+    of_upper = tuple(at if v is y else v for v in wrt if v is not theta)
+    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, at)], batch, own=True)
+    (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch, own=True)
+    directions = []
+    for variable, gradient in zip(wrt, second, strict=True):
+        directions.append(scaled(gradient, -c if variable is theta else 0 * c if together and variable is x else c))
+    apart = [first.pop()] if y is not state.y and y in wrt else []
+    for direction, gradient in zip(directions, first, strict=False):
+        add_(direction, gradient, 1.0)
+    values = [upper, lower, best]
+    directions = oracle.average(directions + apart, wrt + (theta,) * len(apart), values)
+    if apart:
+        add_(directions[wrt.index(y)], directions[-1], 1.0)
+    return values, directions
+
+
+def read(oracle: Oracle, state: StochasticMEHAState, batch: Any) -> tuple[Leaves, Tensor]:
+    """The direction in which y learns from both levels, the gradient of F / q + f; and the size of that of F."""
+    x, y = state.x, state.y
+    of_upper, of_lower = (oracle.gradient(y, [(1.0, level, x, y)], batch)[1] for level in (oracle.upper, oracle.lower))
+    size = norm(of_upper)
+    add_(of_lower, of_upper, 1 / state.numbers.value["steepness"])
+    return of_lower, size
+
+
+def age(state: StochasticMEHAState, seen: Tensor, unseen: Tensor, n: int) -> None:
+    """Let y grow older by its n-th step, where F has gradients of these sizes at y and at theta."""
+    numbers = state.numbers.value
+    tiny = math.sqrt(torch.finfo(numbers["age"].dtype).tiny)
+    for name, size in (("seen", seen), ("unseen", unseen)):
+        numbers[name].lerp_(size.to(numbers[name]), max(1 / n, 1 / SPAN))
+    ratio = (numbers["seen"] + tiny) / (numbers["unseen"] + tiny)
+    numbers["age"].add_((AGING * ratio.log().abs()).clamp(LEAST_AGING, MOST_AGING))
+
+
+def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:
+    """Gradient steps of y and theta from where they begin; their curvatures follow from how gradients change on the way."""
+    numbers, levels = state.numbers.value, (state.y, state.theta)
+    curvatures: list[Tensor] = [numbers["curvature_y"], numbers["curvature_theta"]]
+    before: list[tuple[Leaves, Leaves]] = []
+    for _ in range(steps):
+        _, directions = find_directions(oracle, state, levels, c, batch)
+        here = [[leaf.clone() for leaf in level.leaves] for level in levels]
+        for curvature, direction, point, (old_direction, old_point) in zip(curvatures, directions, here, before, strict=False):
+            curvature.lerp_(slope(direction, old_direction, point, old_point).to(curvature), 1 - FRESH_MEMORY)
+        before = list(zip(directions, here, strict=True))
+        for level, curvature, direction in zip(levels, curvatures, directions, strict=True):
+            step = FRESH_STEP / curvature
+            add_(level.leaves, direction, -step)
+            if not oracle.prox.identity:
+                oracle.prox(state.x.value, level.leaves, float(step * c))
+
+
+def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Leaves:
+    """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``.
+
+    For leaves that are divided among processes, the parts of this one.
+    """
+    parts = local(square)
+    foreach_mul_(parts, 1 - 1 / n)
+    for direction in directions:
+        here = local(direction)
+        foreach_addcmul_(parts, here, here, 1 / (n * len(directions)))
+    roots = list(foreach_sqrt(parts))
+    foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
+    if whole:
+        mean = join_norms(list(foreach_norm(roots)), square) / math.sqrt(sum(leaf.numel() for leaf in square))
+        return [mean.to(root.dtype).expand_as(root) for root in roots]
+    return roots
+
+
+def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leaves) -> Tensor:
+    """How fast a gradient changes between two points; not zero, and not infinite."""
+    tiny = math.sqrt(torch.finfo(gradient[0].dtype).tiny)
+    return (distance(gradient, old_gradient) + tiny) / (distance(point, old_point) + tiny)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticMEHA(Method):
+    """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
+
+    Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
+
+        theta <- theta - r_k D^-1 < f_y(x, theta) >
+        z     <- z - r_k D^-1 < F_y(x, theta) / c + f_y(x, z) > - s_k (z - theta)
+        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, z) - f_x(x, theta)) >
+
+    where < > is a running mean of the directions. With t = k / 100,
+
+        r_k = lr / (1 + t),    a_k = x_lr / (1 + t),    s_k = 0.01,    c = 10 q,
+
+    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and z is its
+    response to F, to first order: a little better for F than theta. So z - theta says how x should change for the y that
+    training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
+    s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q.
+
+    y is z where it consists of tensors. A network y is a third variable, which learns from the data of both levels and has no
+    influence on x:
+
+        y <- y - lr / (1 + u) E^-1 < F_y(x, y) / q + f_y(x, y) >
+
+    u grows by 0.04 times the absolute logarithm of the ratio of the sizes of F_y(x, y) and F_y(x, theta) in a step, and by
+    0.003 at least: fast where y knows the data of F by heart, or becomes worse for F than theta, which never sees these data.
+    ``solution.refit`` gives a y of f alone.
+
+    Without batches, y is z, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F
+    chooses among the solutions of the lower level. What makes it work for networks:
+
+    - z and theta share a batch and a metric: D holds the roots of the mean squares of both directions (E those of y). The
+      noise of f then moves both alike, and leaves z - theta, which is all that x learns from.
+    - Rates fall as 1/k, so that networks do not learn doubtful examples by heart, and a longer run is not worse.
+    - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
+    - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
+      others do. The rate of a matrix in x is divided by the root of its number of columns.
+
+    Lower variables may belong to the batch, such as the heads of its tasks. In the first 10 steps f is therefore compared with
+    its value where y began; where going on is worse, y and theta begin at y0 with each batch from then on, and take T steps of
+    half the reciprocal of the curvature, which is measured as they go, while c grows from 0 and F leads.
+
+    Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F, and one more of each for a network
+    with batches (the first step, two more of each); it never waits for the device. Memory: docs/automatic.md counts it.
+
+    Args:
+        lr: the length of the first steps of each number of y; by default 0.003, or 0.01 without batches; five times
+            that where y has no modules.
+        x_lr: the mean length of the first steps of the numbers of x; by default 0.01, or 0.05 without batches.
+        inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
+        warm_start: True if y goes on from batch to batch, False if it begins at y0 with each; by default the run finds out.
+        both_levels: whether a network y learns from the data of both levels. If False, y is z also there, which saves two of
+            five gradients and three tensors of the size of y.
+        momentum: the share of the running means that a step keeps; 0 for none.
+        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer` with a
+            schedule and clipping; they take the steps along the directions of x, and of y, z and theta, instead of these rates.
+
+    A set of intervals is projected on. For other sets, and with a non-smooth g, only steps that scale all coordinates alike are
+    correct: D is then the root of the mean over all coordinates, and each step waits for it.
+
+    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) without batches,
+    ``lower`` (f+g)(x, z), ``gap`` (f+g)(x, z) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
+    taken, ``c`` the penalty.
+
+    >>> problem = Problem(
+    ...     upper=lambda x, y, noise: (x - 1).square().sum() + (y - noise[0]).square().sum(),
+    ...     lower=lambda x, y, noise: (y - x - noise[1]).square().sum(),
+    ... )
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> run = StochasticMEHA(lr=0.05, x_lr=0.05).start(problem, torch.zeros(50), torch.zeros(50))
+    >>> for _ in range(4000):
+    ...     info = run.step(0.1 * torch.randn(2, 50, generator=generator))
+    >>> print(f"{run.x.mean():.1f}")  # the solution is 0.5
+    0.5
+    """
+
+    open_ended: ClassVar[bool] = True
+
+    lr: float | None = None
+    x_lr: float | None = None
+    inner_steps: int | None = None
+    warm_start: bool | None = None
+    both_levels: bool = True
+    momentum: float = 0.9
+    x_optimizer: OptimizerFactory | None = None
+    y_optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "x_lr"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.inner_steps is not None:
+            check_count("inner_steps", self.inner_steps)
+        if self.warm_start is not None:
+            check_switch("warm_start", self.warm_start)
+        check_share("momentum", self.momentum)
+        for name in ("x_optimizer", "y_optimizer"):
+            check_step("lr", None, name, getattr(self, name))
+        if self.warm_start is False and self.y_optimizer is not None:
+            raise ValueError("y_optimizer: with warm_start=False, y takes plain steps whose size is measured; leave it out.")
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        course = self._course(batch, y.has_modules)
+        return f"Take smaller steps, such as StochasticMEHA(lr={course.lr / SMALLER:g}, x_lr={course.x_lr / SMALLER:g})."
+
+    def _course(self, batch: Any, modules: bool) -> Rates:
+        """The numbers for steps with or without batches."""
+        course = WHOLE if batch is None else BATCHES
+        return replace(course, lr=self.lr or course.lr * (1 if modules else TENSORS), x_lr=self.x_lr or course.x_lr)
+
+    def report(self, run: Run) -> dict[str, str]:
+        """The steepness of F relative to f, the numbers of the last step, and whether y restarts with each batch."""
+        state, course = run.state, self._course(run.batch, run.state.y.has_modules)
+        numbers = {name: float(number) for name, number in state.numbers.value.items()}
+        q = numbers["steepness"]
+        if not state.k or not math.isfinite(q):
+            return {}
+        lines = {"problem": f"balanced at c = {q:.2g}, judged by the slopes of F and f in y at the start"}
+        if not state.fresh:
+            older = course.age(state.k - 1)
+            rates = f"steps of {course.x_lr / older:.2g} for the numbers of x, {course.lr / older:.2g} for those of y and theta"
+            if responding(state, course.linear) is not state.y:
+                own = course.lr / (1 + numbers["age"] / course.patience) ** course.power
+                rates = f"{rates.removesuffix('y and theta')}theta, {own:.2g} for those of y, which learns from both levels"
+            return {**lines, "course": f"c = {self._weight(state, course) * q:.2g}; {rates}"}
+        steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
+        found = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
+        lower = "gradients times {:.2g} and {:.2g} for y and theta".format(*steps)
+        rate = FRESH_RATE / fresh_age(state.k - 1)
+        growing = f"c = {penalty(state.k - 1) * q:.2g} and growing; steps of {rate:.2g} for each number of x, {lower}"
+        return {**lines, "course": found + growing}
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
+        fresh, theta = self.warm_start is False, y.copy()
+        response = y.copy() if self.both_levels and y.has_modules and not fresh else None
+        dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)
+        ones, nothing = ("steepness", "excess", "curvature_y", "curvature_theta"), ("age", "seen", "unseen")
+        numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in ones}
+        numbers |= {name: torch.zeros((), dtype=dtype, device=y.device) for name in nothing}
+        return StochasticMEHAState(
+            x,
+            y,
+            start=y.copy() if fresh else None,
+            settled=False,  # the rates fall throughout the run
+            theta=theta,
+            mean_x=zeros(x),
+            square_x=zeros(x),
+            response=response,
+            mean_y=None if fresh else zeros(y),
+            mean_theta=None if fresh else zeros(y),
+            mean_response=None if response is None else zeros(y),
+            square_y=None if response is None else zeros(y),
+            square_theta=None if fresh else zeros(y),
+            origin=y.copy() if self.warm_start is None else None,
+            numbers=Variable.of(numbers, "numbers"),
+            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
+            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
+            theta_optimizer=build_optimizer("y_optimizer", self.y_optimizer, theta, oracle.problem),
+            response_optimizer=build_optimizer("y_optimizer", self.y_optimizer, response, oracle.problem) if response else None,
+            fresh=fresh,
+        )
+
+    def step(self, oracle: Oracle, state: StochasticMEHAState, at: At) -> Numbers:
+        x, y, theta, k, batch = state.x, state.y, state.theta, state.k, at.batch
+        if self.warm_start is None and 0 < k <= WATCHED + 1 and not state.fresh:
+            self._watch(oracle, state, batch)
+        if state.fresh:
+            for variable in (y, theta):
+                copy_(variable.leaves, begin(state).leaves)
+        if k == 0:
+            self._measure(oracle, state, batch)
+        steps, course = self.inner_steps or (FRESH_STEPS if state.fresh else 1), self._course(batch, y.has_modules)
+        c = state.numbers.value["steepness"] * (penalty(k) if state.fresh else self._weight(state, course))
+        if state.fresh:
+            descend(oracle, state, steps, c, batch)
+            values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
+        else:
+            response = responding(state, course.linear)
+            for j in range(k * steps + 1, (k + 1) * steps):
+                _, lower_directions = find_directions(oracle, state, (response, theta), c, batch, linear=course.linear)
+                self._move_lower(oracle, state, lower_directions, c, j, course, batch)
+            values, (d_x, *lower_directions) = find_directions(
+                oracle, state, (x, response, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
+            )
+            self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course, batch)
+        size = norm(d_x)
+        self._move_x(oracle, state, d_x, course)
+        upper, lower, best = values
+        return {"upper": upper, "lower": lower, "gap": lower - best, "d_x": size, "c": c}
+
+    @staticmethod
+    def _weight(state: StochasticMEHAState, course: Rates) -> float:
+        """c / q where y goes on."""
+        return course.weight * (DIRECT if state.direct and course.linear else 1.0)
+
+    def _watch(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
+        """Compare f where theta went on with its value where it began, on a new batch; decide after some steps."""
+        assert state.origin is not None
+        excess = state.numbers.value["excess"]
+        if state.k <= WATCHED:
+            before, after = (oracle.lower(state.x, variable, batch) for variable in (state.origin, state.theta))
+            excess.add_((after - before).detach().to(excess) - (1 if state.k == 1 else 0))
+        elif float(excess) > 0:
+            state.fresh = True
+            for leaf in local(state.mean_x.leaves + state.square_x.leaves):
+                leaf.zero_()
+
+    def _move_x(self, oracle: Oracle, state: StochasticMEHAState, direction: Leaves, course: Rates) -> None:
+        x, whole = state.x, mixes(oracle.problem.x_set)
+        n = state.k - (WATCHED if state.fresh and self.warm_start is None else -1)
+        if state.x_optimizer is not None:
+            move(x, direction, 0.0, oracle.project, x.value, state.x_optimizer)
+            return
+        rate = FRESH_RATE / fresh_age(state.k) if state.fresh else course.x_lr / course.age(state.k)
+        if state.fresh or whole:
+            metric = update_metric(state.square_x.leaves, [direction], n, whole)
+            self._follow(x.leaves, state.mean_x.leaves, direction, metric, n, rate)
+        else:
+            pieces = zip(x.leaves, *map(local, (x.leaves, state.mean_x.leaves, state.square_x.leaves)), direction, strict=True)
+            for whole_leaf, leaf, mean, scale, towards in pieces:
+                now, (part,) = mean_size(towards), local([towards])
+                scale.lerp_(now.expand_as(scale), 1 / n)
+                torch.maximum(scale, now / SUDDEN, out=scale)
+                mean.lerp_(part, 1 - self.momentum)
+                step = (mean / (scale + torch.finfo(scale.dtype).tiny)).clamp_(-LIMIT, LIMIT)
+                leaf.sub_(step, alpha=rate / math.sqrt(columns(whole_leaf)) / (1 - self.momentum**n))
+        oracle.project(x.value, x.leaves, rate)
+
+    def _move_lower(
+        self,
+        oracle: Oracle,
+        state: StochasticMEHAState,
+        directions: list[Leaves],
+        c: Tensor,
+        n: int,
+        course: Rates,
+        batch: Any,
+    ) -> None:
+        """The n-th step of theta and its response, and of y where it is a third variable; the directions are used up."""
+        third = responding(state, course.linear) is not state.y
+        unseen = norm(directions.pop()) if third else None
+        self._move_pair(oracle, state, directions, c, n, course)
+        directions.clear()  # before other gradients take their place
+        if unseen is not None:
+            self._move_network(oracle, state, unseen, n, course, batch)
+
+    def _move_pair(
+        self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int, course: Rates
+    ) -> None:
+        """The n-th step of theta and its response, in the metric that they share."""
+        theta, response, older = state.theta, responding(state, course.linear), course.age(state.k)
+        towards, of_theta = directions
+        mean, optimizer = state.mean_y, state.y_optimizer
+        if response is not state.y:
+            mean, optimizer = state.mean_response, state.response_optimizer
+        foreach_lerp_(local(response.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
+        if state.theta_optimizer is not None:
+            move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
+            move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, state.x.value, state.theta_optimizer)
+            return
+        pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
+        self._advance(oracle, state, state.square_theta, pair, n, older, course, c)
+
+    def _move_network(
+        self, oracle: Oracle, state: StochasticMEHAState, unseen: Tensor, n: int, course: Rates, batch: Any
+    ) -> None:
+        """The n-th step of a network y, which learns from both levels; ``unseen`` is the size of F_y at theta."""
+        direction, seen = read(oracle, state, batch)
+        if state.y_optimizer is not None:
+            move(state.y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
+            return
+        age(state, seen, unseen, n)
+        older = (1 + state.numbers.value["age"] / course.patience) ** course.power
+        self._advance(oracle, state, state.square_y, [(state.y, state.mean_y, direction)], n, older, course, 1.0)
+
+    def _advance(
+        self,
+        oracle: Oracle,
+        state: StochasticMEHAState,
+        square: Variable | None,
+        moves: list[tuple[Variable, Variable | None, Leaves]],
+        n: int,
+        older: float | Tensor,
+        course: Rates,
+        weight: float | Tensor,
+    ) -> None:
+        """The n-th step of variables that share a metric, along running means of their directions, in which f has a weight."""
+        assert square is not None
+        problem, rate = oracle.problem, course.lr
+        whole = problem.nonsmooth is not None or mixes(problem.y_set)
+        metric = update_metric(square.leaves, [direction for _, _, direction in moves], n, whole)
+        if whole:
+            rate /= float(older)
+        else:
+            for root, leaf in zip(metric, square.leaves, strict=True):
+                root.mul_(older * max(1.0, columns(leaf) / course.width))
+        for variable, mean, direction in moves:
+            assert mean is not None
+            self._follow(variable.leaves, mean.leaves, direction, metric, n, rate)
+        if not oracle.prox.identity:
+            roots = [root.flatten()[0] for root in metric if root.numel()] or [torch.ones(())]  # a process may hold no number
+            step = float(rate * weight / roots[0]) if whole else rate
+            for variable, _, _ in moves:
+                oracle.prox(state.x.value, variable.leaves, step)
+
+    def _follow(self, leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:
+        """The n-th step along the running mean of directions, in the metric."""
+        means = local(mean)
+        foreach_lerp_(means, local(direction), 1 - self.momentum)
+        foreach_addcdiv_(local(leaves), means, metric, -rate / (1 - self.momentum**n))
+
+    def _measure(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
+        """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with slopes L of the gradients in n numbers along a first step.
+
+        These are the forces that y meets at the start, and when each number has gone by 1. Either may vanish: gradients where y
+        starts at a minimum, slopes where an objective is linear. (Not the balance of curvatures of the methods without noise:
+        power steps on a batch would see its noise, and wait for the device.)
+        """
+        x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, TRIAL
+
+        def gradients(at: Variable) -> list[Leaves]:
+            return [oracle.gradient(at, [(1.0, function, x, at)], batch)[1] for function in (oracle.upper, oracle.lower)]
+
+        _, (_, upper_here) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
+        state.direct = oracle.upper_uses_x
+        here, root = [upper_here, oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)[1]], math.sqrt(y.numel)
+        sizes = [norm(gradient) for gradient in here]
+        for gradient, size in zip(here, sizes, strict=True):
+            scale = rate * root / size.clamp_min(torch.finfo(size.dtype).tiny)
+            add_(theta.leaves, gradient, -scale)
+        oracle.prox(x.value, theta.leaves, rate)
+        slopes = [slope(new, old, theta.leaves, y.leaves) for new, old in zip(gradients(theta), here, strict=True)]
+        upper, lower = (size + slope * root for size, slope in zip(sizes, slopes, strict=True))
+        numbers["steepness"].copy_(upper / lower)
+        c = penalty(0) * numbers["steepness"]
+        numbers["curvature_y"].copy_(slopes[0] + c * slopes[1])
+        numbers["curvature_theta"].copy_(c * slopes[1])
+        copy_(theta.leaves, y.leaves)

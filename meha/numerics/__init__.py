@@ -1,0 +1,1 @@
+"""Algorithms on vectors and arrays that know nothing of problems."""

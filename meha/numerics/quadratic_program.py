@@ -1,0 +1,277 @@
+"""Convex quadratic programs of moderate size, dense, in double precision: an interior point method and a polished end."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Program", "feasible", "solve_program"]
+
+
+Array = NDArray[Any]
+
+ROUNDS = 60
+"""Steps of the interior point method; 10 to 25 are usual."""
+
+ACCURACY = 1e-11
+"""Residuals, relative to the data, at which it stops."""
+
+USABLE = 1e-7
+"""Residuals, relative to the data, with which an answer still counts as one."""
+
+DAMPING = 1e-13
+"""Multiple of the identity, relative to the matrix, that makes a system solvable."""
+
+BACKOFF = 0.995
+"""Share of the way to the boundary that a step may take."""
+
+GROWN = 1e14
+"""Multipliers beyond this size, relative to the data, mean that no feasible point exists."""
+
+SINGULAR = 1e-12
+"""Singular values below this, relative to the largest, count as zero."""
+
+POLISHES = 3
+"""Attempts to solve the equations of the active rows."""
+
+SLIGHT = 1e-9
+"""Violations and negative multipliers, relative to the data, that a polished point may have."""
+
+
+class Program(NamedTuple):
+    """A solution of min 1/2 z'Hz + g'z subject to A z <= b, C z = d.
+
+    Attributes:
+        z: the point.
+        lam, mu: multipliers of the inequalities (not negative) and of the equations.
+        solved: whether the residuals are small.
+    """
+
+    z: Array
+    lam: Array
+    mu: Array
+    solved: bool
+
+
+def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, guess: Array | None = None) -> Program:
+    """Solve a convex quadratic program by a primal-dual interior point method, and polish the answer.
+
+    Args:
+        H: positive semidefinite; zero for a linear program.
+        g: the linear term.
+        A, b: inequalities A z <= b; possibly with no rows. Infinite entries of b drop their rows.
+        C, d: equations C z = d; rows may depend on each other.
+        guess: a mask of the rows of A that may be active; if they are, one linear system is all that is solved.
+
+    The rows are scaled to length 1. In the end, the rows with a multiplier larger than their slack are taken for active and
+    the equations are solved for them, so that the answer is exact up to rounding where the active rows were recognised.
+
+    >>> answer = solve_program(np.eye(2), np.array([-3.0, -1.0]), np.array([[1.0, 1.0]]), np.array([2.0]), *no_rows(2))
+    >>> answer.z.round(9) + 0.0, answer.lam
+    (array([2., 0.]), array([1.]))
+    """
+    n = len(g)
+    if guess is not None:
+        quick = _guessed(H, g, A, b, C, d, guess)
+        if quick is not None:
+            return quick
+    if not len(A) and not len(C):
+        z = np.linalg.lstsq(H, -g, rcond=None)[0]
+        solved = bool(np.abs(H @ z + g).max(initial=0.0) <= USABLE * (1 + np.abs(g).max(initial=0.0)))
+        return Program(z, np.zeros(0), np.zeros(0), solved)
+    rows, columns = _lengths(A), _lengths(C)
+    kept = np.isfinite(b) & (rows > 0)
+    dropped = (rows == 0) & (b < -USABLE)
+    scale = max(1.0, np.abs(H).max(initial=0.0), np.abs(g).max(initial=0.0))
+    As, bs = A[kept] / rows[kept, None], b[kept] / rows[kept]
+    there = columns > 0
+    Cs, ds = C[there] / columns[there, None], d[there] / columns[there]
+    z, s, lam, mu = _interior(H / scale, g / scale, As, bs, Cs, ds)
+    z, lam, mu = _polish(H / scale, g / scale, As, bs, Cs, ds, z, s, lam, mu)
+    error = max(_errors(H / scale, g / scale, As, bs, Cs, ds, z, lam, mu))
+    solved = math.isfinite(error) and error <= USABLE * (1 + np.abs(z).max(initial=0.0)) and not dropped.any()
+    solved = bool(solved and np.abs(d[~there]).max(initial=0.0) <= USABLE)
+    whole_lam, whole_mu = np.zeros(len(b)), np.zeros(len(d))
+    whole_lam[kept] = scale * lam / rows[kept]
+    whole_mu[there] = scale * mu / columns[there]
+    return Program(z if len(z) == n else np.zeros(n), whole_lam, whole_mu, solved)
+
+
+def _guessed(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, active: Array) -> Program | None:
+    """The solution with these rows active; None if it is not one."""
+    n, q = len(g), int(active.sum())
+    rows = np.vstack([A[active], C])
+    K = np.block([[H, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
+    right = np.concatenate([-g, b[active], d])
+    try:
+        found = np.linalg.solve(K, right)
+    except np.linalg.LinAlgError:
+        return None
+    z, lam, mu = found[:n], np.zeros(len(b)), found[n + q :]
+    lam[active] = found[n : n + q]
+    size = 1 + float(np.abs(found).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        wrong = (
+            np.abs(K @ found - right).max(initial=0.0) > SLIGHT * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
+            or (A @ z - b).max(initial=0.0) > SLIGHT * size
+            or lam.min(initial=0.0) < -SLIGHT * size
+        )
+    if wrong or not np.isfinite(found).all():
+        return None
+    return Program(z, np.maximum(lam, 0.0), mu, True)
+
+
+def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array, float]:
+    """A point near ``near`` with the least largest violation of A z <= b, C z = d, as far as it is found, and that violation.
+
+    The rows count with their lengths scaled to 1.
+    """
+    n = len(near)
+    rows, columns = np.maximum(_lengths(A), SLIGHT), np.maximum(_lengths(C), SLIGHT)
+    A, b, C, d = A / rows[:, None], b / rows, C / columns[:, None], d / columns
+    kept = np.isfinite(b)
+    A, b = A[kept], b[kept]
+    level = -np.ones((len(A) + 2 * len(C) + 1, 1))
+    left = np.hstack([np.vstack([A, C, -C, np.zeros((1, n))]), level])
+    right = np.concatenate([b, d, -d, [0.0]])
+    H = np.zeros((n + 1, n + 1))
+    H[:n, :n] = USABLE * np.eye(n)
+    g = np.concatenate([-USABLE * near, [1.0]])
+    answer = solve_program(H, g, left, right, np.zeros((0, n + 1)), np.zeros(0))
+    z = answer.z[:n]
+    broken = max(float((A @ z - b).max(initial=0.0)), float(np.abs(C @ z - d).max(initial=0.0)))
+    return z, broken if math.isfinite(broken) else math.inf
+
+
+def no_rows(n: int) -> tuple[Array, Array]:
+    """Equations or inequalities that there are none of."""
+    return np.zeros((0, n)), np.zeros(0)
+
+
+def _lengths(rows: Array) -> Array:
+    return np.sqrt((rows * rows).sum(axis=1))
+
+
+def _errors(
+    H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, z: Array, lam: Array, mu: Array
+) -> tuple[float, float, float, float]:
+    """The largest residuals: of the gradient, of the inequalities, of the equations, and of complementarity."""
+    slack = b - A @ z
+    gradient = H @ z + g + A.T @ lam + C.T @ mu
+    size = 1 + np.abs(lam).max(initial=0.0) + np.abs(mu).max(initial=0.0)
+    return (
+        float(np.abs(gradient).max(initial=0.0)) / float(size),
+        float((-slack).max(initial=0.0)),
+        float(np.abs(C @ z - d).max(initial=0.0)),
+        float(np.minimum(np.abs(slack), np.abs(lam) / size).max(initial=0.0)),
+    )
+
+
+def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tuple[Array, Array, Array, Array]:
+    """Mehrotra's predictor and corrector steps from a point that need not be feasible."""
+    n, m, p = len(g), len(A), len(C)
+    z, mu = np.zeros(n), np.zeros(p)
+    size = 1 + max(np.abs(b).max(initial=0.0), np.abs(d).max(initial=0.0), np.abs(g).max(initial=0.0))
+    if p:
+        z = np.linalg.lstsq(C, d, rcond=None)[0]
+    s = np.maximum(b - A @ z, 1.0)
+    lam = np.ones(m)
+    K = np.zeros((n + p, n + p))
+    best, kept = math.inf, (z, s, lam, mu)
+    for _ in range(ROUNDS):
+        r_d = H @ z + g + A.T @ lam + C.T @ mu
+        r_p, r_e = A @ z + s - b, C @ z - d
+        gap = float(s @ lam) / m if m else 0.0
+        parts = (np.abs(r_d).max(initial=0.0), np.abs(r_p).max(initial=0.0), np.abs(r_e).max(initial=0.0), gap)
+        error = float(max(parts))
+        if error < best:
+            best, kept = error, (z, s, lam, mu)
+        if error <= ACCURACY * size or not math.isfinite(error) or np.abs(lam).max(initial=0.0) > GROWN * size:
+            break
+        weights = lam / s
+        K[:n, :n] = H + (A.T * weights) @ A
+        top = max(float(np.abs(K[:n, :n]).max()), 1.0)
+        K[range(n), range(n)] += DAMPING * top
+        K[:n, n:], K[n:, :n] = C.T, C
+        K[n:, n:] = -DAMPING * np.eye(p)
+        try:
+            inverse = np.linalg.inv(K)
+        except np.linalg.LinAlgError:
+            break
+
+        def direction(
+            target: Array, inverse: Array = inverse, weights: Array = weights, at: Any = (r_d, r_p, r_e, s, lam)
+        ) -> tuple[Array, Array, Array, Array]:
+            """The Newton step for s lam = target."""
+            r_d, r_p, r_e, s, lam = at
+            right = np.concatenate([-r_d - A.T @ (weights * r_p + (target - s * lam) / s), -r_e])
+            step = inverse @ right
+            step += inverse @ (right - K @ step)
+            dz = step[:n]
+            ds = -r_p - A @ dz
+            return dz, ds, (target - s * lam - lam * ds) / s, step[n:]
+
+        dz, ds, dlam, dmu = direction(np.zeros(m))
+        if m:
+            ahead = _length(s, ds), _length(lam, dlam)
+            after = float((s + ahead[0] * ds) @ (lam + ahead[1] * dlam)) / m
+            centre = (after / gap) ** 3 if gap > 0 else 0.0
+            dz, ds, dlam, dmu = direction(centre * gap - ds * dlam)
+        a, c = BACKOFF * _length(s, ds), BACKOFF * _length(lam, dlam)
+        a, c = min(1.0, a), min(1.0, c)
+        if H.any():
+            a = c = min(a, c)
+        z, s, lam, mu = z + a * dz, s + a * ds, lam + c * dlam, mu + c * dmu
+    return kept
+
+
+def _length(values: Array, steps: Array) -> float:
+    """The longest step, at most 1 / BACKOFF, after which no value is negative."""
+    falling = steps < 0
+    longest = float((values[falling] / -steps[falling]).min(initial=math.inf)) if falling.any() else math.inf
+    return min(longest, 1 / BACKOFF)
+
+
+def _polish(
+    H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, z: Array, s: Array, lam: Array, mu: Array
+) -> tuple[Array, Array, Array]:
+    """Solve the equations of the rows that seem active; the answer of the interior point method where that is no better."""
+    n, p = len(g), len(C)
+    size = 1 + max(np.abs(b).max(initial=0.0), np.abs(z).max(initial=0.0))
+    before = max(_errors(H, g, A, b, C, d, z, lam, mu))
+    active = lam > s
+    for _ in range(POLISHES):
+        rows = np.vstack([A[active], C])
+        q = len(rows)
+        K = np.block([[H, rows.T], [rows, np.zeros((q, q))]])
+        right = np.concatenate([g, -b[active], -d]) + K @ np.concatenate([z, lam[active], mu])
+        step = _step(K, -right)
+        new, lam_new = z + step[:n], np.zeros(len(b))
+        lam_new[active] = lam[active] + step[n : n + q - p]
+        mu_new = mu + step[n + q - p :]
+        error = max(_errors(H, g, A, b, C, d, new, lam_new, mu_new))
+        wrong = float((-lam_new).max(initial=0.0)) / (1 + np.abs(lam_new).max(initial=0.0))
+        if math.isfinite(error) and max(error, wrong) <= max(SLIGHT * size, min(before, USABLE)):
+            return new, np.maximum(lam_new, 0.0), mu_new
+        if not np.isfinite(new).all():
+            break
+        active = (active & (lam_new >= 0)) | (A @ new > b + SLIGHT * size)
+    return z, lam, mu
+
+
+def _step(K: Array, right: Array) -> Array:
+    """The solution of a symmetric system, the shortest one where it is singular."""
+    try:
+        step = np.linalg.solve(K, right)
+    except np.linalg.LinAlgError:
+        step = np.full(len(right), math.inf)
+    size = np.abs(right).max(initial=0.0)
+    if np.isfinite(step).all() and np.abs(K @ step - right).max(initial=0.0) <= USABLE * size:
+        return step
+    try:
+        return np.asarray(np.linalg.lstsq(K, right, rcond=SINGULAR)[0])
+    except np.linalg.LinAlgError:
+        return step

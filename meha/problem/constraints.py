@@ -1,0 +1,262 @@
+"""Constraints that couple x and y: linear and smooth inequalities and equations, and bounds on y that move with x.
+
+They are given to :class:`~meha.Problem` as ``lower_constraints``, which y has to satisfy in the lower level, and as
+``upper_constraints``, which the pair (x, y) has to satisfy. A constraint is a pair of vectors, ``inequalities`` that must not
+be positive and ``equations`` that must be zero. A variable with several leaves counts as one long vector, all leaves one
+after another, as in :mod:`meha.sets`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.tensors.variables import Leaves, Variable
+
+__all__ = ["Bounds", "Constraint", "Linear", "Smooth"]
+
+
+Values = tuple[Tensor, Tensor]
+"""Inequalities (not positive where they hold) and equations (zero where they hold), as vectors."""
+
+
+class Constraint(ABC):
+    """Inequalities and equations in x and y."""
+
+    def __call__(self, x: Any, y: Any) -> Values:
+        """The values of the inequalities and of the equations at (x, y), in the structure of the start."""
+        return self.values(Variable.of(x, "x"), Variable.of(y, "y"))
+
+    @abstractmethod
+    def values(self, x: Variable, y: Variable) -> Values:
+        """The same for variables."""
+
+    def violation(self, x: Any, y: Any) -> float:
+        """The largest violation of an inequality or equation at (x, y); 0 where all hold."""
+        with torch.no_grad():
+            inequalities, equations = self(x, y)
+        parts = [inequalities.clamp(min=0.0), equations.abs()]
+        return max(float(part.max()) if part.numel() else 0.0 for part in parts)
+
+    def check(self, x: Variable, y: Variable) -> None:
+        """Raise if the constraint does not fit the variables."""
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Constraint):
+    """A x + B y <= b and A_eq x + B_eq y = b_eq.
+
+    Args:
+        A, B: matrices with one row per inequality and one column per coordinate of x, and of y; None for zero. A vector is
+            a row if there is one inequality, and a column otherwise.
+        b: one entry per row.
+        A_eq, B_eq, b_eq: the same for equations.
+
+    >>> budget = Linear(A=None, B=[[1.0, 1.0]], b=[3.0])  # y_1 + y_2 <= 3
+    >>> budget(torch.zeros(1), torch.tensor([2.0, 2.0]))
+    (tensor([1.]), tensor([]))
+    """
+
+    A: Any = None
+    B: Any = None
+    b: Any = None
+    A_eq: Any = None
+    B_eq: Any = None
+    b_eq: Any = None
+
+    def __post_init__(self) -> None:
+        for names in (("A", "B", "b"), ("A_eq", "B_eq", "b_eq")):
+            matrices, right = [getattr(self, name) for name in names[:2]], getattr(self, names[2])
+            if right is None and all(matrix is None for matrix in matrices):
+                continue
+            if right is None or all(matrix is None for matrix in matrices):
+                raise ValueError(f"Linear: {names[2]} and one of {names[0]}, {names[1]} belong together; give both.")
+            right = _tensor(right, f"Linear: {names[2]}").reshape(-1)
+            object.__setattr__(self, names[2], right)
+            for name, matrix in zip(names[:2], matrices, strict=True):
+                if matrix is None:
+                    continue
+                matrix = _tensor(matrix, f"Linear: {name}")
+                if matrix.ndim <= 1:  # one row, or one column for a variable with one coordinate
+                    matrix = matrix.reshape(1, -1) if len(right) == 1 else matrix.reshape(-1, 1)
+                if matrix.ndim != 2 or len(matrix) != len(right):
+                    raise ValueError(
+                        f"Linear: {name} must be a matrix with one row for each of the {len(right)} entries of {names[2]}, got"
+                        f" shape {tuple(matrix.shape)}."
+                    )
+                object.__setattr__(self, name, matrix)
+        if self.b is None and self.b_eq is None:
+            raise ValueError("Linear: is empty; give A, B and b for A x + B y <= b, or A_eq, B_eq and b_eq.")
+
+    def check(self, x: Variable, y: Variable) -> None:
+        for name, variable in (("A", x), ("B", y), ("A_eq", x), ("B_eq", y)):
+            matrix = getattr(self, name)
+            if matrix is not None and matrix.shape[1] != variable.numel:
+                raise ValueError(
+                    f"Linear: {name} has {matrix.shape[1]} columns, but {variable.argument} has {variable.numel} coordinates."
+                )
+
+    def values(self, x: Variable, y: Variable) -> Values:
+        flat = _flat(x), _flat(y)
+        return _rows(self.A, self.B, self.b, *flat), _rows(self.A_eq, self.B_eq, self.b_eq, *flat)
+
+
+@dataclass(frozen=True, eq=False)
+class Smooth(Constraint):
+    """h(x, y) <= 0 and e(x, y) = 0, entry by entry, for smooth functions.
+
+    Args:
+        h: a function of (x, y) in the structure of the start, which returns a tensor of any shape, or a dict or list of
+            tensors and numbers; a function of y alone where there is no x.
+        equations: e, likewise.
+
+    >>> disc = Smooth(lambda x, y: (y - x).square().sum() - 1)
+    >>> disc.violation(torch.zeros(2), torch.tensor([2.0, 0.0]))
+    3.0
+    """
+
+    h: Callable[[Any, Any], Any] | None = None
+    equations: Callable[[Any, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.h is None and self.equations is None:
+            raise ValueError("Smooth: is empty; give h for h(x, y) <= 0, or equations for e(x, y) = 0.")
+        for name, function in (("h", self.h), ("equations", self.equations)):
+            if function is not None and not callable(function):
+                raise TypeError(f"Smooth: {name} must be a function of (x, y), got {type(function).__name__}.")
+
+    def values(self, x: Variable, y: Variable) -> Values:
+        return _vector(self.h, "h", x, y), _vector(self.equations, "equations", x, y)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds(Constraint):
+    """low(x) <= y <= high(x), coordinate by coordinate.
+
+    Args:
+        low, high: functions of x with finite values, or fixed numbers or tensors, which may be infinite; what they give
+            broadcasts to y, or has the structure of y. None for no bound.
+
+    >>> capacity = Bounds(low=0.0, high=lambda x: 2 * x)
+    >>> capacity(torch.ones(1), torch.tensor([3.0]))[0]
+    tensor([-3.,  1.])
+    """
+
+    low: Any = None
+    high: Any = None
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise ValueError("Bounds: is empty; give low, high or both, numbers, tensors or functions of x.")
+        for name in ("low", "high"):
+            bound = getattr(self, name)
+            if isinstance(bound, list | tuple):
+                object.__setattr__(self, name, _tensor(bound, f"Bounds: {name}"))
+            elif callable(bound) and not _one_argument(bound):
+                raise TypeError(f"Bounds: {name} must be a function of x alone, a number or a tensor.")
+
+    def values(self, x: Variable, y: Variable) -> Values:
+        parts = []
+        for sign, name in ((-1.0, "low"), (1.0, "high")):
+            bound = getattr(self, name)
+            if bound is None:
+                continue
+            leaves = _bound_leaves(bound(x.value) if callable(bound) else bound, y, name)
+            for leaf, end in zip(y.leaves, leaves, strict=True):
+                part = (sign * (leaf - end)).reshape(-1)
+                parts.append(part if callable(bound) else part[torch.nonzero(torch.isfinite(end).reshape(-1)).reshape(-1)])
+        return torch.cat(parts), y.leaves[0].new_zeros(0)
+
+
+def _one_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
+    """A bound for each leaf of y."""
+    if isinstance(bound, int | float):
+        return [torch.full(leaf.shape, float(bound), dtype=leaf.dtype, device=leaf.device) for leaf in y.leaves]
+    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else _named(bound, "")
+    if set(named) != set(y.names):
+        raise ValueError(f"Bounds: {name} has the tensors {sorted(named)}, but y has {sorted(y.names)}; give one for each.")
+    leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
+    try:
+        return [end.to(leaf.device, leaf.dtype).expand(leaf.shape) for end, leaf in zip(leaves, y.leaves, strict=True)]
+    except RuntimeError:
+        shapes = [tuple(leaf.shape) for leaf in leaves], [tuple(leaf.shape) for leaf in y.leaves]
+        raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
+
+
+def _named(value: Any, prefix: str) -> dict[str, Any]:
+    """The tensors or numbers in nested dicts and lists, by dotted name."""
+    if not isinstance(value, dict | list | tuple):
+        return {prefix: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[str, Any] = {}
+    for key, item in items:
+        found |= _named(item, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _flat(variable: Variable) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
+
+
+def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+    if b is None:
+        return y.new_zeros(0)
+    total = -b.to(y.device, y.dtype)
+    for matrix, vector in ((A, x), (B, y)):
+        if matrix is not None:
+            total = total + matrix.to(vector.device, vector.dtype) @ vector
+    return total
+
+
+def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, y: Variable) -> Tensor:
+    if function is None:
+        return y.leaves[0].new_zeros(0)
+    try:
+        arguments = inspect.signature(function).bind(x.value, y.value).args
+    except TypeError:  # a function of y alone
+        arguments = (y.value,)
+    except ValueError:  # a builtin without a signature
+        arguments = (x.value, y.value)
+    like = y.leaves[0]
+    parts = [part.reshape(-1) for part in _tensors(function(*arguments), name, like)]
+    return torch.cat(parts) if parts else like.new_zeros(0)
+
+
+def _tensors(value: Any, name: str, like: Tensor) -> list[Tensor]:
+    """The tensors and numbers in nested dicts and lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, int | float):
+        return [like.new_tensor(float(value))]
+    if not isinstance(value, dict | list | tuple):
+        raise TypeError(
+            f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
+        )
+    items = value.values() if isinstance(value, dict) else value
+    return [tensor for item in items for tensor in _tensors(item, name, like)]
+
+
+def _tensor(value: Any, label: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{label} must be a tensor or a list of numbers, got {value!r}.") from None
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{label} has entries that are NaN or infinite.")
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())

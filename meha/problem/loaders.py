@@ -1,0 +1,456 @@
+"""Source: the batches of a run, without end, and the place of the last one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meha.tensors.checks import check_count
+from meha.tensors.torch_private import pytree
+
+__all__ = [
+    "Accumulated",
+    "BatchSource",
+    "Endless",
+    "MicroBatches",
+    "Together",
+    "position",
+    "random_states",
+    "set_random_states",
+]
+
+
+class BatchSource(Iterator[Any]):
+    """What the steps get: batches without end; None each time when there are none.
+
+    With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
+
+    Attributes:
+        name: which batch the last one was, in words; empty when there are none.
+    """
+
+    def __init__(self, batches: Iterable[Any] | None, remember: bool, *, grouped: bool = False) -> None:
+        self._batches = None if batches is None else Endless(batches)
+        self._own = Owned() if grouped else None
+        self.loader, self.remembers = batches, remember
+        self.place: dict[str, Any] | None = None
+        self.name = ""
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            return None
+        if self.remembers:
+            self.place = {"batches": self._batches.state_dict(), "random": random_states(self.loader)}
+        batch = next(self._batches) if self._own is None else self._own(next(self._batches))
+        self.name = position(self._batches)
+        return batch
+
+    @property
+    def finite(self) -> bool:
+        """Whether the batches may end, and in one process before another."""
+        return isinstance(self.loader, Iterator)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there should be batches, and none ever came."""
+        return self._batches is not None and not self._batches.fruitful
+
+    def find(self, place: Mapping[str, Any] | None) -> Any:
+        """The batch at a place, after which the next ones follow."""
+        if (place is None) != (self._batches is None):
+            before, now = ("none", "some") if place is None else ("some", "none")
+            raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
+        if self._batches is None or place is None:
+            return None
+        self._batches.load_state_dict(place["batches"])
+        set_random_states(place["random"], self.loader)
+        try:
+            return next(self)
+        except StopIteration:
+            raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A loader or callback that can be saved and restored."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+EMPTY = (
+    "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
+    " can be iterated over only once)"
+)
+"""What to do about a loader without batches."""
+
+
+class MicroBatches(tuple[Any, ...]):
+    """Parts of one batch that are processed one at a time to save memory: ``run.step(MicroBatches([first, second]))``.
+
+    An objective is the mean of its values on the parts. If the losses are means and all parts have the same size, this equals
+    the value on the whole batch. Gradients are computed part by part and count as one. Second derivatives (RHG, CG, ...) keep
+    the graphs of all parts.
+
+    >>> import meha
+    >>> problem = meha.Problem(lambda x, y, b: (x * y).sum(), lambda x, y, b: 0.5 * (y - b).square().sum())
+    >>> run = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.ones(1), torch.zeros(1))
+    >>> run.step(MicroBatches([1.0, 3.0]))["lower"]  # at y = 0, the mean of 0.5 and 4.5
+    2.5
+    """
+
+    def __new__(cls, batches: Iterable[Any]) -> Self:
+        if isinstance(batches, Tensor | Mapping):
+            raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
+        parts = super().__new__(cls, batches)
+        if not parts:
+            raise ValueError("batches: MicroBatches is empty; pass at least one batch.")
+        return parts
+
+
+class Endless(Iterator[Any]):
+    """Repeat a loader forever; stop only when a restart yields nothing.
+
+    The position can be saved. If the loader has ``state_dict`` and ``load_state_dict``, they are used. Otherwise the position
+    is the random states at the last restart and the number of batches taken since: restoring it restarts the loader from these
+    states and skips that many batches. The order of the batches may therefore depend only on these random states, and on the
+    number of the pass: where a sampler or a data set has ``set_epoch``, as a DistributedSampler has, each pass calls it.
+
+    Args:
+        loader: an iterable of batches.
+
+    >>> batches = Endless(["a", "b", "c"])
+    >>> [next(batches) for _ in range(5)]
+    ['a', 'b', 'c', 'a', 'b']
+    >>> position = batches.state_dict()
+    >>> next(batches), next(batches)
+    ('c', 'a')
+    >>> batches.load_state_dict(position)
+    >>> next(batches)
+    'c'
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        if not isinstance(loader, Iterable):
+            raise TypeError(f"loader: expected an iterable of batches, got {type(loader).__name__}.")
+        self.loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._start_states: dict[str, Any] = {}
+        self._position, self._epoch = 0, -1
+        self._restored = False
+        self.fruitful = False  # whether it has ever yielded a batch
+
+    def __next__(self) -> Any:
+        if self._restored:
+            self._restart()  # a loader restored at its end yields nothing the first time
+            self._restored = False
+        if self._batches is not None:
+            try:
+                return self._take(self._batches)
+            except StopIteration:
+                pass
+        return self._take(self._restart())
+
+    @property
+    def taken(self) -> int:
+        """Number of batches taken since the loader was last restarted."""
+        return self._position
+
+    def _restart(self) -> Iterator[Any]:
+        fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # saving states takes time and is not needed
+        self._start_states, self._position = {} if fixed else random_states(self.loader), 0
+        self._epoch += 1
+        for name in ("sampler", "batch_sampler", "dataset"):
+            part: Any = getattr(self.loader, name, None)
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
+        self._batches = iter(self.loader)
+        return self._batches
+
+    def _take(self, batches: Iterator[Any]) -> Any:
+        batch = next(batches)
+        self._position += 1
+        self.fruitful = True
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, as plain tensors and numbers."""
+        if isinstance(self.loader, Stateful):
+            return {"loader": self.loader.state_dict()}
+        return {"start_states": self._start_states, "position": self._position, "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position. This uses the random number generators; set their states afterwards."""
+        self._batches = None
+        if isinstance(self.loader, Stateful):
+            self.loader.load_state_dict(state["loader"])
+            self._restored = True
+            return
+        position, self._epoch = state["position"], state.get("epoch", 0)
+        if position:
+            self._epoch -= 1
+            if state["start_states"]:
+                set_random_states(state["start_states"], self.loader)
+            batches = self._restart()
+            for taken in range(position):
+                try:
+                    self._take(batches)
+                except StopIteration:
+                    raise ValueError(
+                        f"batches: ended after {taken}, but the saved position is {position}; pass the same batches as before."
+                    ) from None
+            sampler: Any = getattr(self.loader, "sampler", None)
+            if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
+                found = f"pass {sampler.epoch}, but {self._epoch} was saved"
+                raise ValueError(f"batches: the loader sets its sampler to {found}; give a plain DataLoader instead.")
+
+
+class Together(Iterator[Any]):
+    """Combine one batch of each loader into a named tuple, forever; loaders of any length restart when they end.
+
+    The position can be saved, as that of :class:`Endless`.
+
+    Args:
+        loaders: iterables of batches, by name.
+
+    >>> batches = Together(clean=[1, 2], noisy=["a", "b", "c"])
+    >>> [next(batches) for _ in range(4)]
+    [Batch(clean=1, noisy='a'), Batch(clean=2, noisy='b'), Batch(clean=1, noisy='c'), Batch(clean=2, noisy='a')]
+    >>> next(batches).noisy
+    'b'
+    """
+
+    def __init__(self, **loaders: Iterable[Any]) -> None:
+        if not loaders:
+            raise ValueError("Together: expected loaders by name, as in Together(clean=first, noisy=second); got none.")
+        for name, loader in loaders.items():
+            if not isinstance(loader, Iterable):
+                raise TypeError(f"Together: {name} must be an iterable of batches, got {type(loader).__name__}.")
+        self.loaders = loaders
+        self.parts = {name: Endless(loader) for name, loader in loaders.items()}
+        self._form: Any = namedtuple("Batch", loaders)  # type: ignore[misc]
+
+    def __next__(self) -> Any:
+        return self._form._make([self._next(name, part) for name, part in self.parts.items()])
+
+    def _next(self, name: str, part: Endless) -> Any:
+        try:
+            return next(part)
+        except StopIteration:
+            if part.fruitful:
+                raise
+            raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the positions of all loaders, by name."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the positions of all loaders. This uses the random number generators; set their states afterwards."""
+        if set(state) != set(self.parts):
+            raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self.parts)}; pass the same.")
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+class Owned:
+    """Copies batches once a loader writes into the memory of the batch before, so that several can be kept.
+
+    Attributes:
+        copies: whether that was seen.
+
+    >>> own, buffer = Owned(), torch.zeros(2)
+    >>> own(buffer) is buffer
+    True
+    >>> own(buffer.fill_(1.0)) is buffer
+    False
+    """
+
+    def __init__(self) -> None:
+        self.copies = False
+        self._last: dict[int, tuple[Tensor, int]] = {}  # by place in memory, with the number of writes
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, or a copy."""
+        leaves = pytree.tree_leaves(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()]
+        now = {tensor.data_ptr(): (tensor, tensor._version) for tensor in tensors}
+        for place, (tensor, writes) in now.items():
+            before, earlier = self._last.get(place, (tensor, writes))
+            self.copies = self.copies or before is not tensor or earlier != writes
+        self.copies = self.copies or any(tensor._version != writes for tensor, writes in self._last.values())
+        self._last = now
+        if not self.copies:
+            return batch
+        return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
+
+
+class Accumulated(Iterator[Any]):
+    """Group n successive batches of a loader into :class:`MicroBatches`, forever: ``batches=Accumulated(loader, 4)``.
+
+    A step then averages the objectives over n batches, with the memory of one. The loader restarts when it ends, also within a
+    group; if it yields nothing more, an incomplete group is dropped. The position can be saved, as that of :class:`Endless`.
+
+    Args:
+        loader: an iterable of batches.
+        n: the number of batches per group.
+
+    >>> batches = Accumulated(["a", "b", "c"], 2)
+    >>> next(batches), next(batches)
+    (('a', 'b'), ('c', 'a'))
+    >>> list(Accumulated(iter("abc"), 2))
+    [('a', 'b')]
+    """
+
+    def __init__(self, loader: Iterable[Any], n: int) -> None:
+        check_count("Accumulated: n", n)
+        self.loader, self.n = loader, n
+        self.stream = Endless(loader)
+
+    def __next__(self) -> MicroBatches:
+        own, group = Owned(), []
+        for batch in itertools.islice(self.stream, self.n):
+            group.append(own(batch))
+            if own.copies:
+                raise ValueError(
+                    "batches: the loader writes into the tensors of the batch before, which the group still needs; yield new"
+                    " tensors, such as tensor.clone()."
+                )
+        if len(group) < self.n:
+            raise StopIteration
+        return MicroBatches(group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loader, and n."""
+        return {"n": self.n, "batches": self.stream.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position. This uses the random number generators; set their states afterwards."""
+        if state["n"] != self.n:
+            raise ValueError(f"batches: the state is for Accumulated with n = {state['n']}, got n = {self.n}; pass the same.")
+        self.stream.load_state_dict(state["batches"])
+
+
+def position(batches: Endless) -> str:
+    """Say which batch was taken last, by its number in the current pass through its loader.
+
+    >>> batches = Endless(["a", "b", "c"])
+    >>> _ = [next(batches) for _ in range(5)]
+    >>> position(batches)
+    'batch 2 of this pass'
+    >>> batches = Endless(Together(clean=[1, 2], noisy=["a", "b", "c"]))
+    >>> _ = [next(batches) for _ in range(4)]
+    >>> position(batches)
+    'clean batch 2, noisy batch 1 of this pass'
+    """
+    return f"{_numbered(batches, '')} of this pass"
+
+
+def _numbered(batches: Endless, name: str) -> str:
+    """The number of the last batch of a stream, or those of the streams inside it."""
+    loader = batches.loader
+    if isinstance(loader, Together):
+        return ", ".join(_numbered(part, f"{part_name} ") for part_name, part in loader.parts.items())
+    if isinstance(loader, Accumulated):
+        return f"the {loader.n} batches up to {_numbered(loader.stream, name)}"
+    if isinstance(loader, Endless):
+        return _numbered(loader, name)
+    return f"{name}batch {batches.taken}"
+
+
+def check_resumable(loader: Any, argument: str) -> None:
+    """Raise if the position of the loader cannot be saved and restored."""
+    if isinstance(loader, Together):
+        for name, part in loader.loaders.items():
+            check_resumable(part, f"{argument}: {name}")
+    elif isinstance(loader, Endless | Accumulated):
+        check_resumable(loader.loader, argument)
+    elif isinstance(loader, Stateful):
+        return
+    elif isinstance(loader, Iterator):
+        raise TypeError(
+            f"{argument}: {type(loader).__name__} can be iterated over only once, so a checkpoint cannot restore its position;"
+            " pass a list, a DataLoader or another iterable that restarts, or give it state_dict and load_state_dict."
+        )
+    elif getattr(loader, "persistent_workers", False):
+        raise ValueError(
+            f"{argument}: persistent_workers=True keeps random states in worker processes, where a checkpoint cannot save them;"
+            " pass a DataLoader with persistent_workers=False."
+        )
+
+
+def check_divided(loader: Any) -> None:
+    """Raise if a sampler divides the data among processes, of which each would run for itself."""
+    waiting = [loader]
+    for part in waiting:
+        number = getattr(part, "num_replicas", 1)
+        if isinstance(number, int) and number > 1:
+            raise ValueError(
+                f"group: a sampler divides the batches among {number} processes, but each of them would solve a problem of its"
+                " own; pass solve(..., group=torch.distributed.group.WORLD), or other batches."
+            )
+        inner = [getattr(part, name, None) for name in ("sampler", "batch_sampler", "loader")]
+        inner += part.loaders.values() if isinstance(part, Together) else []
+        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
+
+
+def random_states(loader: Any = None) -> dict[str, Any]:
+    """Return the random states of torch, Python, numpy and the generators inside a loader.
+
+    They are plain tensors, numbers and text, for ``torch.save``.
+
+    >>> states = random_states()
+    >>> drawn = torch.rand(1), random.random(), np.random.rand()
+    >>> set_random_states(states)
+    >>> drawn == (torch.rand(1), random.random(), np.random.rand())
+    True
+    """
+    numpys: dict[str, Any] = dict(np.random.get_state(legacy=False))
+    inner = {name: torch.from_numpy(part) if isinstance(part, np.ndarray) else part for name, part in numpys["state"].items()}
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "python": random.getstate(),
+        "numpy": {**numpys, "state": inner},
+        "loader": [generator.get_state() for generator in _generators(loader)],
+    }
+
+
+def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
+    """Restore the states that :func:`random_states` returned."""
+    torch.set_rng_state(states["torch"])
+    for i, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, i)
+    random.setstate(states["python"])
+    inner = {name: part.numpy() if isinstance(part, Tensor) else part for name, part in states["numpy"]["state"].items()}
+    np.random.set_state({**states["numpy"], "state": inner})
+    generators = _generators(loader)
+    if len(generators) != len(states["loader"]):
+        raise ValueError(
+            f"batches: the state is for {len(states['loader'])} random number generators in the loader, got"
+            f" {len(generators)}; pass the same batches as before."
+        )
+    for generator, state in zip(generators, states["loader"], strict=True):
+        generator.set_state(state)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The random number generators of a loader, its data set, its samplers and the loaders inside it, each once."""
+    generators: list[torch.Generator] = []
+    waiting = [loader]
+    for part in waiting:
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator) and generator not in generators:
+            generators.append(generator)
+        inner = [getattr(part, name, None) for name in ("dataset", "sampler", "batch_sampler", "loader")]
+        inner += part.loaders.values() if isinstance(part, Together) else []
+        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
+    return generators

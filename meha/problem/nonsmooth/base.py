@@ -1,0 +1,261 @@
+"""Base class of non-smooth terms, the zero term, and sums of terms."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.problem.nonsmooth.weights import Weight, declared, per_leaf
+from meha.tensors.variables import Leaves, Variable, copy_, select, short_step, subtract
+
+__all__ = ["NonSmooth", "Sum", "Zero", "joined", "kink", "least", "soft", "split", "total"]
+
+
+_HIDDEN = ("names", "rho", "count")
+"""Attributes that a representation leaves out."""
+
+
+class NonSmooth(ABC):
+    """A term g(x, y), possibly non-smooth in y, whose proximal map in y is known in closed form."""
+
+    rho: float = 0.0
+    """g + rho/2 ||y||^2 is convex in y (0 for convex terms)."""
+
+    separable: bool = False
+    """Whether g is a sum of functions of single coordinates of y."""
+
+    orthant: bool = False
+    """Whether prox of g + indicator(y >= 0) is prox of g after max(y, 0)."""
+
+    quadratic: bool = False
+    """Whether g is quadratic (or linear) in y along its faces."""
+
+    kinked: bool = False
+    """Whether g has a kink wherever a coordinate of y is zero."""
+
+    def __init__(self, part: str | Sequence[str] | None = None) -> None:
+        if part is not None and not isinstance(part, str | list | tuple):
+            raise TypeError(f"{type(self).__name__}: part must be a name or a list of names, got {part!r}.")
+        self.part = part
+        self.names: list[str] = []
+
+    def declared(self, name: str, weight: Weight) -> Weight:
+        """Return a weight of this term unchanged, after a first check."""
+        return declared(type(self).__name__, name, weight)
+
+    def weighted(
+        self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False, signed: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Pair each leaf with its weight, converted to the dtype and device of the leaf."""
+        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar, signed=signed)
+
+    def value(self, x: Any, y: Any) -> Tensor:
+        """g(x, y), differentiable in x."""
+        point = Variable.of(y, "y")
+        parts = [term.value_leaves(x, [point.leaves[i] for i in chosen]) for term, chosen in self.terms(point)]
+        return total(parts) if parts else point.leaves[0].new_zeros(())
+
+    def prox(self, x: Any, y: Any, step: float) -> Any:
+        """argmin_w step * g(x, w) + 0.5 ||w - y||^2, in the structure of y (a module is copied)."""
+        point = Variable.of(y, "y").copy()
+        with torch.no_grad():
+            for term, chosen in self.terms(point):
+                leaves = [point.leaves[i] for i in chosen]
+                term.check_step(step)
+                copy_(leaves, term.prox_leaves(x, leaves, step))
+        return point.detached()
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        """Split the term into terms on separate groups of leaves of ``y``, checked against their shapes."""
+        chosen = select(self.part, y.names, f"{type(self).__name__}: part")
+        self.check([y.leaves[i] for i in chosen])
+        bound = copy.copy(self)
+        bound.names = [y.names[i] for i in chosen]
+        return [(bound, chosen)]
+
+    def check(self, leaves: Leaves) -> None:
+        """Raise if the term does not fit these leaves."""
+
+    def free(self, leaves: Leaves) -> Leaves | None:
+        """The face of a point: masks of the coordinates along which g is twice differentiable there, while the others stay.
+
+        None if the term has no such coordinates in general; second-order methods then refuse it.
+        """
+        return [leaf != 0 for leaf in leaves] if self.kinked else None
+
+    def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
+        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses: what crosses zero becomes zero."""
+        if not self.kinked:
+            return leaves
+        return [torch.where(new * old < 0, 0.0, new) for new, old in zip(leaves, start, strict=True)]
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """The element of least norm of gradient + c * (subdifferential of g in y) + (normal cone of Y).
+
+        Where the subdifferential is not known in closed form, it is approached by the prox with a short step, for which
+        (y - prox(y - step * gradient)) / step is never longer.
+
+        Args:
+            room: for a coordinatewise Y, the coordinates that can decrease and those that can increase; None for whole spaces.
+        """
+        bounds = self.slopes(x, leaves)
+        if bounds is not None:
+            return least(gradient, bounds, c, room)
+        if room is not None:
+            raise ValueError(
+                f"{type(self).__name__}: its subdifferential beside a set Y is not known; define slopes(x, leaves),"
+                " or use diagnostics.prox_residual."
+            )
+        step = short_step(leaves, gradient) / max(c, 1.0)
+        moved = self.prox_leaves(x, [y - step * d for y, d in zip(leaves, gradient, strict=True)], step * c)
+        return [d / step for d in subtract(leaves, moved)]
+
+    def absolute_terms(self, leaves: Leaves) -> Tensor | None:
+        """Linear functions a of y, as one vector, whose absolute values :meth:`epigraph` bounds by further unknowns t.
+
+        None if g cannot be written with such bounds; the default then refuses it together with constraints.
+        """
+        return None
+
+    def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+        """A smooth function of (x, y, t) and inequalities, not positive where they hold, besides -t <= a(y) <= t.
+
+        Its least value over t is g. Weights may be negative, since x need not be in X here.
+        """
+        raise NotImplementedError
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves] | None:
+        """The derivatives of g from the left and from the right in each coordinate; None if unknown or g is not separable."""
+        return None
+
+    def check_step(self, step: float | Tensor) -> None:
+        """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
+        if isinstance(step, Tensor) and self.rho == 0:  # in a traced step; its sign is checked elsewhere
+            return
+        if not step > 0:
+            raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
+        if step * self.rho >= 1:
+            raise ValueError(
+                f"{type(self).__name__}: the proximal map needs step < {1 / self.rho:g} (the term is {self.rho:g}-weakly"
+                f" convex), got {step:g}; take smaller steps or a larger a."
+            )
+
+    def __add__(self, other: NonSmooth) -> Sum:
+        return Sum(self, other)
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={value!r}" for name, value in vars(self).items() if name[0] != "_" and name not in _HIDDEN)
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    @abstractmethod
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        """g on the chosen leaves."""
+
+    @abstractmethod
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        """Proximal map of the chosen leaves; returns new leaves."""
+
+
+class Zero(NonSmooth):
+    """g = 0: the smooth case.
+
+    >>> Zero().prox(None, torch.tensor([3.0]), 0.1)
+    tensor([3.])
+    """
+
+    separable = True
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        return []
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return leaves[0].new_zeros(())
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return leaves
+
+
+class Sum(NonSmooth):
+    """g = g_1 + g_2 + ..., each on separate leaves (two terms on one leaf have no closed-form prox).
+
+    >>> from meha.problem.nonsmooth import L1, Nuclear
+    >>> g = L1(1.0, part="w") + Nuclear(0.5, part="matrix")
+    >>> g.prox(None, {"w": torch.tensor([3.0]), "matrix": torch.eye(2)}, 1.0)
+    {'w': tensor([2.]), 'matrix': tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])}
+    """
+
+    def __init__(self, *members: NonSmooth) -> None:
+        super().__init__()
+        if not members:
+            raise ValueError("Sum: needs at least one term.")
+        for member in members:
+            if not isinstance(member, NonSmooth):
+                raise TypeError(f"Sum: expected terms of meha.nonsmooth, got {type(member).__name__}.")
+        self.members: list[NonSmooth] = []
+        for member in members:
+            self.members += member.members if isinstance(member, Sum) else [member]
+        self.rho = max(member.rho for member in self.members)
+
+    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
+        pairs = [pair for member in self.members for pair in member.terms(y)]
+        taken: dict[int, NonSmooth] = {}
+        for term, chosen in pairs:
+            for i in chosen:
+                if i in taken:
+                    raise ValueError(
+                        f"Sum: {type(taken[i]).__name__} and {type(term).__name__} both act on {y.label(y.names[i])};"
+                        " give them separate parts, or use SparseGroup or ElasticNet."
+                    )
+                taken[i] = term
+        return pairs
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        raise TypeError("Sum: leaves have no names here; use value(x, y) or terms(y).")
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        raise TypeError("Sum: leaves have no names here; use prox(x, y, step) or terms(y).")
+
+
+def least(gradient: Leaves, slopes: tuple[Leaves, Leaves], c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+    """The elements of least size of the intervals gradient + c [left, right], which a bound of Y extends to infinity."""
+    results = []
+    for i, (d, left, right) in enumerate(zip(gradient, *slopes, strict=True)):
+        low, high = d + c * left, d + c * right
+        if room is not None:
+            low, high = torch.where(room[0][i], low, -torch.inf), torch.where(room[1][i], high, torch.inf)
+        results.append(low.clamp(min=0) + high.clamp(max=0))
+    return results
+
+
+def kink(w: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives from both sides of an even function with a kink of slope w at zero, and ``slope`` * sign(y) elsewhere."""
+    there = torch.where(y == 0, w, slope * y.sign())
+    return torch.where(y == 0, -w, there), there
+
+
+def soft(u: Tensor, threshold: Tensor) -> Tensor:
+    """Soft thresholding: the prox of |u|."""
+    return u.sign() * (u.abs() - threshold).clamp(min=0)
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of all entries of all tensors."""
+    result: Tensor = sum(term.sum() for term in terms)  # type: ignore[assignment]
+    return result
+
+
+def joined(leaves: Leaves) -> Tensor:
+    """All leaves as one vector."""
+    return leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def split(vector: Tensor, leaves: Leaves) -> Leaves:
+    """A vector in the shapes of leaves."""
+    pieces = vector.split([leaf.numel() for leaf in leaves])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

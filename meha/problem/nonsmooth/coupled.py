@@ -1,0 +1,196 @@
+"""Terms that couple coordinates: norms of groups, and singular values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.problem.nonsmooth.base import NonSmooth, joined, kink, least, soft, split, total
+from meha.problem.nonsmooth.weights import Groups, Weight, by_size, per_group, read_groups
+from meha.tensors.variables import Leaves
+
+__all__ = ["GroupL2", "Nuclear", "SparseGroup"]
+
+
+class Nuclear(NonSmooth):
+    """g(x, Y) = w * (sum of the singular values of Y), for each matrix leaf; prox: singular values soft-thresholded.
+
+    >>> Nuclear(1.0).prox(None, torch.diag(torch.tensor([3.0, 0.5])), step=1.0)
+    tensor([[2., 0.],
+            [0., 0.]])
+    """
+
+    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = self.declared("weight", weight)
+
+    def check(self, leaves: Leaves) -> None:
+        for leaf in leaves:
+            if leaf.ndim != 2:
+                raise ValueError(f"Nuclear: acts on matrices, got a leaf of shape {tuple(leaf.shape)}; choose a part.")
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        weights = self.weighted(self.weight, x, leaves, scalar=True)
+        return total(w * torch.linalg.svdvals(leaf) for w, leaf in weights)
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        results = []
+        for w, leaf in self.weighted(self.weight, x, leaves, scalar=True):
+            u, s, v = torch.linalg.svd(leaf, full_matrices=False)
+            results.append((u * (s - step * w).clamp(min=0)) @ v)
+        return results
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """w (U V' + W) are the subgradients, with W orthogonal to U and V and of spectral norm at most 1."""
+        results = []
+        for (w, leaf), d in zip(self.weighted(self.weight, x, leaves, scalar=True), gradient, strict=True):
+            u, s, v = torch.linalg.svd(leaf, full_matrices=False)
+            seen = s > max(leaf.shape) * torch.finfo(s.dtype).eps * s.max()
+            u, v = u[:, seen], v[seen]
+            whole = d + c * w * u @ v
+            rest = whole - u @ (u.T @ whole)
+            rest = rest - (rest @ v.T) @ v
+            a, t, b = torch.linalg.svd(rest, full_matrices=False)
+            results.append(whole - rest + (a * (t - c * w).clamp(min=0)) @ b)
+        return results
+
+
+class GroupL2(NonSmooth):
+    """g(x, y) = sum_j w_j ||y^(j)||_2; prox: each group shrunk by max(0, 1 - step * w_j / ||y^(j)||).
+
+    Args:
+        groups: the sizes of contiguous groups (numbers), or the coordinates of each group (lists or index tensors).
+            Coordinates count through all chosen leaves, one after another. Groups may have any sizes and must not overlap;
+            coordinates outside all groups are not penalised.
+        weight: w: one number, or one per group.
+
+    >>> GroupL2([2, 1], weight=1.0).prox(None, torch.tensor([3.0, 4.0, 0.5]), step=1.0)
+    tensor([2.4000, 3.2000, 0.0000])
+    >>> GroupL2([[0, 2], [1]], weight=lambda x: x).value(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0, 4.0]))
+    tensor(7.)
+    """
+
+    orthant = True
+
+    def __init__(self, groups: Groups, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = self.declared("weight", weight)
+        self.groups = groups
+        self._named, self.count = read_groups(type(self).__name__, groups)
+        self._labels = self._named
+
+    def check(self, leaves: Leaves) -> None:
+        size = sum(leaf.numel() for leaf in leaves)
+        name = type(self).__name__
+        named = self._named.numel()
+        if by_size(self.groups) and named != size:
+            raise ValueError(f"{name}: the groups' sizes add up to {named}, but y has {size} coordinates there.")
+        if named > size:
+            raise ValueError(
+                f"{name}: groups name the coordinate {named - 1}, but y has {size} coordinates there (0 to {size - 1})."
+            )
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        vector, labels = self._flatten(leaves)
+        return (per_group(type(self).__name__, self.count, self.weight, x, vector) * self._norms(vector, labels)).sum()
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        vector, labels = self._flatten(leaves)
+        return split(
+            self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
+        )
+
+    def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
+        """The gradient of the norm where a group is not zero; elsewhere a ball, by which the rest is shrunk."""
+        vector, labels = self._flatten(leaves)
+        radius = c * per_group(type(self).__name__, self.count, self.weight, x, vector).expand(self.count)
+        norms = self._norms(vector, labels)
+        factor = torch.where(norms > 0, radius / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
+        smooth = split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)
+        rest = least([d + s for d, s in zip(gradient, smooth, strict=True)], self._kinks(x, leaves), c, room)
+        flat, _ = self._flatten(rest)
+        return split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)
+
+    def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        """The derivatives from both sides of what is separable in the term."""
+        none = [torch.zeros_like(leaf) for leaf in leaves]
+        return none, none
+
+    def free(self, leaves: Leaves) -> Leaves | None:
+        vector, labels = self._flatten(leaves)
+        norms = self._norms(vector, labels)
+        return split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
+
+    def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
+        """Stop a move at zero for each group that turns around on its way."""
+        if self.kinked:
+            return super().cut(leaves, start)
+        (new, labels), (old, _) = self._flatten(leaves), self._flatten(start)
+        along = new.new_zeros(self.count + 1).index_add_(0, labels, new * old)
+        along[self.count] = 0
+        return split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
+
+    def labels(self, size: int) -> Tensor:
+        """The group of each of ``size`` coordinates, on the host; each coordinate in no group has one of its own."""
+        named = self._named.numel()
+        free = torch.where(self._named == self.count, 1, 0).cumsum(0) - 1
+        own = torch.where(self._named == self.count, self.count + free, self._named)
+        after = self.count + int((self._named == self.count).sum())
+        return torch.cat([own, torch.arange(after, after + size - named)])
+
+    def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
+        vector = joined(leaves)
+        if self._labels.device != vector.device or self._labels.numel() != vector.numel():
+            free = torch.full((vector.numel() - self._named.numel(),), self.count)
+            self._labels = torch.cat([self._named, free]).to(vector.device)
+        return vector, self._labels
+
+    def _norms(self, vector: Tensor, labels: Tensor) -> Tensor:
+        """One norm per group; its gradient at zero is zero."""
+        squares = vector.new_zeros(self.count + 1).index_add_(0, labels, vector.square())[: self.count]
+        if not squares.requires_grad:
+            return squares.sqrt()
+        positive = squares > 0
+        return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+
+    def _shrink(self, vector: Tensor, labels: Tensor, threshold: Tensor) -> Tensor:
+        norms = self._norms(vector, labels)
+        factor = torch.where(norms > threshold, 1 - threshold / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
+        return vector * torch.cat([factor, factor.new_ones(1)])[labels]
+
+
+class SparseGroup(GroupL2):
+    """``g(x, y) = sum_i v_i |y_i| + sum_j w_j ||y^(j)||_2``; prox: soft thresholding, then shrinking of the groups.
+
+    Args:
+        groups: as in :class:`GroupL2`.
+        l1: v: one number, or one per coordinate.
+        group: w: one number, or one per group.
+
+    >>> SparseGroup([2, 1], l1=1.0, group=1.0).prox(None, torch.tensor([4.0, 5.0, 1.5]), step=1.0)
+    tensor([2.4000, 3.2000, 0.0000])
+    """
+
+    kinked = True
+
+    def __init__(self, groups: Groups, l1: Weight = 1.0, group: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(groups, group, part)
+        self.l1 = self.declared("l1", l1)
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        sparse = total(w * leaf.abs() for w, leaf in self.weighted(self.l1, x, leaves))
+        return sparse + super().value_leaves(x, leaves)
+
+    def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = [kink(w, leaf, w) for w, leaf in self.weighted(self.l1, x, leaves)]
+        return [left for left, _ in pairs], [right for _, right in pairs]
+
+    def free(self, leaves: Leaves) -> Leaves | None:
+        return [leaf != 0 for leaf in leaves]
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        thresholded = [soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]
+        return super().prox_leaves(x, thresholded, step)

@@ -1,0 +1,439 @@
+"""Functions: F, f and f + g as checked scalar functions of variables."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meha.problem.loaders import MicroBatches
+from meha.problem.problem import Problem, sum_of_parts
+from meha.problem.responses import ResponseTerm
+from meha.tensors.distributed import Group, is_dtensor
+from meha.tensors.gradients import Frozen, Gradient, depends, differentiate, fill, split
+from meha.tensors.torch_private import is_view
+from meha.tensors.variables import Leaves, Variable
+
+__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term", "call_objective"]
+
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+ON_OTHER_DEVICE = re.compile(
+    r"same device|expected device|two devices|"
+    r"\(torch\.[A-Z]\w+\) and weight type \(torch\.cuda|\(torch\.cuda\.\w+\) and weight type \(torch\.[A-Z]"
+)
+"""Matches torch's errors about tensors on different devices."""
+
+
+class Function:
+    """F, f or f + g as a function of variables, ``function(x, y, batch)``, with a checked scalar result.
+
+    Half-precision results, as under ``torch.autocast``, are converted to single precision. With a group, values that are not
+    differentiated are means over its processes; for the others, the oracle takes the means.
+
+    Attributes:
+        half: the dtype of a half-precision result; None if there was none.
+    """
+
+    def __init__(
+        self,
+        level: str,
+        evaluate: Callable[[Variable, Variable, Any], Tensor],
+        device: torch.device,
+        group: Group | None = None,
+    ) -> None:
+        self.level, self._group = level, group
+        self.half: torch.dtype | None = None
+        self._evaluate = evaluate
+        self._device = device
+        self._unseen = True  # the device of results is checked only once, because it takes time
+
+    def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
+        if isinstance(batch, MicroBatches):
+            return torch.stack([self(x, y, part) for part in batch]).mean()
+        torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
+        before = self._sums(x, y)
+        try:
+            if x.sharded or y.sharded:
+                with x.seated(), y.seated():
+                    value = self._evaluate(x, y, batch)
+            else:
+                value = self._evaluate(x, y, batch)
+        except RuntimeError as error:
+            if ON_OTHER_DEVICE.search(str(error)):
+                raise self._elsewhere(batch, f"uses tensors on other devices ({error})") from error
+            if "nference tensor" in str(error):
+                where = "the batch" if any(tensor.is_inference() for tensor in _tensors(batch)) else "the objective"
+                raise ValueError(
+                    f"{self.level}: {where} has a tensor that was made under torch.inference_mode(), through which no gradient"
+                    " can pass; make it outside, or use tensor.clone()."
+                ) from error
+            raise
+        if isinstance(value, Tensor) and value.ndim and value.numel() == 1:
+            value = value.reshape(())
+        if not isinstance(value, Tensor) or value.ndim:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
+        if value.is_complex():
+            raise ValueError(f"{self.level}: must return a real number, got dtype {value.dtype}; take its .real or .abs().")
+        if before != self._sums(x, y):
+            raise ValueError(f"{self.level}: changes x or y in place; compute with a copy, such as y.clone() or y * 0.9.")
+        if self._unseen:
+            if value.device != self._device:
+                raise self._elsewhere(batch, f"returns a tensor on {value.device}")
+            self._unseen = False
+        if value.dtype in HALF:
+            self.half, value = value.dtype, value.float()
+        if self._group is not None and not torch.is_grad_enabled():
+            (value,) = self._group.mean([value])
+        return value
+
+    def _sums(self, x: Variable, y: Variable) -> list[str]:
+        """By which a change of x or y in the first call is seen; nothing later, or where they are divided."""
+        if not self._unseen or self._group is not None:
+            return []
+        leaves = [*x.leaves, *y.leaves]
+        if any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves):
+            return []
+        return [repr(float(leaf.detach().sum())) for leaf in leaves]
+
+    def _elsewhere(self, batch: Any, finding: str) -> ValueError:
+        """The error for tensors of the batch or the objective that are not on the device of x and y."""
+        here = self._device
+        others = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
+        if others:
+            return ValueError(f"batch: has tensors on {', '.join(others)}, but x and y are on {here}; move them there.")
+        return ValueError(f"{self.level}: {finding}, but x and y are on {here}; move its tensors there.")
+
+
+def call_objective(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
+    """An objective of values as a function of variables."""
+
+    def call(x: Variable, y: Variable, batch: Any) -> Tensor:
+        return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
+
+    return call
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a batch: nested dicts, lists and objects with attributes."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors(vars(value))
+
+
+JOINT_LIMIT = 1 << 16
+"""Up to this size of x and y, and without modules, a sum of terms is differentiated in one backward pass."""
+
+
+@dataclass
+class Counts:
+    """Numbers of gradients of F, gradients of f (or f + g) and Hessian-vector products so far."""
+
+    upper: int = 0
+    lower: int = 0
+    hvp: int = 0
+
+    def add(self, other: Counts, times: int) -> None:
+        """Add ``times`` times the counts of ``other``."""
+        self.upper += times * other.upper
+        self.lower += times * other.lower
+        self.hvp += times * other.hvp
+
+
+Term = tuple[float, Function, Variable, Variable]
+"""weight * function(x, y), a summand for :meth:`Oracle.gradient`."""
+
+
+class Oracle:
+    """First and second derivatives of a problem at variables with the structure of ``x`` and ``y``.
+
+    Attributes:
+        upper: F as a function of variables.
+        lower: f.
+        phi: f + g.
+        partial: f + g with y fixed inside g: its gradient in x is that of f + g, its gradient in y that of f.
+        prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
+        project: the projection onto X, with the same signature.
+        selection: the response of the problem; ``lower`` and what is made of it hold its proximal term.
+        counts: gradients and Hessian-vector products computed so far.
+        group: the processes over which objectives and their derivatives are averaged; None for this one alone.
+
+    >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
+    >>> x, y = Variable(torch.tensor([1.0]), "x"), Variable(torch.tensor([3.0]), "y")
+    >>> oracle = Oracle(problem, x, y)
+    >>> values, gradient = oracle.gradient(y, [(2.0, oracle.upper, x, y), (1.0, oracle.lower, x, y)])
+    >>> gradient, oracle.counts
+    ([tensor([6.])], Counts(upper=1, lower=1, hvp=0))
+    """
+
+    def __init__(self, problem: Problem, x: Variable, y: Variable, group: Group | None = None) -> None:
+        self.problem, self.group = problem, group
+        self.counts = Counts()
+        self._device = y.device
+        self.prox = problem._bind_prox(y)
+        self.project = problem._bind_projection(x)
+        self.upper = Function("upper", call_objective(problem.upper), self._device, group)
+        self.response_term = ResponseTerm(problem._selected_response)
+        self._smooth = call_objective(problem.lower)
+        self.lower = Function("lower", self._tied if self.response_term.nearest else self._smooth, self._device, group)
+        self._g = problem.g.terms(y)
+        self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
+        self.partial = Function("lower", self._partial, self._device) if self._g else self.lower
+        self.upper_uses_x = True  # until the first gradient shows otherwise; affects only the counts
+        self._modules = x.has_modules or y.has_modules
+        small = x.numel + y.numel <= JOINT_LIMIT and not self._modules
+        self._joint = (small if problem.joint is None else problem.joint) and not (x.sharded or y.sharded)
+        self._checks = True
+        self._checked: set[tuple[object, ...]] = set()
+
+    def bare(self, *, joint: bool | None = None) -> Oracle:
+        """Return a copy for a traced or recorded step, with new counts, no checks of dependence and no random states.
+
+        Args:
+            joint: whether it takes one backward pass for a sum of terms; None keeps the choice of this one.
+        """
+        other = copy.copy(self)
+        other.counts, other._modules, other._checks = Counts(), False, False
+        other._joint = self._joint if joint is None else joint
+        return other
+
+    def g(self, x: Variable, y: Variable) -> Tensor | float:
+        """Return g(x, y), or 0 if there is no g."""
+        return self._g_at(x, y.current)
+
+    def _g_at(self, x: Variable, leaves: Leaves) -> Tensor | float:
+        return sum(sum_of_parts(term, x.value, [leaves[i] for i in chosen]) for term, chosen in self._g)
+
+    def g_gradient(self, x: Variable, y: Variable) -> Leaves:
+        """Return the gradient of g in x; it does not count as a gradient of f."""
+        with torch.enable_grad():
+            value = self.g(x, y)
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return fill([None] * len(x.leaves), x.leaves)
+        return fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
+
+    def _tied(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        return self._smooth(x, y, batch) + self.response_term.term(x, y)
+
+    def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        return self.lower(x, y, batch) + self.g(x, y)
+
+    def _partial(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        return self.lower(x, y, batch) + self._g_at(x, [leaf.detach() for leaf in y.current])
+
+    def gradient(
+        self, wrt: Variable, terms: list[Term], batch: Any = None, *, strict: bool = True
+    ) -> tuple[list[Tensor], Leaves]:
+        """Return the values of the functions, and the gradient of their weighted sum with respect to ``wrt``."""
+        values, (gradient,) = self.gradients((wrt,), terms, batch, strict=strict)
+        return values, gradient
+
+    def gradients(
+        self,
+        wrt: tuple[Variable, ...],
+        terms: list[Term],
+        batch: Any = None,
+        *,
+        strict: bool = True,
+        own: bool = False,
+    ) -> tuple[list[Tensor], list[Leaves]]:
+        """Return the values of the functions, and the gradients of their weighted sum in each variable of ``wrt``.
+
+        A function counts as one gradient, for any number of variables. Small problems take one backward pass through the sum,
+        because calls dominate their time; networks and larger problems take one pass per term, which keeps the intermediate
+        results of only one term in memory.
+
+        With modules, a function that occurs in several terms, such as f(x, y) - f(x, theta), uses the same random numbers in
+        all of them; otherwise the difference of two dropout masks would swamp that of y and theta.
+
+        Args:
+            wrt: the variables.
+            terms: the weighted functions and their arguments.
+            batch: the batch.
+            strict: refuse functions that do not depend on their variable, instead of treating them as constants; the first
+                gradient of each kind checks it. If F does not depend on x, it is still evaluated, since that may change, but
+                its gradients in x alone are not counted.
+            own: leave values and gradients as this process has them, to combine them before :meth:`average`.
+        """
+        parts = batch if isinstance(batch, MicroBatches) else (batch,)
+        n = len(parts)
+        gradient = Gradient(wrt, joint=self._joint and n == 1)
+        functions = [function for _, function, _, _ in terms]
+        key = (*[variable.argument for variable in wrt], *functions)
+        unchecked = strict and self._checks and key not in self._checked
+        values: list[Tensor] = []
+        used: list[list[bool]] = []
+        reached = False  # whether x has a part in F
+        streams: dict[Function, list[Tensor]] = {}
+        with torch.enable_grad():
+            for weight, function, x, y in terms:
+                if function in streams:
+                    self._set_random(streams[function])  # as at its first evaluation
+                elif self._modules and functions.count(function) > 1:
+                    streams[function] = self._random()
+                with Frozen(wrt, x, y) as sharded, x.seated(), y.seated():
+                    for part in parts:
+                        value = function(x, y, part)
+                        values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
+                        if sharded:
+                            uses = gradient.add_sharded(value, weight / n, x, y, check=unchecked)
+                            used.append(uses)
+                            reached = reached or x not in wrt or (function is self.upper and any(uses[:1]))
+                        elif unchecked:
+                            used.append([depends(value, variable.leaves) for variable in wrt])
+                            reached = reached or (function is self.upper and depends(value, x.leaves))
+                        if value.requires_grad and not sharded:
+                            gradient.add(value, weight / n)
+                        del value  # free its graph before the next one is built
+        self._count(functions, wrt)
+        if n > 1:  # the parts of a term are adjacent
+            values = [torch.stack(values[i : i + n]).mean() for i in range(0, len(values), n)]
+            used = [[any(column) for column in zip(*used[i : i + n], strict=True)] for i in range(0, len(used), n)]
+        if unchecked:
+            self._check_dependence(wrt, terms, used, reached)
+            self._checked.add(key)
+        gradients = split(gradient.result(), wrt)
+        return values, gradients if own else self.average(gradients, wrt, values)
+
+    def average(self, gradients: list[Leaves], wrt: tuple[Variable, ...], values: list[Tensor]) -> list[Leaves]:
+        """Return the means of gradients over the processes, and replace the values in their list by theirs."""
+        if self.group is None:
+            return gradients
+        parts = [part for leaves in gradients for part in leaves]
+        leaves = [leaf for variable in wrt for leaf in variable.leaves]
+        self.group.average(parts, leaves, [done for variable in wrt for done in variable.managed], values)
+        return split(parts, wrt)
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over the processes."""
+        return tensor if self.group is None else self.group.mean([tensor])[0]
+
+    def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
+        for function in functions:
+            if function is not self.upper:
+                self.counts.lower += 1
+            elif self.upper_uses_x or wrt[-1].argument != "x":
+                self.counts.upper += 1
+
+    def _random(self) -> list[Tensor]:
+        """The states of the random number generators of the host and the device."""
+        device = self._device
+        return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+    def _set_random(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.cuda.set_rng_state(state, self._device)
+
+    def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
+        """Return the gradient of a weighted sum of functions with respect to ``wrt``, as part of the graph."""
+        if self.group is not None:
+            raise ValueError(
+                "keep_graph: steps that are kept as graphs are not averaged over processes; leave keep_graph out, or group."
+            )
+        with torch.enable_grad():
+            total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
+            assert isinstance(total, Tensor)
+            self._count([function for _, function, _, _ in terms], (wrt,))
+            return differentiate(total, wrt.leaves)
+
+    def pull_back(
+        self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
+    ) -> tuple[Tensor, list[Leaves]]:
+        """Return the value of a function at (x, last iterate), and its gradients in x and the first iterate.
+
+        Each iterate after the first comes from a traced gradient, and the pass back through it counts as a Hessian-vector
+        product.
+        """
+        wrt = (x, iterates[0])
+        gradient = Gradient(wrt, joint=True)
+        with torch.enable_grad():
+            value = function(x, iterates[-1], batch)
+        if value.requires_grad:
+            gradient.add(value, 1.0)
+        self._count([function], wrt)
+        self.counts.hvp += len(iterates) - 1
+        return value.detach(), split(gradient.result(), wrt)
+
+    def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]], reached: bool) -> None:
+        """Refuse objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
+        simple = self.problem._without_x
+        for (_, function, x, y), uses in zip(terms, used, strict=True):
+            upper = function is self.upper
+            for variable, use in zip(wrt, uses, strict=True):
+                if variable is y and not use and not (upper and reached):
+                    if not upper:
+                        reason = "any y solves the lower level"
+                    elif simple:
+                        reason = "so all solutions of the lower level are as good, and there is no x; minimise lower alone"
+                    else:
+                        reason = "and not on x either, so there is nothing to minimise"
+                    raise ValueError(
+                        f"{function.level}: does not depend on y (or was detached from it); {reason}. Use y in it, without"
+                        " .detach(), .item() or numpy."
+                    )
+                if variable is x and upper and self.upper_uses_x and not use:
+                    self.upper_uses_x = False
+                    self.counts.upper -= len(wrt) == 1
+        only_upper = all(function is self.upper for _, function, _, _ in terms)
+        unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
+        if unused and not only_upper and not self.upper_uses_x and not simple and not self.response_term.moves:
+            raise ValueError(
+                "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one, or leave"
+                " it out: write upper and lower as functions of y alone, and pass x0=None."
+            )
+
+    def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
+        """Return the second derivatives of a weighted sum of functions at one point (x, y)."""
+        return Hessian(self, terms, batch)
+
+
+class Hessian:
+    """Products of second derivatives at one point with vectors, from one graph that the object keeps.
+
+    Attributes:
+        gradient: the gradient of the sum in y.
+    """
+
+    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any) -> None:
+        self._oracle = oracle
+        y = terms[0][3]
+        with torch.enable_grad():
+            total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
+            assert isinstance(total, Tensor)
+            self._first = differentiate(total, y.leaves)
+        (self.gradient,) = oracle.average([[leaf.detach() for leaf in self._first]], (y,), [])
+
+    def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
+        """Return d/dv <grad_y, vector> for each variable v of ``wrt``, by one double backward pass; it is counted."""
+        self._oracle.counts.hvp += 1
+        curved = [(first, part) for first, part in zip(self._first, vector, strict=True) if first.requires_grad]
+        targets = [leaf for variable in wrt for leaf in variable.leaves]
+        products: Sequence[Tensor | None] = [None] * len(targets)
+        if curved:
+            outputs, cotangents = zip(*curved, strict=True)
+            products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
+        for variable, pieces in zip(wrt, split(products, wrt), strict=True):
+            elsewhere = self._oracle.upper_uses_x or self._oracle.response_term.moves
+            if variable.argument == "x" and not elsewhere and all(piece is None for piece in pieces):
+                if self._oracle.problem._without_x:
+                    raise ValueError(
+                        "method: it moves x along a hypergradient, and there is no x (x0=None); use the default, or"
+                        " AdaptiveMEHA()."
+                    )
+                raise ValueError(
+                    "x: neither upper nor the y-gradient of lower depends on it, so it has no influence (or they were detached"
+                    " from it); use x in one."
+                )
+        return self._oracle.average(split(fill(products, targets), wrt), wrt, [])

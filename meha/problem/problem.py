@@ -1,0 +1,353 @@
+"""Problem: F, f, g, X, Y and constraints that couple x and y, stated once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from meha.problem.constants import Constants
+from meha.problem.constraints import Constraint
+from meha.problem.nonsmooth import NonSmooth, Zero
+from meha.problem.responses import Response
+from meha.problem.sets import ConvexSet, NonNegative, Reals
+from meha.tensors.distributed import local, owners, total
+from meha.tensors.variables import Leaves, Variable, copy_
+
+__all__ = ["Problem", "Prox", "sum_of_parts", "takes"]
+
+
+Objective = Callable[..., Tensor]
+
+Map = Callable[[Any, Leaves, float], Leaves]
+
+
+class Prox:
+    """A proximal map or projection bound to a variable: ``prox(x_value, leaves, step)`` changes ``leaves`` in place.
+
+    Args:
+        actions: maps on groups of leaves, applied in this order.
+    """
+
+    def __init__(self, actions: list[tuple[Map, list[int]]]) -> None:
+        self._actions = actions
+        self.identity = not actions
+
+    def __call__(self, x: Any, leaves: Leaves, step: float) -> None:
+        for action, chosen in self._actions:
+            old = local([leaves[i] for i in chosen])
+            copy_(old, action(x, old, step))
+
+    def pull_back(self, x: Any, leaves: Leaves, step: float, cotangent: Leaves) -> Leaves:
+        """Apply the transposed Jacobian of the map at ``leaves`` to ``cotangent``."""
+        with torch.enable_grad():
+            inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+            outputs = list(inputs)
+            for action, chosen in self._actions:
+                for i, new in zip(chosen, action(x, [outputs[i] for i in chosen], step), strict=True):
+                    outputs[i] = new
+            return list(torch.autograd.grad(outputs, inputs, cotangent))
+
+
+class _OfY:
+    """An objective of y alone, or of y and a batch, as one of (x, y), or of (x, y, batch)."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective = objective
+        names = ["x", "y"] if takes(objective, 1) else ["x", "y", "batch"]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __call__(self, x: Any, y: Any, *batch: Any) -> Tensor:
+        return self.objective(y, *batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A bilevel problem: min F(x, y) over x in X and y among the solutions of min_{y in Y} f(x, y) + g(x, y).
+
+    There need not be an x: ``Problem(upper=lambda y: ..., lower=lambda y: ...)``, started with ``x0=None``, chooses among the
+    solutions of one problem the one with the smallest F (simple bilevel optimization).
+
+    Args:
+        upper: F(x, y), a function that returns a scalar tensor. It receives x and y in the form of the start: tensors, dicts
+            or lists of tensors, or modules; and the batch as a third argument, if the run has batches.
+        lower: f(x, y), the smooth part of the lower level, called in the same way.
+        nonsmooth: g(x, y), a term of :mod:`meha.nonsmooth`.
+        x_set: X, a set of :mod:`meha.sets`.
+        y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
+            NonNegative, LinfBall) with a separable g, NonNegative with a group term; other combinations are refused.
+        lower_constraints: h(x, y) <= 0 and equations that y has to satisfy in the lower level, one or several of
+            :mod:`meha.constraints`. The default, :class:`~meha.LVHBA` and :class:`~meha.BiCGAFFA` take them.
+        upper_constraints: those that (x, y) has to satisfy at the solution; the lower level does not know them.
+        response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
+            selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
+            y0, or ``Trained(steps=5, lr=0.1)``, where training leads from a fresh start. Without it, an x that leaves y free
+            lets y fit the data of F directly, and says little about a y that is computed afresh. It belongs to the problem, and
+            not to the method: another response is another problem, with another solution. Methods that cannot follow it refuse
+            it.
+        constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
+        joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
+            time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
+            default for small problems without modules.
+
+    >>> problem = Problem(
+    ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
+    ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
+    ... )
+
+    The solution of y_1 + y_2 = 1 with the smallest norm:
+
+    >>> import meha
+    >>> problem = Problem(upper=lambda y: y.square().sum(), lower=lambda y: (y.sum() - 1).square())
+    >>> solution = meha.solve(problem, None, torch.tensor([3.0, 0.0], dtype=torch.float64))
+    >>> solution.x, solution.y.round(decimals=4)
+    (None, tensor([0.5000, 0.5000], dtype=torch.float64))
+    """
+
+    upper: Objective
+    lower: Objective
+    _: KW_ONLY
+    nonsmooth: NonSmooth | None = None
+    x_set: ConvexSet | None = None
+    y_set: ConvexSet | None = None
+    lower_constraints: Constraint | Sequence[Constraint] = ()
+    upper_constraints: Constraint | Sequence[Constraint] = ()
+    response: Response | Literal["optimistic"] = "optimistic"
+    constants: Constants | None = None
+    joint: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("upper", "lower"):
+            if not callable(getattr(self, name)):
+                got = type(getattr(self, name)).__name__
+                raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {got}.")
+        _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
+        if not (self.response == "optimistic" or isinstance(self.response, Response)):
+            raise TypeError(
+                f'response: expected "optimistic", or a response of meha.responses, such as Nearest(), got {self.response!r}.'
+            )
+        if self.constants is not None and not hasattr(self.constants, "rho_f"):
+            raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")
+        for name in ("x_set", "y_set"):
+            _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
+        for name in ("lower_constraints", "upper_constraints"):
+            value = getattr(self, name)
+            parts = (value,) if isinstance(value, Constraint) else tuple(value) if isinstance(value, Sequence) else (value,)
+            for part in parts:
+                _check_type(name, part, Constraint, "a constraint of meha.constraints, such as Linear(A, B, b)")
+            object.__setattr__(self, name, tuple(part for part in parts if part is not None))
+
+    @property
+    def constraints(self) -> tuple[tuple[Constraint, ...], tuple[Constraint, ...]]:
+        """Those of the lower and of the upper level."""
+        return cast(Any, (self.lower_constraints, self.upper_constraints))
+
+    @property
+    def coupled(self) -> bool:
+        """Whether there are constraints on both levels together."""
+        return any(self.constraints)
+
+    def __repr__(self) -> str:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.repr}
+        changed = {name: value for name, value in values.items() if value not in (None, (), "optimistic")}
+        parts = [f"{name}={getattr(value, '__name__', value)}" for name, value in changed.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    @property
+    def g(self) -> NonSmooth:
+        """The non-smooth term; :class:`~meha.nonsmooth.Zero` if there is none."""
+        return self.nonsmooth if self.nonsmooth is not None else Zero()
+
+    @property
+    def _selected_response(self) -> Response | None:
+        """The selected response; None if y is the best for F."""
+        return self.response if isinstance(self.response, Response) else None
+
+    @property
+    def needs_batch(self) -> bool:
+        """Whether an objective cannot be called as ``objective(x, y)``."""
+        return not (takes(self.upper, 2) and takes(self.lower, 2))
+
+    @property
+    def _without_x(self) -> bool:
+        """Whether there is no x: the problem is one that :meth:`_with_dummy_x` returned for ``x = None``."""
+        return isinstance(self.upper, _OfY)
+
+    def _with_dummy_x(self, x: Any, y: Variable) -> tuple[Problem, Any]:
+        """The problem as one of x and y, and x: both as they are or, for ``x = None``, with an x that nothing depends on.
+
+        Raises:
+            TypeError, ValueError: the objectives do not fit an x that is there, or one that is not.
+        """
+        if x is not None:
+            for name, objective in (("upper", self.upper), ("lower", self.lower)):
+                if takes(objective, 1) and not takes(objective, 2) and not takes(objective, 3):
+                    raise TypeError(
+                        f"{name}: takes y alone, but there is an x0; pass x0=None, or write it as a function of (x, y)."
+                    )
+            return self, x
+        if self.x_set is not None:
+            raise ValueError(f"x_set: is {self.x_set!r}, but there is no x (x0=None); leave it out, or pass x0.")
+        if self._selected_response is not None:
+            raise ValueError(
+                f"response: is {self.response!r}, but there is no x (x0=None), and the lower level alone would decide; leave it"
+                " out, so that F chooses y."
+            )
+        none = torch.zeros(1, dtype=y.leaves[0].dtype, device=y.device)
+        if self._without_x:
+            return self, none
+        return dataclasses.replace(self, upper=_OfY(self.upper), lower=_OfY(self.lower)), none
+
+    def _bind_projection(self, x: Variable) -> Prox:
+        """The projection on X for the leaves of ``x``."""
+        constraints = _constraints(self.x_set, x)
+        for part, chosen in constraints:
+            _check_parts("x_set", part, x, chosen, apart=part.coordinatewise)
+        return Prox([(_projection(part), chosen) for part, chosen in constraints])
+
+    def _bind_prox(self, y: Variable) -> Prox:
+        """The proximal map of g(x, .) + indicator of Y for the leaves of ``y``."""
+        terms = self.g.terms(y)
+        for term, chosen in terms:
+            _check_parts("nonsmooth", term, y, chosen, apart=term.separable)
+        for part, chosen in _constraints(self.y_set, y):
+            _check_parts("y_set", part, y, chosen, apart=part.coordinatewise)
+        before: list[tuple[Map, list[int]]] = []
+        after: list[tuple[Map, list[int]]] = []
+        for part, held in _constraints(self.y_set, y):
+            meeting = [(term, chosen) for term, chosen in terms if set(held) & set(chosen)]
+            first = []
+            for term, chosen in meeting:
+                if term.orthant and isinstance(part, NonNegative):
+                    first += [i for i in held if i in chosen]
+                elif not (term.separable and part.coordinatewise):
+                    raise ValueError(_no_closed_form(part, term))
+            # Only NonNegative is ever split, and it acts on each leaf separately.
+            before += [(_projection(part), first)] if first else []
+            last = [i for i in held if i not in first]
+            after += [(_projection(part), last)] if last else []
+        return Prox([*before, *((_proximal(term), chosen) for term, chosen in terms), *after])
+
+    def _project_start(self, x: Variable, y: Variable) -> None:
+        """Move x into X and y into Y, unless they are there or are parameters of modules."""
+        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+            variable.check_finite()
+            if domain is None or variable.has_modules or variable.divided or domain.holds(variable):
+                continue
+            with torch.no_grad():
+                parts = [(_projection(part), chosen) for part, chosen in _constraints(domain, variable)]
+                Prox(parts)(None, variable.leaves, 1.0)
+
+    def _check_start(self, x: Variable, y: Variable) -> None:
+        """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""
+        if x.device != y.device:
+            raise ValueError(f"x is on {x.device} and y on {y.device}; move both to one device, such as y.to(x.device).")
+        if {id(leaf) for leaf in x.leaves} & {id(leaf) for leaf in y.leaves}:
+            raise ValueError("x and y share parameters; each tensor must belong to one level.")
+        self._bind_projection(x)
+        self._bind_prox(y)
+        if y.divided and self._selected_response is not None:
+            raise ValueError(
+                f"response: is {self.response!r}, but y is divided among processes, where no method follows it; leave it out,"
+                " or do not shard y."
+            )
+        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+            variable.check_finite()
+            if domain is not None and not domain.holds(variable):
+                upper = variable.argument.upper()
+                raise ValueError(
+                    f"{variable.argument}0 is not in {upper} = {domain!r}; start from"
+                    f" {variable.argument}_set.project({variable.argument}0)."
+                )
+        for constraint in itertools.chain(*self.constraints):
+            constraint.check(x, y)
+        for term, chosen in self.g.terms(y):
+            with torch.no_grad():
+                value = sum_of_parts(term, x.value, [y.leaves[i] for i in chosen])
+            if not bool(torch.isfinite(value)):
+                raise ValueError(
+                    f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
+                    " (y0 >= 0 for NonNegativeL1) and with finite weights."
+                )
+
+
+def sum_of_parts(term: NonSmooth, x: Any, leaves: Leaves) -> Tensor:
+    """The value of a term; of leaves that are divided, the sum over those who hold parts.
+
+    Its gradient in x is that of the parts here times the number of parts, so that the mean over the processes is that of g.
+    """
+    value = term.value_leaves(x, local(leaves))
+    groups = owners(leaves[0])
+    if not groups:
+        return value
+    scaled = value * math.prod(group.size() for group in groups)
+    return scaled + (total([value.detach()], leaves[:1]) - scaled).detach()
+
+
+def takes(objective: Objective, count: int) -> bool:
+    """Whether an objective can be called with this number of arguments."""
+    try:
+        inspect.signature(objective).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin without a signature
+        return True
+    return True
+
+
+def _projection(part: ConvexSet) -> Map:
+    return lambda x, leaves, step: part.project_leaves(leaves)
+
+
+def _proximal(term: NonSmooth) -> Map:
+    def prox(x: Any, leaves: Leaves, step: float) -> Leaves:
+        term.check_step(step)
+        return term.prox_leaves(x, leaves, step)
+
+    return prox
+
+
+def _constraints(domain: ConvexSet | None, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+    if domain is None:
+        return []
+    return [(part, chosen) for part, chosen in domain.parts(variable) if not isinstance(part, Reals)]
+
+
+def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int], *, apart: bool) -> None:
+    """Refuse what mixes numbers of which this process holds only a part, or has an entry for each of them."""
+    divided = [i for i in chosen if owners(variable.leaves[i])]
+    if not divided:
+        return
+    name, whose = type(part).__name__, variable.argument
+    if not apart or len({tuple(owners(variable.leaves[i])) for i in chosen}) > 1:
+        raise ValueError(
+            f"{argument}: {name} mixes numbers of {whose}, which is divided among processes; use one that acts on each number"
+            f" by itself (such as Box, NonNegative or L1), or do not shard {whose}."
+        )
+    entries = [key for key, value in vars(part).items() if isinstance(value, Tensor) and value.numel() > 1]
+    if entries:
+        raise ValueError(
+            f"{argument}: {name} has an entry of {entries[0]} for each number of {whose}, which is divided among processes;"
+            f" give one number for all, or do not shard {whose}."
+        )
+
+
+def _no_closed_form(part: ConvexSet, term: NonSmooth) -> str:
+    return (
+        f"y_set and nonsmooth: the proximal map of {type(term).__name__} plus the indicator of {type(part).__name__} has no"
+        " closed form here. Exact ones exist for intervals (Box, NonNegative, LinfBall) with L1, ElasticNet, SCAD, MCP or"
+        " NonNegativeL1, and for NonNegative with GroupL2 or SparseGroup; or let the set and the term act on different leaves."
+    )
+
+
+def _check_type(name: str, value: Any, kind: type, example: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name}: expected {example}, got {type(value).__name__}.")

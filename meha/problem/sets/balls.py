@@ -1,0 +1,154 @@
+"""Balls of three norms, and the simplex."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meha.problem.sets.base import Bound, Face, FlatSet, check_vector, reached, split, to_tensors
+from meha.tensors.checks import check_positive
+from meha.tensors.variables import Leaves, Variable, inner, norm
+
+__all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Ball(FlatSet):
+    radius: float = 1.0
+    center: Bound = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive(f"{type(self).__name__}: radius", self.radius)
+        to_tensors(self, "center")
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        check_vector(self.center, variable, chosen, f"{type(self).__name__}: center")
+
+    def project_vector(self, z: Tensor) -> Tensor:
+        center = _vector_like(self.center, z)
+        return center + self._project_centered(z - center)
+
+    @abstractmethod
+    def _project_centered(self, z: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class L2Ball(_Ball):
+    """{z : ||z - center||_2 <= radius}.
+
+    Args:
+        radius: positive.
+        center: a number or a vector with one entry per coordinate of the variable.
+
+    >>> L2Ball(1.0).project(torch.tensor([3.0, 4.0]))
+    tensor([0.6000, 0.8000])
+    """
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        inside = norm([z.detach()]) <= self.radius
+        far = torch.where(inside, torch.ones_like(z), z)  # avoids 0 / 0 in a derivative at the centre
+        unit = far / far.abs().max()  # its norm cannot overflow
+        return torch.where(inside, z, unit * (self.radius / norm([unit])))
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        outside = z - _vector_like(self.center, z)
+        size = norm([outside])
+        unit = outside / size.clamp(min=torch.finfo(z.dtype).tiny)
+        outward = inner([unit], [d]).clamp(min=0)
+        return d - torch.where(reached(size, self.radius, z), outward, 0.0) * unit
+
+
+@dataclass(frozen=True, eq=False)
+class L1Ball(_Ball):
+    """{z : ||z - center||_1 <= radius}; projection: soft thresholding at a level found by sorting.
+
+    >>> L1Ball(1.0).project(torch.tensor([2.0, -1.0]))
+    tensor([1., 0.])
+    """
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        size = z.abs()
+        inside = size.sum() <= self.radius
+        return torch.where(inside, z, z.sign() * _project_simplex(size, self.radius))
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        """On the boundary, the sizes of the coordinates of z + d must not grow in sum."""
+        outside = z - _vector_like(self.center, z)
+        if not bool(reached(outside.abs().sum(), self.radius, z)):
+            return d
+        free = outside != 0
+        growth = torch.where(free, outside.sign() * d, d.abs())
+        t = _level(growth[free], growth[~free]).clamp(min=0)
+        return torch.where(free, d - t * outside.sign(), d.sign() * (d.abs() - t).clamp(min=0))
+
+
+@dataclass(frozen=True, eq=False)
+class LinfBall(_Ball):
+    """``{z : max_i |z_i - center_i| <= radius}``.
+
+    >>> LinfBall(1.0).project(torch.tensor([2.0, -0.5]))
+    tensor([ 1.0000, -0.5000])
+    """
+
+    coordinatewise = True
+
+    def face(self, leaves: Leaves) -> Face:
+        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        center = _vector_like(self.center, z)
+        low, high = center - self.radius, center + self.radius
+        return Face(split((z > low) & (z < high), leaves))
+
+    def _project_centered(self, z: Tensor) -> Tensor:
+        return z.clamp(-self.radius, self.radius)
+
+
+@dataclass(frozen=True, eq=False)
+class Simplex(FlatSet):
+    """{z : z >= 0, sum z = total}.
+
+    >>> Simplex().project(torch.tensor([1.0, 1.0]))
+    tensor([0.5000, 0.5000])
+    """
+
+    total: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("Simplex: total", self.total)
+
+    def face(self, leaves: Leaves) -> Face:
+        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        return Face([leaf > 0 for leaf in leaves], torch.ones_like(z)[None])
+
+    def project_vector(self, z: Tensor) -> Tensor:
+        return _project_simplex(z, self.total)
+
+    def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
+        free = z > 0
+        shifted = d - _level(d[free], d[~free])
+        return torch.where(free, shifted, shifted.clamp(min=0))
+
+
+def _project_simplex(z: Tensor, total: float) -> Tensor:
+    """max(z - t, 0) with the level t at which the entries sum to ``total``."""
+    z = z - z.max()  # changes only rounding
+    ordered = z.sort(descending=True).values
+    rank = torch.arange(1, z.numel() + 1, dtype=z.dtype, device=z.device)
+    levels = (ordered.cumsum(0) - total) / rank
+    positive = (ordered > levels).sum().clamp(min=1).reshape(1)  # at least one, unless z is NaN
+    return (z - levels.gather(0, positive - 1)).clamp(min=0)
+
+
+def _level(free: Tensor, held: Tensor) -> Tensor:
+    """The level t with sum(free - t) + sum(max(held - t, 0)) = 0; ``free`` is not empty."""
+    ordered = held.sort(descending=True).values
+    sums = free.sum() + torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
+    levels = sums / torch.arange(free.numel(), free.numel() + sums.numel(), dtype=free.dtype, device=free.device)
+    above = (ordered > levels[:-1]).sum()  # the largest entries of held lie above the level
+    return levels[above]
+
+
+def _vector_like(value: Bound, z: Tensor) -> Bound:
+    return value.reshape(-1).to(z) if isinstance(value, Tensor) and value.ndim else value

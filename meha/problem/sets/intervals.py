@@ -1,0 +1,110 @@
+"""Products of intervals, one per coordinate: the whole space, boxes and the non-negative orthant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meha.problem.sets.base import Bound, ConvexSet, Face, to_tensors
+from meha.tensors.variables import Leaves, Variable
+
+__all__ = ["Box", "NonNegative", "Reals"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reals(ConvexSet):
+    """The whole space.
+
+    >>> Reals().project(torch.tensor([-1.0, 2.0]))
+    tensor([-1.,  2.])
+    """
+
+    coordinatewise = True
+
+    def face(self, leaves: Leaves) -> Face:
+        return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves])
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        return leaves
+
+
+@dataclass(frozen=True, eq=False)
+class Box(ConvexSet):
+    """{z : low <= z <= high}, coordinate by coordinate; projection clip(z, low, high).
+
+    Args:
+        low, high: numbers, or tensors that broadcast to the variable; infinite bounds are allowed.
+
+    >>> Box(0.0, 1.0).project(torch.tensor([-1.0, 0.5, 2.0]))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+
+    low: Bound
+    high: Bound
+
+    coordinatewise = True
+
+    def __post_init__(self) -> None:
+        to_tensors(self, "low", "high")
+        low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
+        try:
+            ordered = bool((low <= high).all())
+        except RuntimeError:
+            shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
+            raise ValueError(f"Box: low and high have shapes {shapes}, which do not broadcast.") from None
+        if not ordered:
+            raise ValueError(f"Box: low must not exceed high in any coordinate, got low={self.low}, high={self.high}.")
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        for i in chosen:
+            for name, bound in (("low", self.low), ("high", self.high)):
+                _check_broadcast(bound, variable, i, f"{type(self).__name__}: {name}")
+
+    def face(self, leaves: Leaves) -> Face:
+        return Face([(leaf > _bound(self.low, leaf)) & (leaf < _bound(self.high, leaf)) for leaf in leaves])
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        return [_clip(leaf, self.low, self.high) for leaf in leaves]
+
+
+@dataclass(frozen=True, eq=False)
+class NonNegative(ConvexSet):
+    """{z : z >= 0}; projection max(z, 0).
+
+    >>> NonNegative().project(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    coordinatewise = True
+
+    def face(self, leaves: Leaves) -> Face:
+        return Face([leaf > 0 for leaf in leaves])
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        return [leaf.clamp(min=0) for leaf in leaves]
+
+
+def _bound(value: Bound, leaf: Tensor) -> Bound:
+    return value.to(leaf) if isinstance(value, Tensor) else value
+
+
+def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        return torch.clamp(leaf, torch.as_tensor(low).to(leaf), torch.as_tensor(high).to(leaf))
+    return leaf.clamp(low, high)
+
+
+def _check_broadcast(value: Bound, variable: Variable, index: int, label: str) -> None:
+    shape = tuple(torch.as_tensor(value).shape)
+    target = tuple(variable.leaves[index].shape)
+    try:
+        fits = torch.broadcast_shapes(shape, target) == torch.Size(target)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{label} has shape {shape}, which does not broadcast to {variable.label(variable.names[index])}"
+            f" of shape {target}; for a different bound per leaf use Product."
+        )

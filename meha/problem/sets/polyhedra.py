@@ -1,0 +1,175 @@
+"""Sets given by several linear inequalities and equations, and intersections of sets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meha.numerics.quadratic_program import Array, feasible, solve_program
+from meha.problem.sets.base import ConvexSet, Face, FlatSet, Product, check_vector, to_tensors
+from meha.tensors.variables import Leaves, Variable, norm
+
+__all__ = ["Intersection", "Polyhedron"]
+
+
+EMPTY = 1e-6
+"""Violation, with rows scaled to length 1, beyond which the inequalities are taken to contradict each other."""
+
+ON_FACE = 1e-8
+"""Slack, relative to 1 + |b| and with rows scaled to length 1, up to which a row holds with equality."""
+
+ROUNDS = 10_000
+"""Largest number of rounds of Dykstra's method."""
+
+ACCURACY = 1e-10
+"""Change in a round, relative to 1 + ||z||, at which Dykstra's method stops."""
+
+
+@dataclass(frozen=True, eq=False)
+class Polyhedron(FlatSet):
+    """{z : A z <= b, A_eq z = b_eq}.
+
+    The projection is that of a quadratic program, solved to rounding in double precision on the CPU: by an interior point
+    method, which finds the active rows, and by the equations of these. It is differentiated with the active rows held fast.
+
+    Args:
+        A, b: inequalities, one row each.
+        A_eq, b_eq: equations; rows may depend on each other.
+
+    >>> triangle = Polyhedron([[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]], [1.0, 0.0, 0.0])
+    >>> triangle.project(torch.tensor([2.0, 1.0]))
+    tensor([1., 0.])
+    """
+
+    A: Tensor | None = None
+    b: Tensor | None = None
+    A_eq: Tensor | None = None
+    b_eq: Tensor | None = None
+    arrays: tuple[Array, Array, Array, Array] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        to_tensors(self, *(name for name in ("A", "b", "A_eq", "b_eq") if getattr(self, name) is not None))
+        widths = {matrix.shape[-1] for matrix in (self.A, self.A_eq) if matrix is not None}
+        for matrix, right, names in ((self.A, self.b, ("A", "b")), (self.A_eq, self.b_eq, ("A_eq", "b_eq"))):
+            if (matrix is None) != (right is None):
+                raise ValueError(f"Polyhedron: {names[0]} and {names[1]} belong together; give both, or neither.")
+            if matrix is not None and right is not None and (matrix.ndim != 2 or right.shape != matrix.shape[:1]):
+                raise ValueError(
+                    f"Polyhedron: {names[0]} must be a matrix and {names[1]} have one entry per row, got shapes"
+                    f" {tuple(matrix.shape)} and {tuple(right.shape)}."
+                )
+        if len(widths) != 1:
+            raise ValueError(
+                f"Polyhedron: give A and b, A_eq and b_eq, or all four with as many columns, got columns {sorted(widths)}."
+            )
+        arrays = (*_arrays(self.A, self.b, *widths), *_arrays(self.A_eq, self.b_eq, *widths))
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise ValueError("Polyhedron: A, b, A_eq and b_eq must be finite; leave out rows without a bound.")
+        object.__setattr__(self, "arrays", arrays)
+        origin = np.zeros(arrays[0].shape[1])
+        known = solve_program(np.eye(len(origin)), origin, *arrays).solved
+        violation = 0.0 if known else feasible(*arrays, origin)[1]
+        if violation > EMPTY:
+            raise ValueError(
+                f"Polyhedron: is empty: every point violates a row by {violation:.1e} or more; check the signs (A z <= b)."
+            )
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        matrix = self.A if self.A is not None else self.A_eq
+        assert matrix is not None
+        check_vector(matrix[0], variable, chosen, "Polyhedron: a row", scalar=False)
+
+    def project_vector(self, z: Tensor) -> Tensor:
+        A, b, C, d = self.arrays
+        point = z.detach().double().cpu().numpy()
+        answer = solve_program(np.eye(len(point)), -point, A, b, C, d)
+        active = answer.lam > 0
+        rows = torch.from_numpy(np.vstack([A[active], C])).to(z.device)
+        nearest = torch.from_numpy(answer.z).to(z)
+        if not z.requires_grad:
+            return nearest
+        kept = z if not len(rows) else z - (torch.linalg.pinv(rows) @ rows).to(z) @ z
+        return nearest + kept - kept.detach()
+
+    def face(self, leaves: Leaves) -> Face:
+        A, b, C, _ = self.arrays
+        z = torch.cat([leaf.detach().reshape(-1) for leaf in leaves]).double().cpu().numpy()
+        lengths = np.maximum(np.sqrt((A * A).sum(axis=1)), np.finfo(float).tiny)
+        tight = (b - A @ z) / lengths <= max(ON_FACE, float(np.sqrt(torch.finfo(leaves[0].dtype).eps))) * (
+            1 + np.abs(b) / lengths
+        )
+        rows = np.vstack([A[tight], C])
+        free = [torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves]
+        return Face(free, torch.from_numpy(rows).to(leaves[0]) if len(rows) else None)
+
+
+class Intersection(ConvexSet):
+    """The points that several sets have in common.
+
+    The projection is Dykstra's: projections on the sets in turn, each with the correction of its last turn, until a round
+    changes the point by less than 1e-10 (1 + ||z||), or by rounding in single precision, and each set contains it to that
+    accuracy. Polyhedra, boxes and half-spaces alone are better stated as one :class:`Polyhedron`, whose projection is exact.
+
+    >>> from meha.problem.sets import Box, L2Ball
+    >>> Intersection(Box(0.5, 1.0), L2Ball(1.0)).project(torch.tensor([2.0, 0.0])).round(decimals=4)
+    tensor([0.8660, 0.5000])
+    """
+
+    def __init__(self, *sets: ConvexSet) -> None:
+        if len(sets) < 2:
+            raise ValueError(f"Intersection: expected two sets or more, got {len(sets)}.")
+        for member in sets:
+            if not isinstance(member, ConvexSet):
+                raise TypeError(f"Intersection: expected sets of meha.sets, got {type(member).__name__}.")
+            if isinstance(member, Product):
+                raise TypeError("Intersection: a Product names leaves; put the Intersection inside the Product instead.")
+        self.sets = sets
+        self.coordinatewise = all(member.coordinatewise for member in sets)
+
+    def __repr__(self) -> str:
+        return f"Intersection({', '.join(repr(member) for member in self.sets)})"
+
+    def check(self, variable: Variable, chosen: list[int]) -> None:
+        for member in self.sets:
+            member.check(variable, chosen)
+
+    def project_leaves(self, leaves: Leaves) -> Leaves:
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+        corrections = [[torch.zeros_like(leaf) for leaf in leaves] for _ in self.sets]
+        point = leaves
+        for _ in range(ROUNDS):
+            before, far = point, 0.0
+            for i, member in enumerate(self.sets):
+                start = [p + c for p, c in zip(point, corrections[i], strict=True)]
+                new = member.project_leaves(start)
+                corrections[i] = [s - n for s, n in zip(start, new, strict=True)]
+                far = max(far, _distance(point, new))
+                point = new
+            limit = max(ACCURACY, math.sqrt(len(self.sets)) * 2 * eps) * (1 + float(norm(point).detach()))
+            if max(far, _distance(before, point)) <= limit:
+                break
+        return point
+
+    def face(self, leaves: Leaves) -> Face | None:
+        faces = [member.face(leaves) for member in self.sets]
+        if any(face is None for face in faces):
+            return None
+        known = [face for face in faces if face is not None]
+        free = [torch.stack(masks).all(dim=0) for masks in zip(*(face.free for face in known), strict=True)]
+        rows = [face.rows for face in known if face.rows is not None]
+        return Face(free, torch.cat(rows) if rows else None)
+
+
+def _distance(a: Leaves, b: Leaves) -> float:
+    with torch.no_grad():
+        return float(norm([p - q for p, q in zip(a, b, strict=True)]))
+
+
+def _arrays(matrix: Tensor | None, right: Tensor | None, width: int) -> tuple[Array, Array]:
+    if matrix is None or right is None:
+        return np.zeros((0, width)), np.zeros(0)
+    return matrix.detach().double().cpu().numpy(), right.detach().double().cpu().numpy()

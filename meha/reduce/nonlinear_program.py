@@ -1,0 +1,389 @@
+"""A coupled problem as functions of one long vector (x, y): F, f and all constraints, with first to third derivatives.
+
+The sets X and Y become rows of the constraints. Functions that are quadratic are recognised, and cost nothing afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meha.numerics.quadratic_program import Array
+from meha.problem.constraints import Constraint
+from meha.problem.oracle import Oracle
+from meha.reduce.epigraph import Epigraph
+from meha.reduce.sets_as_constraints import set_as_constraints
+from meha.tensors.variables import Leaves, Variable
+from meha.tensors.vectors import Flat
+
+__all__ = ["ConstraintRows", "NonlinearProgram"]
+
+
+PROBES = 12
+"""Points at which a function is compared with its quadratic model."""
+
+QUADRATIC = 1e6
+"""Rounding errors, relative to the size of a function and its model, within which both agree."""
+
+COARSE = 1e-4
+"""Largest of these tolerances, which single precision needs."""
+
+REACH = 3.0
+"""Size of the coordinates of these points, beyond that of the start."""
+
+LARGEST = 1 << 27
+"""Numbers in the Hessians of all functions, beyond which a problem is refused."""
+
+MEMORY = 1000
+"""Points at which values are remembered."""
+
+
+Part = Callable[[Variable, Variable, Tensor], Tensor]
+"""Some of the functions: of x, y, and the bounds of the kinks of g."""
+
+
+@dataclass(frozen=True)
+class ConstraintRows:
+    """Where the functions of one kind are in the list of all."""
+
+    F: int
+    f: int
+    lower: slice
+    lower_equations: slice
+    upper: slice
+    upper_equations: slice
+
+
+class NonlinearProgram:
+    """All functions of a coupled problem, stacked: F, f, h, e (lower level), G, E (upper level).
+
+    Args:
+        oracle: its problem has the objectives, and its counts are kept.
+        x, y: the variables, which give structure and the point around which quadratic functions are recognised.
+
+    Attributes:
+        n, m: the sizes of x, and of y with the unknowns that bound the kinks of g.
+        rows: where which function is.
+        names: a name for each function, for reports.
+        quadratic: which of them are quadratic (or linear).
+        linear: which are linear.
+        eps: the rounding error of a number.
+    """
+
+    def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
+        self.oracle = oracle
+        self.flat = Flat(x), Flat(y)
+        self.lifting = Epigraph(oracle.problem, y)
+        self.n, self.m = x.numel, y.numel + self.lifting.size
+        self._parts, self.names, self.rows = self._list(oracle, x, y)
+        self.dtype = self._precision()
+        self.eps = torch.finfo(self.dtype).eps
+        self._known: dict[bytes, Array] = {}
+        self._last: tuple[bytes, Array] = b"", np.zeros(0)
+        self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
+        start = self.read()
+        size = len(start)
+        with torch.no_grad():
+            self._sizes = [part(x, y, self.lifting.start(y)).numel() for part in self._parts]
+        values = self.call(start)
+        self.count = len(values)
+        if self.count * size**2 > LARGEST:
+            raise ValueError(
+                f"constraints: with {size} unknowns and {self.count - 2} rows the problem is too large for a method that takes"
+                " Hessians of all functions; use BiCGAFFA()."
+            )
+        self.quadratic = self.linear = np.zeros(self.count, dtype=bool)
+        self._gradient0, self._hessian0 = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+        self._recognise(start, values)
+
+    def read(self) -> Array:
+        """The variables as one vector, with the least bounds of the kinks of g."""
+        with torch.no_grad():
+            parts = [*(flat.read() for flat in self.flat), self.lifting.start(self.flat[1].variable)]
+        return np.concatenate([part.detach().double().cpu().numpy() for part in parts])
+
+    def write(self, z: Array) -> None:
+        """Put a vector into the variables."""
+        end = len(z) - self.lifting.size
+        for flat, part in zip(self.flat, (z[: self.n], z[self.n : end]), strict=True):
+            flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
+
+    def forget(self) -> None:
+        """Forget all values, so that what follows does not depend on what came before."""
+        self._known.clear()
+        self._last = b"", np.zeros(0)
+
+    # Functions
+
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], ConstraintRows]:
+        """The groups of functions, each a call; the names of the functions; and where they are."""
+        problem = oracle.problem
+        lower, upper = problem.constraints
+        groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
+        names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
+        levels = (("h", "e", "lower_constraints", lower), ("G", "E", "upper_constraints", upper))
+        for inequality, equation, argument, constraints in levels:
+            for k, constraint in enumerate(constraints):
+                label = argument if len(constraints) == 1 else f"{argument}[{k}]"
+                for kind, which in ((inequality, 0), (equation, 1)):
+                    with torch.no_grad():
+                        size = len(constraint.values(x, y)[which])
+                    if size:
+                        groups[kind].append(partial(_side, constraint, which))
+                        mark = " (equation)" if which else ""
+                        names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
+        for inequality, equation, variable, domain in (("G", "E", x, problem.x_set), ("h", "e", y, problem.y_set)):
+            if domain is None:
+                continue
+            for kind, call, size in set_as_constraints(domain, variable):
+                key = inequality if kind == "inequality" else equation
+                groups[key].append(partial(_of_one, variable.argument, call))
+                names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
+        lifting = self.lifting
+        with torch.no_grad():
+            kinks = len(lifting.rows(x, y, lifting.start(y)))
+        if kinks:
+            groups["h"].append(lifting.rows)
+            names["h"] += [f"nonsmooth row {i}" for i in range(kinks)]
+        calls: list[Part] = [
+            lambda x, y, t: oracle.upper(x, y),
+            lambda x, y, t: oracle.lower(x, y) + lifting.value(x, y, t),
+        ]
+        ends = [2]
+        for kind in ("h", "e", "G", "E"):
+            calls += groups[kind]
+            ends.append(ends[-1] + len(names[kind]))
+        slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
+        return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], ConstraintRows(0, 1, *slices)
+
+    def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
+        """The point as a leaf of a graph, and as variables."""
+        leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.dtype).requires_grad_()
+        return leaf, self._split(leaf)
+
+    def _split(self, leaf: Tensor) -> tuple[Variable, Variable, Tensor]:
+        first, second = self.flat
+        end = self.n + self.m - self.lifting.size
+        x, y = _leaves(leaf[: self.n], first.variable), _leaves(leaf[self.n : end], second.variable)
+        return first.variable.moved(x), second.variable.moved(y), leaf[end:]
+
+    def _precision(self) -> torch.dtype:
+        """Double precision, also for single variables, unless the functions cannot take it."""
+        self.dtype = torch.float64
+        try:
+            self.call(self.read())
+        except (RuntimeError, TypeError, ValueError):  # of data in single precision, which do not mix with double
+            return torch.promote_types(self.flat[0].dtype, self.flat[1].dtype)
+        return torch.float64
+
+    def _stack(self, at: tuple[Variable, Variable, Tensor], parts: list[int] | None = None) -> Tensor:
+        """All functions, or those of some groups."""
+        chosen = self._parts if parts is None else [self._parts[k] for k in parts]
+        return torch.cat([part(*at).reshape(-1).to(self.dtype) for part in chosen])
+
+    def call(self, z: Array, parts: list[int] | None = None) -> Array:
+        """All functions at z, or those of some groups, by the functions themselves."""
+        with torch.no_grad():
+            return self._stack(self._torch(z)[1], parts).double().cpu().numpy()
+
+    def many(self, points: Array) -> Array:
+        """All functions at many points, one a row; in one call where the objectives allow it."""
+        if self.quadratic.all():
+            return np.stack([self.values(z) for z in points])
+        try:
+            with torch.no_grad():
+                leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.dtype)
+                return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
+        except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
+            return np.stack([self.values(z) for z in points])
+
+    def _recognise(self, start: Array, values: Array) -> None:
+        """Find the functions that are quadratic, by comparing them with their models at some points."""
+        every = np.ones(self.count, dtype=bool)
+        gradient, hessian = self._derivatives(start, every)
+        self._centre, self._value0 = start, values.copy()
+        self._gradient0, self._hessian0 = gradient, hessian
+        generator = np.random.default_rng(0)
+        agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
+        for _ in range(PROBES):
+            agrees &= self._agrees(start + (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start)))
+        bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
+        self.quadratic, self.linear = agrees, agrees & ~bent
+        self._hessian0[self.linear] = 0.0
+        for model in (self._value0, self._gradient0, self._hessian0):  # a start may be a pole of the others
+            model[~agrees] = 0.0
+        self._general = self._groups(~agrees)
+
+    def _agrees(self, z: Array) -> Array:
+        """Which functions equal their quadratic models at z."""
+        step = z - self._centre
+        with np.errstate(invalid="ignore", over="ignore"):
+            here, model = self.call(z), self._model(step)
+            reach = np.abs(step) + np.abs(z)
+            size = np.abs(self._value0) + np.abs(self._gradient0) @ reach + np.abs(here) + self._bend(reach)
+            return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
+
+    def confirm(self, z: Array) -> bool:
+        """Whether all models hold at z; functions whose models do not are no longer taken for quadratic."""
+        agrees = self._agrees(z) | ~self.quadratic
+        if not agrees.all():
+            self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
+            self._general = self._groups(~self.quadratic)
+            self._known.clear()
+            self._last, self._bent = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0))
+        return bool(agrees.all())
+
+    def _groups(self, which: Array) -> tuple[list[int], Array]:
+        """The groups that hold some functions, and where all functions of these groups are."""
+        ends = np.concatenate([[0], np.cumsum(self._sizes)])
+        parts = [k for k in range(len(self._sizes)) if which[ends[k] : ends[k + 1]].any()]
+        where = [np.arange(ends[k], ends[k + 1]) for k in parts]
+        return parts, np.concatenate(where) if where else np.zeros(0, dtype=int)
+
+    def _model(self, step: Array) -> Array:
+        return self._value0 + self._gradient0 @ step + 0.5 * np.einsum("kij,i,j->k", self._hessian0, step, step)
+
+    def _bend(self, step: Array) -> Array:
+        return np.einsum("kij,i,j->k", np.abs(self._hessian0), np.abs(step), np.abs(step))
+
+    def values(self, z: Array) -> Array:
+        """All functions at z."""
+        if self.quadratic.all():
+            return self._model(z - self._centre)
+        key = z.tobytes()
+        if key not in self._known:
+            if len(self._known) > MEMORY:
+                self._known.clear()
+            values = self._model(z - self._centre)
+            values[self._general[1]] = self.call(z, self._general[0])
+            self._known[key] = values
+        return self._known[key]
+
+    def jacobian(self, z: Array) -> Array:
+        """Their gradients, one row each."""
+        key = z.tobytes()
+        if self._last[0] == key:
+            return self._last[1]
+        rows = self._gradient0 + self._hessian0 @ (z - self._centre)
+        general = ~self.quadratic
+        if general.any():
+            rows[general] = self._derivatives(z, general, second=False)[0][general]
+        self._last = key, rows
+        return rows
+
+    def hessians(self, z: Array, needed: Array | None = None) -> Array:
+        """Their Hessians; those that are not needed may be wrong."""
+        general = ~self.quadratic if needed is None else ~self.quadratic & needed
+        if not general.any():
+            return self._hessian0
+        key = z.tobytes()
+        if self._bent[0] != key:
+            self._bent = key, np.zeros(self.count, dtype=bool), self._hessian0.copy()
+        _, known, found = self._bent
+        missing = general & ~known
+        if missing.any():
+            found[missing] = self._derivatives(z, missing)[1][missing]
+            known |= missing
+        return found
+
+    def _derivatives(self, z: Array, which: Array, *, second: bool = True) -> tuple[Array, Array]:
+        size = len(z)
+        gradient, hessian = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+        counts = self.oracle.counts
+        counts.upper += int(which[0])
+        counts.lower += int(which[1])
+        parts, where = self._groups(which)
+        position = {int(k): i for i, k in enumerate(where)}
+        with torch.enable_grad():
+            leaf, at = self._torch(z)
+            values = self._stack(at, parts)
+            for k in np.flatnonzero(which):
+                if not values.requires_grad:
+                    break
+                grads = torch.autograd.grad(
+                    values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True
+                )
+                first: Tensor | None = grads[0]
+                if first is None:
+                    continue
+                gradient[k] = first.detach().double().cpu().numpy()
+                if not second or not first.requires_grad:
+                    continue
+                counts.hvp += size if k < 2 else 0
+                for i in range(size):
+                    (row,) = torch.autograd.grad(first[i], leaf, retain_graph=True, allow_unused=True)
+                    if row is not None:
+                        hessian[k, i] = row.double().cpu().numpy()
+        return gradient, 0.5 * (hessian + hessian.transpose(0, 2, 1))
+
+    def third(self, z: Array, weights: Array, mu: Array) -> Array:
+        """The Hessian of <mu, grad_y sum_k weights_k function_k> at z; only functions that are not quadratic contribute."""
+        size = len(z)
+        found = np.zeros((size, size))
+        weights = np.where(self.quadratic, 0.0, weights)
+        if not weights.any() or not mu.any():
+            return found
+        with torch.enable_grad():
+            leaf, at = self._torch(z)
+            parts, where = self._groups(weights != 0)
+            total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)
+            (first,) = torch.autograd.grad(total, leaf, create_graph=True)
+            if not first.requires_grad:
+                return found
+            along = first[self.n :] @ torch.from_numpy(mu).to(leaf)
+            (second,) = torch.autograd.grad(along, leaf, create_graph=True, allow_unused=True)
+            if second is None or not second.requires_grad:
+                return found
+            self.oracle.counts.hvp += size
+            for i in range(size):
+                (row,) = torch.autograd.grad(second[i], leaf, retain_graph=True, allow_unused=True)
+                if row is not None:
+                    found[i] = row.double().cpu().numpy()
+        return 0.5 * (found + found.T)
+
+    def violation(self, z: Array, level: str = "both") -> float:
+        """The largest violation of a constraint, of both levels or of the ``lower`` alone, by the functions themselves."""
+        values, rows = self.call(z), self.rows
+        worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
+        if level == "both":
+            worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
+        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf
+
+    def state_dict(self) -> dict[str, str]:
+        """Nothing: it does not change in a run."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Nothing."""
+
+    def exact(self, z: Array) -> tuple[float, float]:
+        """F and f, by the functions themselves."""
+        values = self.call(z)
+        return float(values[0]), float(values[1])
+
+
+def _leaves(vector: Tensor, variable: Variable) -> Leaves:
+    """A vector in the shapes of the leaves."""
+    parts = vector.split([leaf.numel() for leaf in variable.leaves])
+    return [part.reshape(leaf.shape) for part, leaf in zip(parts, variable.leaves, strict=True)]
+
+
+def _flat(variable: Variable) -> Tensor:
+    return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
+
+
+def _side(constraint: Constraint, which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
+    """The inequalities or the equations of a constraint."""
+    return constraint.values(x, y)[which]
+
+
+def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable, t: Tensor) -> Tensor:
+    """A function of x or of y alone."""
+    return call(_flat(x if argument == "x" else y))

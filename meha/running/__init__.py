@@ -1,0 +1,1 @@
+"""Run a method: solve, the loop, observers, stopping rules, checkpoints, solutions."""

@@ -1,0 +1,484 @@
+"""Checkpoints: files that hold a run, in one process or shared by several."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import re
+import shutil
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.serialization import default_restore_location
+
+from meha.method.status import TrainingWarning
+from meha.tensors.checks import check_count
+from meha.tensors.distributed import Group, is_dtensor
+from meha.tensors.torch_private import LazyModule
+
+__all__ = ["Checkpoint", "SharedCheckpoint"]
+
+
+VERSION = 4
+"""Of what the file holds; another one is refused."""
+
+WRITING = 600.0
+"""Seconds in which a file is written; one that is older was left by a killed process."""
+
+REMEDY = "give another path, or delete the file to start over"
+
+
+class Checkpoint:
+    """A file for ``solve(..., checkpoint=...)`` that always holds the last complete state of a run, also when it is killed.
+
+    The file before it is kept beside it, with ``.previous`` after its name. It takes over when the last one is damaged; to go
+    back to it yourself, rename it.
+
+    Args:
+        path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
+        every: ``solve`` writes the file after this many steps, and at the end.
+
+    Raises:
+        OSError: no file can be written there.
+
+    >>> import tempfile
+    >>> file = Checkpoint(tempfile.mkdtemp() + "/run.pt")
+    >>> file.read() is None
+    True
+    >>> file.write({"k": 3})
+    >>> file.read()["k"]
+    3
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 1000) -> None:
+        check_count("Checkpoint: every", every)
+        self.every = every
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"checkpoint: expected the path of a file, got {path!r}.")
+        try:
+            self.path = Path(path).expanduser().resolve()
+            self.path.exists()
+        except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
+            raise OSError(
+                f"checkpoint: {str(path)[:100]!r} cannot be the path of a file ({error}); give another path."
+            ) from error
+        if self.path.is_dir():
+            raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give a file, such as {self.path / 'run.pt'}.")
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(
+                f"checkpoint: {self.path} is a device or a pipe, which cannot be read again; give the path of a file."
+            )
+        self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}.part")
+        self.previous = self.path.with_name(f"{self.path.name}.previous")
+        self._proven = False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            left_over = re.compile(re.escape(self.path.name) + r"\.(\d+)(-\d+)?(\.previous)?\.part")
+            for file in self.path.parent.iterdir():
+                found = left_over.fullmatch(file.name)
+                if found is not None and not _at_work(int(found[1]), file):
+                    file.unlink(missing_ok=True)
+            self._part.touch()
+            self._part.unlink(missing_ok=True)
+        except OSError as error:
+            raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file."""
+        return self.path.exists()
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Put ``state`` into the file: tensors, numbers, text, and lists and dicts of them.
+
+        Raises:
+            OSError: it cannot be written; the file is as it was.
+            TypeError: it could not be read again; the file is as it was.
+        """
+        try:
+            with self._part.open("wb") as file:
+                torch.save({"version": VERSION, "checksum": checksum(state), **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if not self._proven:  # a state that cannot be read is noticed with the first file
+                found = torch.load(self._part, weights_only=True, map_location="cpu")
+                if checksum({name: found[name] for name in state}) != found["checksum"]:
+                    raise TypeError("what is read is not what was written")
+                self._proven = True
+            self._keep()
+            os.replace(self._part, self.path)
+        except (AttributeError, TypeError, pickle.PickleError) as error:
+            raise TypeError(
+                f"checkpoint: the state cannot be saved and read again ({_first_line(error)}); state_dict() of batches and"
+                " callbacks may hold tensors, numbers and text, and lists and dicts of them."
+            ) from error
+        except (OSError, RuntimeError) as error:
+            raise OSError(f"checkpoint: {self.path} could not be written ({error}); what it held before is kept.") from error
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def _keep(self) -> None:
+        """Give the file that is to be replaced a second name; it stays under its own until then."""
+        if not self.path.exists():
+            self.previous.unlink(missing_ok=True)  # of a run that was started over
+            return
+        second = self._part.with_name(self._part.name.removesuffix("part") + "previous.part")
+        try:
+            try:
+                os.link(self.path, second)
+            except OSError:  # a file system without links
+                shutil.copyfile(self.path, second)
+            os.replace(second, self.previous)
+        finally:
+            second.unlink(missing_ok=True)
+
+    def read(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+        """Read the file; None when there is none. Tensors that were on a GPU are put on ``device``.
+
+        If it is damaged, the one before it is read instead, after a warning.
+
+        Raises:
+            OSError: it cannot be opened.
+            ValueError: it is damaged, or no checkpoint, and there is none before it.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            return self._read(self.path, device)
+        except ValueError as error:
+            if not self.previous.exists():
+                raise
+            found = self._read(self.previous, device)
+            warnings.warn(f"{error} Going on from the one before it, {self.previous.name}.", TrainingWarning, stacklevel=3)
+            return found
+
+    def _read(self, path: Path, device: torch.device | str) -> dict[str, Any]:
+        """Read a file that is there."""
+
+        def place(storage: Any, location: str) -> Any:
+            return storage if location == "cpu" else default_restore_location(storage, str(device))
+
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch.load does not look at the checksums
+            if damaged is not None:
+                raise zipfile.BadZipFile(f"checksum of {damaged}")
+            found = torch.load(path, weights_only=True, map_location=place)
+        except OSError as error:
+            raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
+        except Exception as error:  # what a damaged file raises is up to torch
+            raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
+        if not isinstance(found, dict) or repr(found.pop("version", None)) != repr(VERSION):
+            raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
+        if repr(found.pop("checksum", None)) != repr(checksum(found)):
+            raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
+        return found
+
+
+def checksum(value: Any) -> str:
+    """A digest of tensors, numbers and text, and of dicts, lists and tuples of them: another one for any other content.
+
+    >>> checksum({"k": 3}) == checksum({"k": 3}), checksum({"k": 3}) == checksum({"k": 3.0})
+    (True, False)
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in _parts(value):
+        digest.update(part if isinstance(part, memoryview) else f"{part}\0".encode())
+    return digest.hexdigest()
+
+
+def _parts(value: Any) -> Iterator[str | memoryview]:
+    """What a digest is made of: kinds, sizes and contents, in their order."""
+    yield type(value).__name__
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)}"
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, Mapping):
+        yield str(len(value))
+        for key, item in value.items():
+            yield from _parts(key)
+            yield from _parts(item)
+    elif isinstance(value, list | tuple):
+        yield str(len(value))
+        for item in value:
+            yield from _parts(item)
+    else:
+        yield repr(value)
+
+
+def _at_work(process: int, file: Path) -> bool:
+    """Whether a process may still be writing a file; a killed one is not."""
+    try:
+        if os.name == "posix":
+            os.kill(process, 0)  # sends nothing
+        return time.time() - file.stat().st_mtime < WRITING
+    except (ProcessLookupError, FileNotFoundError, OverflowError):
+        return False
+    except OSError:  # a process of somebody else
+        return True
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
+
+SHARED_VERSION = 1
+"""Of what the folder holds; another one is refused."""
+
+KEPT = 2
+"""Whole states that stay in the folder: the last one, and the one before it."""
+
+PRIVATE = frozenset({"random", "place"})
+"""Parts of the state of a loop that belong to a process: random numbers, and the place in its batches."""
+
+dcp: Any = LazyModule("torch.distributed.checkpoint")  # takes a second to import
+
+SHARED_REMEDY = "give another path, or delete the folder to start over"
+
+
+class SharedCheckpoint:
+    """A folder for ``solve(..., checkpoint=..., group=...)`` that always holds the last complete state of a run.
+
+    Each process writes its parts of what is divided, and what it has alone: random states, the place in its batches, buffers of
+    its module. What all have in common is written once. Another number of processes can read it; then batches and random
+    numbers start over, with a warning. The state before the last one is kept, and takes over when the last one is damaged.
+
+    Args:
+        path: the folder; it is made if need be.
+        every: ``solve`` writes a state after this many steps, and at the end.
+        asynchronous: write in the background, from a copy in host memory, while the run goes on.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 1000, *, asynchronous: bool = False) -> None:
+        check_count("SharedCheckpoint: every", every)
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(f"checkpoint: expected the path of a folder, got {path!r}.")
+        self.path, self.every, self.asynchronous = Path(path).resolve(), every, asynchronous
+        if self.path.is_file():
+            raise NotADirectoryError(
+                f"checkpoint: {self.path} is a file, and several processes need a folder; give another path."
+            )
+        self._group: Group | None = None
+        self._writers: Any = None
+        self._pending: Any = None
+        self._proven = False
+
+    def open(self, group: Group) -> None:
+        """Prepare for the processes of a run; all of them must call it.
+
+        Raises:
+            OSError: the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
+        self._group, self._pending = group, None
+        ranks = dist.get_process_group_ranks(group.everyone)
+        # Messages of a thread in the background must not mix with those of the run.
+        self._writers = group.everyone
+        if self.asynchronous:
+            self._writers = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+
+    @property
+    def group(self) -> Group:
+        """The processes of the run."""
+        assert self._group is not None
+        return self._group
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a whole state."""
+        return bool(self._whole())
+
+    def _whole(self) -> list[Path]:
+        return sorted(folder for folder in self.path.glob("step-*") if (folder / ".metadata").exists())
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Put ``state`` into the folder; all processes must call it.
+
+        Raises:
+            OSError: it cannot be written; the states before are kept.
+            TypeError: it could not be read again.
+        """
+        self.finish()
+        tensors: dict[str, Tensor] = {}
+        parts = {name: part if name in PRIVATE else _take(part, name, tensors) for name, part in state.items()}
+        common = self._common(tensors)
+        mine = {name: tensor for name, tensor in tensors.items() if name not in common}
+        shared = {name: tensor for name, tensor in tensors.items() if name in common}
+        content = {"version": SHARED_VERSION, "processes": self.group.count, "own": mine, "parts": parts}
+        shared[f"process.{self.group.rank}"] = self._packed(content)
+        folder = self.path / self.group.first(self._name(state["run"]["state"]["k"]))
+        arguments: dict[str, Any] = {"storage_writer": dcp.FileSystemWriter(folder), "process_group": self._writers}
+        try:
+            if self.asynchronous:
+                self._pending = dcp.async_save(shared, **arguments)
+            else:
+                dcp.save(shared, **arguments)
+                self._clean()
+        except (dcp.CheckpointException, OSError, RuntimeError) as error:
+            raise self._failed(error) from error
+
+    def finish(self) -> None:
+        """Wait for a state that is written in the background.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except (dcp.CheckpointException, OSError, RuntimeError) as error:
+            raise self._failed(error) from error
+        self._clean()
+
+    def _failed(self, error: BaseException) -> OSError:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+        return OSError(f"checkpoint: {self.path} could not be written ({reason}); what it held before is kept.")
+
+    def _name(self, k: int) -> str:
+        """A name that sorts after all others."""
+        same = len(list(self.path.glob(f"step-{k:012d}-*"))) if self.group.main else 0
+        return f"step-{k:012d}-{same:03d}"
+
+    def _clean(self) -> None:
+        """Remove old states, and what killed processes left unfinished."""
+        if self.group.main:
+            kept = self._whole()[-KEPT:]
+            for folder in self.path.glob("step-*"):
+                if folder not in kept:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _common(self, tensors: Mapping[str, Tensor]) -> set[str]:
+        """The names of tensors that are divided, or the same in all processes."""
+        sums = {name: None if is_dtensor(tensor) else _checksum(tensor) for name, tensor in tensors.items()}
+        others = self.group.gather(sums)
+        return {name for name, mine in sums.items() if all(name in other and other[name] == mine for other in others)}
+
+    def _packed(self, content: Any) -> Tensor:
+        """What this process has alone, as bytes."""
+        buffer = io.BytesIO()
+        try:
+            torch.save(content, buffer)
+            if not self._proven:  # a state that cannot be read is noticed with the first one
+                torch.load(io.BytesIO(buffer.getvalue()), weights_only=True, map_location="cpu")
+                self._proven = True
+        except (AttributeError, TypeError, pickle.PickleError) as error:
+            raise TypeError(
+                f"checkpoint: the state cannot be saved and read again ({type(error).__name__}: {error}); state_dict() of"
+                " batches and callbacks may hold tensors, numbers and text, and lists and dicts of them."
+            ) from error
+        return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+    def read(self, like: Mapping[str, Any], moments: Mapping[str, Tensor]) -> dict[str, Any] | None:
+        """Read the last whole state; None when there is none. All processes must call it.
+
+        Args:
+            like: a state of the run, which says how tensors are divided now.
+            moments: leaves by the name under which an optimizer keeps what belongs to them, for what it does not have yet.
+
+        Raises:
+            ValueError: the states are damaged, or not checkpoints.
+        """
+        names = self.group.first([folder.name for folder in self._whole()])
+        failures: list[str] = []
+        for name in reversed(names):
+            try:
+                found = self._read(self.path / name, like, moments)
+            except (dcp.CheckpointException, OSError, RuntimeError, EOFError, KeyError, pickle.PickleError) as error:
+                failures.append(f"{name}: {type(error).__name__}")
+                continue
+            if failures and self.group.main:
+                warnings.warn(
+                    f"checkpoint: {self.path} holds damaged states ({', '.join(failures)}); going on from {name}.",
+                    TrainingWarning,
+                    stacklevel=3,
+                )
+            return found
+        if failures:
+            raise ValueError(f"checkpoint: {self.path} is damaged or not a checkpoint ({', '.join(failures)}); {REMEDY}.")
+        return None
+
+    def _read(self, folder: Path, like: Mapping[str, Any], moments: Mapping[str, Tensor]) -> dict[str, Any]:
+        reader = dcp.FileSystemReader(folder)
+        known: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
+        processes = sum(name.startswith("process.") for name in known)
+        own = f"process.{self.group.rank if processes == self.group.count else 0}"
+        box = {own: torch.empty(known[own].size, dtype=torch.uint8)}
+        dcp.load(box, storage_reader=reader, process_group=self.group.everyone)
+        content = torch.load(io.BytesIO(box[own].numpy().tobytes()), weights_only=True, map_location="cpu")
+        if content["version"] != SHARED_VERSION:
+            raise ValueError(f"checkpoint: {folder} was not written by this version of meha.solve; {REMEDY}.")
+        now: dict[str, Tensor] = {}
+        for name, part in like.items():
+            if name not in PRIVATE:
+                _take(part, name, now)
+        tensors = {
+            name: _room(found, now.get(name, _owner(name, moments)))
+            for name, found in known.items()
+            if not name.startswith("process.")
+        }
+        dcp.load(tensors, storage_reader=reader, process_group=self.group.everyone)
+        state: dict[str, Any] = {name: _put(part, {**tensors, **content["own"]}) for name, part in content["parts"].items()}
+        return {**state, "processes": processes}
+
+
+def _take(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace the tensors in ``value`` by their names, and put them into ``tensors``."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {key: _take(item, f"{path}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_take(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _put(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo :func:`_take`."""
+    if isinstance(value, Mapping):
+        if set(value) == {"tensor"} and isinstance(value["tensor"], str):
+            return tensors[value["tensor"]]
+        return {key: _put(item, tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_put(item, tensors) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _checksum(tensor: Tensor) -> list[int]:
+    """Numbers that tell a tensor from others."""
+    if not tensor.numel():
+        return list(tensor.shape)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    flat = tensor.contiguous().reshape(-1)
+    words = flat.view(torch.float64 if flat.is_complex() else flat.dtype).view(kinds[min(flat.element_size(), 8)])
+    return [*tensor.shape, *torch.stack([words[::stride].sum(dtype=torch.int64) for stride in (1, 2, 3, 7)]).tolist()]
+
+
+def _owner(name: str, moments: Mapping[str, Tensor]) -> Tensor | None:
+    """The leaf to which a tensor of an optimizer belongs, by the name under which it was saved."""
+    return next((leaf for prefix, leaf in moments.items() if name.startswith(prefix)), None)
+
+
+def _room(found: Any, like: Tensor | None) -> Tensor:
+    """Memory for a tensor of a checkpoint, divided as one of the same shape is."""
+    if like is not None and like.shape == found.size:
+        return torch.empty_like(like, dtype=found.properties.dtype, requires_grad=False)
+    return torch.empty(found.size, dtype=found.properties.dtype)

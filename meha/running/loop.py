@@ -1,0 +1,636 @@
+"""The loop of :func:`meha.solve`: steps, observers, checkpoints, and what is done when a step fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from meha.analysis.theory import Constants
+from meha.method.method import Run, StepInfo
+from meha.method.status import Status, TrainingWarning, Verdict
+from meha.problem.loaders import BatchSource, Stateful, random_states, set_random_states
+from meha.problem.nonsmooth import NonSmooth
+from meha.problem.oracle import Function
+from meha.problem.sets import ConvexSet
+from meha.running.checkpoints import Checkpoint, SharedCheckpoint, checksum
+from meha.running.compiled import CompiledPace, Stepper
+from meha.running.observers import DivergenceGuard, Recorder, SkipBadBatches
+from meha.running.solution import Solution
+from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
+from meha.tensors.variables import Leaves, Variable, all_finite, copy_, modules_of
+
+__all__ = [
+    "Loop",
+    "bad_numbers",
+    "constants",
+    "differing",
+    "forget_trained",
+    "mark_trained",
+    "undefined",
+    "values_at",
+    "warn_about_modules",
+    "warn_about_rounding",
+]
+
+
+LEVELS = {"upper": "F", "lower": "f"}
+
+
+def constants(part: NonSmooth | ConvexSet | None) -> str | None:
+    """A digest of the kind and the numbers of a term or set; functions of x count as functions only.
+
+    >>> from meha.problem.sets import Box
+    >>> constants(Box(0.0, 1.0)) == constants(Box(0.0, 1.0)), constants(Box(0.0, 1.0)) == constants(Box(0.0, 2.0))
+    (True, False)
+    """
+    return None if part is None else checksum(_plain(part))
+
+
+def _plain(value: Any) -> Any:
+    """The value in tensors, numbers and text."""
+    if value is None or isinstance(value, Number | str):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, NonSmooth | ConvexSet):
+        public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
+        return [type(value).__name__, _plain(public)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return "function" if callable(value) else type(value).__name__
+
+
+def values_at(run: Run, start: Leaves) -> dict[str, float] | None:
+    """F and f at a start, given as the leaves of x and y; None where they are not functions of x and y alone.
+
+    They are not compared for modules, batches and several processes, and where two calls give two values.
+    """
+    x, y = run.state.x.copy(), run.state.y.copy()
+    modules = [*modules_of(x.value), *modules_of(y.value)]
+    if modules or run.problem.needs_batch or run.batch is not None or run.group is not None:
+        return None
+    states = random_states()
+    try:
+        with torch.no_grad():
+            copy_(x.leaves + y.leaves, start)
+            found = [[float(getattr(run.oracle, level)(x, y, None)) for level in LEVELS] for _ in range(2)]
+    except BREAKDOWNS:
+        return None
+    finally:
+        set_random_states(states)
+    once, again = found
+    return dict(zip(LEVELS, once, strict=True)) if once == again and all(map(math.isfinite, once)) else None
+
+
+def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | None, eps: float) -> str:
+    """How values at the same start differ beyond rounding; empty if they do not, or are not known.
+
+    >>> differing({"upper": 1.0, "lower": 2.0}, {"upper": 1.0, "lower": 3.0}, eps=1e-16)
+    'lower: f at the start of the run was 2, is 3; it is another function.'
+    """
+    if saved is None or found is None:
+        return ""
+    for level, name in LEVELS.items():
+        before, now = saved[level], found[level]
+        if not math.isclose(before, now, rel_tol=math.sqrt(eps), abs_tol=math.sqrt(eps)):
+            return f"{level}: {name} at the start of the run was {before:.6g}, is {now:.6g}; it is another function."
+    return ""
+
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+HALF = frozenset({torch.float16, torch.bfloat16})
+
+FIRST_LOOK = 16
+"""The first step in which rounding is looked at."""
+
+ROUNDING = 0.25
+"""Differences of f below this many units of rounding of its value are mostly noise; docs/distributed.md measures it."""
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+_trained: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
+"""Modules that a run has trained, with the versions of their parameters at its end."""
+
+
+def bad_numbers(batch: Any) -> str:
+    """Say which tensors of a batch hold NaN or infinity; empty if none does.
+
+    >>> bad_numbers({"images": torch.tensor([0.0, torch.nan]), "labels": torch.tensor([1, 2])})
+    'images has 1 NaN or infinite of 2 numbers'
+    """
+    found = []
+    for name, tensor in _named_tensors(batch, ""):
+        bad = 0 if not tensor.is_floating_point() else tensor.numel() - int(torch.isfinite(tensor).sum())
+        if bad:
+            found.append(f"{name or 'it'} has {bad} NaN or infinite of {tensor.numel()} numbers")
+    return ", ".join(found)
+
+
+def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    """The first of F, f and f + g that has no finite value at (x, y), by its argument, and the value; None if all have."""
+    oracle = run.oracle
+    functions = dict.fromkeys((oracle.upper, oracle.lower, oracle.phi))
+    modules = [part for variable in (x, y) for module in modules_of(variable.value) for part in module.modules()]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    kept, states = [buffer.clone() for buffer in buffers], random_states()
+    try:
+        return next((found for f in functions if (found := _value(f, x, y, batch))), None)
+    finally:
+        set_random_states(states)
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer.copy_(before)
+
+
+def _value(function: Function, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    try:
+        with torch.no_grad():
+            value = float(function(x, y, batch))
+    except BREAKDOWNS:
+        return None
+    return None if math.isfinite(value) else (function.level, value)
+
+
+def warn_about_modules(run: Run, *, resumes: bool) -> None:
+    """Warn about modules in eval mode, about dropout where it does harm, and about modules that a run has trained before.
+
+    Args:
+        resumes: whether the run may go on from a checkpoint, which overwrites the modules.
+    """
+    state, messages = run.state, []
+    for variable in (state.x, state.y):
+        argument = variable.argument
+        for module in modules_of(variable.value):
+            parts = {name: part for name, part in module.named_modules() if _has_modes(part)}
+            if parts and not module.training:
+                kinds = ", ".join(sorted({type(part).__name__ for part in parts.values()}))
+                messages.append(
+                    f"{argument}0: the module is in eval mode, in which its {kinds} does not work as in training; call"
+                    f" {argument}0.train() before the run."
+                )
+            random = [type(part).__name__ for part in parts.values() if part.training and isinstance(part, DROPOUTS)]
+            if random and run.method.repeats:
+                messages.append(
+                    f"{argument}0: {random[0]} gives another value with every call, and {run.method.name} needs the same value"
+                    f" twice, because {run.method.repeats}; take MEHA, F2SA, VPBGD or the default, or remove it."
+                )
+            if not resumes and _trained.get(module) == _versions(module):
+                messages.append(
+                    f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
+                    " a new one, and pass copy=True to each run, which then trains a copy."
+                )
+    for message in messages if run.main else []:
+        warnings.warn(message, TrainingWarning, stacklevel=3)
+
+
+def half_precision(run: Run) -> torch.dtype | None:
+    """The half-precision dtype in which the objectives are computed, as far as it can be seen; None if there is none."""
+    x, y, oracle = run.state.x, run.state.y, run.oracle
+    kind = y.device.type
+    known = [oracle.lower.half, *(fsdp_dtype(module) for variable in (x, y) for module in variable.sharded)]
+    known += [torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else []
+    known += [leaf.dtype for leaf in y.leaves]
+    return next((dtype for dtype in known if dtype in HALF), None)
+
+
+def warn_about_rounding(run: Run, info: StepInfo) -> None:
+    """Warn once when f(x, y) - f(x, theta), from which x learns, is within the rounding of f in half precision.
+
+    It looks at the steps 16, 32, 64 and so on.
+    """
+    due = info.step >= FIRST_LOOK and not info.step & (info.step - 1)
+    if not due or run.rounded or not run.main or not {"gap", "lower"} <= set(info):
+        return
+    dtype = half_precision(run)
+    if dtype is None:
+        return
+    gap, lower = abs(info["gap"]), abs(info["lower"])
+    bound = ROUNDING * torch.finfo(dtype).eps * lower
+    if gap < bound:
+        run.rounded = True
+        warnings.warn(
+            f"x learns from f(x, y) - f(x, theta) = {gap:.1e} at step {info.step}, but the passes run in"
+            f" {str(dtype).removeprefix('torch.')}, where differences of f = {lower:.2g} below {bound:.1e} are mostly rounding;"
+            " compute in float32, weigh groups of examples instead of single ones, or take larger batches. See"
+            " docs/distributed.md.",
+            TrainingWarning,
+            stacklevel=3,
+        )
+
+
+def mark_trained(run: Run) -> None:
+    """Remember the modules of a run that is over."""
+    for variable in (run.state.x, run.state.y):
+        for module in modules_of(variable.value):
+            _trained[module] = _versions(module)
+
+
+def forget_trained(module: nn.Module) -> None:
+    """Let the next run go on from a trained module without a warning."""
+    _trained.pop(module, None)
+
+
+def _versions(module: nn.Module) -> tuple[int, ...]:
+    """Numbers that change when parameters do."""
+    return tuple(parameter._version for parameter in module.parameters())
+
+
+def _has_modes(part: nn.Module) -> bool:
+    """Whether a module works differently in training and in evaluation."""
+    if isinstance(part, DROPOUTS):
+        return part.p > 0
+    return isinstance(part, NORMS) and part.track_running_stats
+
+
+def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch with their places in it."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    pairs: Any = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        pairs = zip(value._fields, value, strict=True)
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    elif hasattr(value, "__dict__"):
+        pairs = vars(value).items()
+    for key, item in pairs:
+        yield from _named_tensors(item, f"{name}.{key}" if name else str(key))
+
+
+T = TypeVar("T")
+
+SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipBadBatches()."
+"""What to do about a bad batch."""
+
+CHECKED = {"upper": "F", "lower": "f + g"}
+"""Numbers of a step that must be finite, with their names in messages; their gradients may be so while they are not."""
+
+LEFT = "x or y left the domain of an objective or of a weight. Bound them by x_set or y_set, or take smaller steps."
+"""What a value that is not finite at the end means, and what to do."""
+
+SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check what it writes. The iterate before is returned."
+
+RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
+"""Columns of the history besides the numbers of the steps."""
+
+
+class Loop:
+    """A run with its observers, and the verdict when it is over.
+
+    After each step, NaN and the guard end the run at once. Otherwise the method's own verdict counts, and then the first one of
+    the observers, all of which are called. The recorder comes last, so that it sees all numbers.
+    """
+
+    def __init__(self, run: Run, source: BatchSource, observers: list[Any], max_steps: int) -> None:
+        self.run, self.source, self.max_steps = run, source, max_steps
+        self.guard, self.recorder = _take(observers, DivergenceGuard), _take(observers, Recorder)
+        self.skipper = next((observer for observer in observers if isinstance(observer, SkipBadBatches)), None)
+        self.observers = observers
+        self.verdict: Verdict | None = None
+        self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
+        self._last: StepInfo | None = None
+        self._stepper: Stepper | None = None  # the one that took the last steps
+        self._begun = run.k
+        self._values: dict[str, float] | None = None  # F and f at the start
+        self._good: tuple[Any] | None = None  # the last batch on which a step went well
+        variables = (run.state.x, run.state.y)
+        self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
+
+    def __enter__(self) -> Self:
+        for observer in (self.guard, *self.observers, self.recorder):
+            getattr(observer, "begin", _nothing)(self.run, self.max_steps)
+        return self
+
+    def remember(self) -> None:
+        """Keep the values of F and f at the start, by which a checkpoint is known to be of this problem."""
+        self._values = values_at(self.run, self.guard.start)
+
+    def __exit__(self, *error: object) -> None:
+        for observer in self.observers:
+            getattr(observer, "end", _nothing)(self.run)
+
+    def due(self, every: int) -> bool:
+        """Whether one of the last steps is a multiple of ``every``."""
+        return self._last is not None and self._last.due(every)
+
+    def advance(self, group: Sequence[tuple[Any, Any, str]], pace: CompiledPace) -> None:
+        """Take a step for each batch, which comes with its place in the source and its name."""
+        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace):
+            return
+        for batch, self.source.place, self.source.name in group:
+            if self.skipper is not None:
+                self.skipper.keep(self.run)
+            info = pace.eager([batch])
+            failure = self._failure(info)
+            if failure is None:
+                self._good = (batch,)
+                self._judge(info, pace.eager)
+            elif not self._skips(failure):
+                pace.eager.rewind()
+                self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
+                if failure.status is Status.NON_FINITE:
+                    self.recorder(self.run, info)
+            if self.verdict is not None:
+                return
+
+    def _skips(self, failure: Verdict) -> bool:
+        """Whether a step that failed is undone and its batch left out."""
+        skipper, source = self.skipper, self.source
+        if skipper is None or source.loader is None or failure.status is not Status.NON_FINITE:
+            return False
+        return skipper.skip(self.run, source.name)
+
+    def _advance_together(self, batches: Sequence[Any], pace: CompiledPace) -> bool:
+        """Take compiled steps; False if they must be taken one by one: few, of another form, wrong, or failing."""
+        stepper = pace.stepper
+        if not stepper.fits(batches):
+            return False
+        pace.watch()
+        try:
+            info = stepper(batches)
+            failed = self._failure(info) is not None
+        except BREAKDOWNS:
+            failed = True
+        if failed:
+            stepper.rewind()
+            return False
+        if (back := pace.differs(batches)) is not None:
+            self.recorder.forget(back)
+            return False
+        self._good = (batches[-1],)
+        self._judge(info, stepper)
+        return True
+
+    def _failure(self, info: StepInfo) -> Verdict | None:
+        """Why the last step is of no use."""
+        ended = self.run.ended
+        if ended is not None and ended.status is Status.BROKE_DOWN:
+            return ended
+        names = [name for name in CHECKED if name in info and not math.isfinite(info[name])]
+        if not names and math.isfinite(info.size):
+            return None
+        values = ", ".join(f"{CHECKED[name]} = {info[name]}" for name in names)
+        return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity{f' ({values})' if values else ''}.")
+
+    def _judge(self, info: StepInfo, stepper: Stepper) -> None:
+        """Show the numbers of the last step to all that watch the run."""
+        self._last, self._stepper = info, stepper
+        verdict = self.guard(self.run, info)
+        if verdict is not None:
+            self._fail(verdict)
+        else:
+            self.verdict = self.run.ended
+            taken = {*info, *RESERVED}
+            leaves = self._leaves()
+            for observer in self.observers:
+                versions = [leaf._version for leaf in leaves]
+                info = self._observe(observer, info, taken)
+                if versions != [leaf._version for leaf in leaves] and not all_finite(leaves):
+                    stepper.rewind()
+                    self.verdict = Verdict(Status.NON_FINITE, SPOILT.format(_name(observer), info.step))
+                    break
+            self._agree(info)
+        warn_about_rounding(self.run, info)
+        self.recorder(self.run, info)
+
+    def _leaves(self) -> Leaves:
+        return [leaf.detach() for leaf in self.run.state.x.leaves + self.run.state.y.leaves]
+
+    def _agree(self, info: StepInfo) -> None:
+        """Let a verdict of an observer in one process hold in all; the first process that has one decides."""
+        group = self.run.group
+        if group is None or all(getattr(observer, "agrees", False) for observer in self.observers):
+            return
+        if group.any(self.verdict is not None, self.run.state.y.device):
+            verdicts = group.gather(None if self.verdict is None else (self.verdict.status.value, self.verdict.message))
+            status, message = next(verdict for verdict in verdicts if verdict is not None)
+            self.verdict = Verdict(Status(status), message)
+
+    def _observe(self, observer: Any, info: StepInfo, taken: set[str]) -> StepInfo:
+        """Call an observer, and act on its answer."""
+        answer, name = observer(self.run, info), _name(observer)
+        if isinstance(answer, Mapping):
+            return info.plus(**{key: _number(name, key, value, taken) for key, value in answer.items()})
+        if type(answer).__name__ in ("bool", "bool_"):
+            answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
+        if answer is not None and not isinstance(answer, Verdict):
+            raise TypeError(
+                f"callbacks: {name} returned {type(answer).__name__}; return a Verdict or True to stop, numbers by name to"
+                " record, or None."
+            )
+        if answer is not None and self.verdict is None:
+            self.verdict, self._giver = answer, _signature(observer)
+        return info
+
+    def _fail(self, verdict: Verdict) -> None:
+        """End the run, with the cause if it can be found, or with what to try."""
+        run = self.run
+        x, y = run.state.x.copy(), run.state.y.copy()
+        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
+        advice = self._cause(x, y, verdict.status)
+        if not advice:  # a method may measure the problem first, in this process alone
+            advice = run.method.advice(run.problem, x, y, run.batch) if run.group is None else "Take smaller steps."
+        self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
+
+    def _cause(self, x: Variable, y: Variable, status: Status) -> str:
+        """Whether a batch, or the start (x, y), is to blame; empty if neither is."""
+        run, batch, name = self.run, self.run.batch, self.source.name
+        bad = bad_numbers(batch) if status is not Status.DIVERGED else ""
+        if run.group is not None:
+            found = [(i, *pair) for i, pair in enumerate(run.group.gather((bad, name))) if pair[0]]
+            bad, name = (found[0][1], f"{found[0][2]} in process {found[0][0]}") if found else ("", name)
+        if bad:
+            return f"Look at {name or 'the batch'}: {bad}. {SKIP}"
+        if self._good is not None and self.source.loader is not None and status is not Status.DIVERGED:
+            here = undefined(run, run.state.x, run.state.y, batch)
+            if here and not undefined(run, run.state.x, run.state.y, *self._good):
+                level, value = here
+                return f"Look at {name}: {level} is {value} on it, and finite on the batch before, at the same point. {SKIP}"
+        start = undefined(run, x, y, batch if self._good is None else self._good[0])
+        if start:
+            level, value = start
+            return f"{level.capitalize()} is {value} at the start (x0, y0); check it, or start elsewhere."
+        return ""
+
+    def undo(self, pace: CompiledPace) -> None:
+        """Go back to the last whole step, after an exception within one."""
+        for stepper in (pace.eager, pace.stepper):
+            if not stepper.whole:
+                stepper.rewind()
+                self.run.state.k = self._begun if self._last is None else self._last.step
+
+    def interrupt(self, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
+        """End the run at its last whole step."""
+        self.undo(pace)
+        more = f"; repeat the call to go on from the checkpoint {file.path}" if file and file.exists else ""
+        self.verdict = Verdict(Status.INTERRUPTED, f"Interrupted after step {self.run.k}{more}.")
+
+    def annotate(self, error: Exception, pace: CompiledPace) -> None:
+        """Say in an error where the run was, and keep its last whole step with it."""
+        self.undo(pace)
+        k = self.run.k
+        if not k:
+            return
+        batch = f", with {self.source.name}" if self.source.name else ""
+        self.verdict = Verdict(Status.INTERRUPTED, f"{type(error).__name__} after step {k}{batch}.")
+        error.solution = self.solution()  # type: ignore[attr-defined]
+        error.add_note(f"meha: raised after step {k} of the run{batch}; error.solution is what there was until then.")
+
+    def check_end(self) -> None:
+        """Take back the verdict if x, y, F, f or g has no finite value where the run ended: gradients may be finite there."""
+        run, verdict = self.run, self.verdict
+        if verdict is None or verdict.status.failed:
+            return
+        if not all_finite(self._leaves()):
+            self.verdict = Verdict(Status.NON_FINITE, f"x or y is not finite after step {run.k}; check what callbacks write.")
+            return
+        known = self.modules and self._last is not None and "lower" in self._last
+        blind = known or (run.problem.needs_batch and run.batch is None)
+        found = None if blind else undefined(run, run.state.x, run.state.y, run.batch)
+        if found and self._stepper is not None:
+            k, level, value = run.k, found[0].capitalize(), found[1]
+            self._stepper.rewind()
+            still = undefined(run, run.state.x, run.state.y, run.batch)
+            where = "at the end" if still else f"after step {k}, and the iterate before it is returned"
+            self.verdict = Verdict(Status.NON_FINITE, f"{level} is {value} {where}; {LEFT}")
+
+    def solution(self) -> Solution:
+        run = self.run
+        assert self.verdict is not None
+        self.recorder.end(run)
+        kept = [upper for observer in self.observers if (upper := getattr(observer, "restore", _nothing)(run)) is not None]
+        return Solution(
+            problem=run.problem,
+            method=run.method,
+            x=None if run.problem._without_x else run.state.x.snapshot(),
+            y=run.state.y.snapshot(),
+            status=self.verdict.status,
+            message=self.verdict.message,
+            upper=kept[0] if kept and self.modules else self._upper(),
+            steps=run.k,
+            seconds=run.seconds,
+            counts=run.counts,
+            history=self.recorder.history,
+            engine=run.engine,
+            constants=run.constants,
+            batch=run.batch,
+            report=dict(run.method.report(run)),
+            y0=self.guard.start[len(run.state.x.leaves) :],
+            group=run.group,
+        )
+
+    def _upper(self) -> float | None:
+        """F(x, y); with modules, which a further pass would change, the last number of a step."""
+        run, history = self.run, self.recorder.history
+        if not (self.modules or run.group is not None or (run.problem.needs_batch and run.batch is None)):
+            with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
+                return float(run.oracle.upper(run.state.x, run.state.y, run.batch))
+        return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the future depends on, in plain tensors, numbers and text."""
+        run, verdict = self.run, self.verdict
+        return {
+            "random": random_states(self.source.loader),
+            "problem": self._problem(),
+            "values": self._values,
+            "run": run.state_dict(),
+            "seconds": run.seconds,
+            "training": [module.training for module in self.modules],
+            "constants": None if run.constants is None else dataclasses.asdict(run.constants),
+            "place": self.source.place,
+            "verdict": None if verdict is None else [verdict.status.value, verdict.message, self._giver],
+            "guard": self.guard.state_dict(),
+            "recorder": self.recorder.state_dict(),
+            "observers": [(_name(observer), observer.state_dict()) for observer in self.observers if _keeps(observer)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loop was; the place in the batches and the random states are not touched."""
+        run = self.run
+        run.load_state_dict(state["run"])
+        for name, value in self._problem().items():
+            if state["problem"][name] != value:
+                raise ValueError(_changed(name, state["problem"][name], value))
+        self._values = values_at(run, state["guard"]["start"])
+        if reason := differing(state["values"], self._values, max(torch.finfo(leaf.dtype).eps for leaf in run.state.x.leaves)):
+            raise ValueError(reason)
+        run.seconds = state["seconds"]
+        run.constants = None if state["constants"] is None else Constants(**state["constants"])
+        self.guard.load_state_dict(state["guard"])
+        self.recorder.load_state_dict(state["recorder"])
+        saved = list(state["observers"])
+        for observer in filter(_keeps, self.observers):
+            names = [name for name, _ in saved]
+            if _name(observer) in names:
+                observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])
+        if state["verdict"] is not None:
+            word, message, giver = state["verdict"]
+            status = Status(word)
+            holds = giver is None or giver in [_signature(observer) for observer in self.observers]
+            more = status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
+            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
+                self.verdict, self._giver = Verdict(status, message), giver
+
+    def _problem(self) -> dict[str, Any]:
+        """What must be the same when a run goes on, besides the method and the variables."""
+        problem = self.run.problem
+        parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
+        kinds = {name: None if part is None else f"{type(part).__name__} {constants(part)}" for name, part in parts.items()}
+        response = "optimistic" if problem._selected_response is None else type(problem._selected_response).__name__
+        return {**kinds, "response": response, "modules": len(self.modules)}
+
+
+def _changed(name: str, before: Any, now: Any) -> str:
+    """How a part of the problem differs from that in a checkpoint; a digest of its numbers follows its kind."""
+    (old, *_), (new, *_) = (str(part).split(" ") for part in (before, now))
+    return f"{name}: was {old}, is {new}{' with other numbers' if old == new else ''}."
+
+
+def _take(observers: list[Any], kind: type[T]) -> T:
+    """Take the observer of a kind out of the list, or make one."""
+    given = [observer for observer in observers if isinstance(observer, kind)]
+    if len(given) > 1:
+        raise ValueError(f"callbacks: holds {len(given)} of {kind.__name__}; give one at most.")
+    for observer in given:
+        observers.remove(observer)
+    return given[0] if given else kind()
+
+
+def _name(observer: Any) -> str:
+    return str(getattr(observer, "__name__", type(observer).__name__))
+
+
+def _signature(observer: Any) -> list[str]:
+    return [_name(observer), str(getattr(observer, "tol", getattr(observer, "patience", "")))]
+
+
+def _keeps(observer: Any) -> bool:
+    """Whether an observer has a state that belongs into checkpoints."""
+    return isinstance(observer, Stateful)
+
+
+def _nothing(*arguments: object) -> None:
+    """Stand in for a function that an observer does not have."""
+
+
+def _number(observer: str, key: str, value: Any, taken: set[str]) -> float:
+    if key in taken:
+        raise ValueError(f"callbacks: {observer} returned {key!r}, which the history has already; use another name.")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"callbacks: {observer} returned {value!r} for {key!r}; the history takes numbers.") from None

@@ -1,0 +1,484 @@
+"""Refit: y computed afresh at the x of a solution, and what F and other measures are there."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+from meha.analysis import diagnostics
+from meha.analysis.theory import Constants
+from meha.lower.curvature import flatten, probe, write
+from meha.lower.flat_problem import FlatProblem
+from meha.lower.nearest import solve_nearest
+from meha.method.optimizers import OptimizerFactory, build_optimizer
+from meha.method.status import Status
+from meha.methods import Method
+from meha.methods.frames import move
+from meha.problem.loaders import Endless
+from meha.problem.oracle import Counts, Oracle
+from meha.problem.problem import Problem
+from meha.problem.responses import Nearest, Response, Trained, redraw
+from meha.running.observers import History
+from meha.tensors.checks import check_count, check_positive
+from meha.tensors.distributed import Group
+from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
+
+__all__ = ["Diagnosis", "Refit", "Solution", "refit"]
+
+
+ACCURACY = 1e-7
+"""Relative accuracy of a lower solution that is computed afresh."""
+
+PROBES = 4
+"""Power steps by which the curvature of f is measured first."""
+
+LR = 1e-3
+"""Learning rate of Adam, which trains y where nothing else is said."""
+
+MOST = 100
+"""Upper bound on the batches over which F is averaged."""
+
+Metrics = Mapping[str, Callable[[Any, Any], Any]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Refit:
+    """y computed afresh at the x of a solution; ``print`` it.
+
+    Attributes:
+        y: the fresh lower variable, in the structure of the start.
+        upper: F(x, y) there, the mean over batches if there are any.
+        returned: the same for the y of the solution.
+        lower: f + g at the fresh y, as far as it was measured.
+        metrics: by name, the pair of the measure at the fresh y and at that of the solution.
+        counts: gradients that were taken.
+        how: where y began, and what was done.
+    """
+
+    y: Any
+    upper: float
+    returned: float
+    lower: float
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    how: str = ""
+
+    def __repr__(self) -> str:
+        return f"Refit(F={self.upper:.6g}, returned={self.returned:.6g})"
+
+    def __str__(self) -> str:
+        pairs = {"F": (self.upper, self.returned), **self.metrics}
+        width = max(map(len, pairs))
+        lines = [f"  {name:<{width}}  fresh {fresh:.6g}, returned {old:.6g}" for name, (fresh, old) in pairs.items()]
+        return "\n".join([f"refit: {self.how}, {self.counts.lower} gradients of f", *lines])
+
+
+def refit(
+    problem: Problem,
+    x_value: Any,
+    y_value: Any,
+    y0: Leaves,
+    *,
+    steps: int | None,
+    lr: float | None,
+    optimizer: OptimizerFactory | None,
+    start: Any,
+    seed: int | None,
+    batches: Iterable[Any] | None,
+    metrics: Metrics | None,
+    group: Group | None = None,
+) -> Refit:
+    """Compute y afresh; see :meth:`meha.Solution.refit`."""
+    returned = Variable(y_value, "y")
+    if returned.sharded:
+        raise ValueError(
+            "refit: y is a sharded module, which cannot be copied; train a new one on the lower level at solution.x instead."
+        )
+    problem, x_value = problem._with_dummy_x(x_value, returned)
+    x, y = Variable(x_value, "x"), returned.copy()
+    oracle, response = Oracle(problem, x, y, group), problem._selected_response
+    if steps is None and lr is None and optimizer is None and isinstance(response, Trained):
+        steps, lr = response.steps, response.lr
+    if steps is not None:
+        check_count("steps", steps)
+    if lr is not None:
+        check_positive("lr", lr)
+        if optimizer is not None:
+            raise ValueError(f"lr: is {lr:g}, but there is an optimizer; give one of them.")
+    if problem.needs_batch and batches is None:
+        raise ValueError("batches: the objectives need some; pass those of the run, as in refit(batches=loader).")
+    if steps is None and (y.has_modules or batches is not None):
+        raise ValueError("steps: a network, or a y trained on batches, needs their number; pass it, such as refit(steps=1000).")
+    stream = None if batches is None else Endless(batches)
+    with torch.no_grad(), _seeded(seed, y):
+        where = _begin(x, y, y0, response, start, seed)
+        oracle.response_term.hold(y)  # a proximal term that does not vanish is a part of the lower level
+        if steps is None:
+            lower = _solve(oracle, x, y)
+            done = "lower level solved"
+        else:
+            lower = _train(oracle, x, y, steps, lr, optimizer, stream)
+            done = f"{steps} steps"
+        upper, old = _uppers(oracle, x, (y, returned), stream, batches)
+        values = {
+            name: (float(measure(x_value, y.detached())), float(measure(x_value, y_value)))
+            for name, measure in (metrics or {}).items()
+        }
+    return Refit(y.snapshot(), upper, old, lower, values, oracle.counts, f"{done} from {where}")
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None, y: Variable) -> Iterator[None]:
+    """Draw random numbers from this seed, and leave the generators as they were."""
+    if seed is None:
+        yield
+        return
+    devices = [y.device] if y.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, start: Any, seed: int | None) -> str:
+    """Put y where it begins, and say where that is."""
+    if start is None and seed is not None and next(modules_of(y.value), None) is not None:
+        start = "redraw"
+    if start is None and response is not None and response.start is not None:
+        start = response.start
+    if start is None:
+        copy_(y.leaves, y0)
+        return "y0"
+    if isinstance(start, str) and start == "redraw":
+        redraw(y)
+        return "new random parameters"
+    if callable(start) and not isinstance(start, torch.nn.Module):
+        leaves = Nearest(start=start).begin(x, y)
+        copy_(y.leaves, [leaf.detach() for leaf in leaves])
+        return "the start of the response" if response is not None and start is response.start else "the given function of x"
+    leaves = list(named_leaves(start, "start").values())
+    if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in y.leaves]:
+        raise ValueError("start: has leaves of other shapes than y; give a value like y0.")
+    copy_(y.leaves, [leaf.detach() for leaf in leaves])
+    return "the given start"
+
+
+def _solve(oracle: Oracle, x: Variable, y: Variable) -> float:
+    """Set y to the solution of the lower level nearest to it."""
+    levels = FlatProblem(oracle, x, y)
+    begin = flatten(y)
+    levels.curvatures = probe(oracle, x, y, {}, rounds=PROBES)
+    fresh = solve_nearest(levels, begin, ACCURACY, levels.curvatures["f_yy"])
+    write(fresh.y, y)
+    return fresh.lower
+
+
+def _train(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    steps: int,
+    lr: float | None,
+    factory: OptimizerFactory | None,
+    stream: Iterator[Any] | None,
+) -> float:
+    """Train y on the lower level; the value of the last step."""
+    if lr is None and factory is None:
+        factory = partial(torch.optim.Adam, lr=LR)
+    running = build_optimizer("optimizer", factory, y, oracle.problem)
+    value = float("nan")
+    for _ in range(steps):
+        (lower,), direction = oracle.gradient(y, [(1.0, oracle.lower, x, y)], None if stream is None else next(stream))
+        value = float(lower) + float(oracle.g(x, y))
+        move(y, direction, lr, oracle.prox, x.value, running)
+    return value
+
+
+def _uppers(
+    oracle: Oracle, x: Variable, ys: tuple[Variable, Variable], stream: Iterator[Any] | None, batches: Any
+) -> tuple[float, float]:
+    """F for both y, the mean over one pass through the batches."""
+    number = 1 if stream is None else min(MOST, len(batches) if isinstance(batches, Sized) else MOST)
+    totals = [0.0, 0.0]
+    for _ in range(number):
+        batch = None if stream is None else next(stream)
+        for i, y in enumerate(ys):
+            totals[i] += float(oracle.upper(x, y, batch)) / number
+    return totals[0], totals[1]
+
+
+WIDTH = 100
+"""Columns of printed text."""
+SEVERAL = 20.0
+"""The ratio of the largest to the smallest number from which a plot has a logarithmic scale."""
+DECADES = 1e8
+"""The part of the largest number from which on a scale through zero is logarithmic."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """How well a point solves both levels, by measures that do not depend on the method.
+
+    Attributes:
+        gap: (f + g)(x, y) - v_gamma(x, y); zero where y is stationary for the lower level.
+        residual: :func:`meha.diagnostics.prox_residual` of the penalised problem at c; None without c.
+        gamma, c: the parameters of the envelope and of the penalty.
+    """
+
+    gap: float
+    residual: float | None
+    gamma: float
+    c: float | None
+
+    def __str__(self) -> str:
+        lines = [f"gap       {self.gap:.3g}  (f + g above its Moreau envelope, gamma = {self.gamma:.3g})"]
+        if self.residual is not None:
+            lines.append(f"residual  {self.residual:.3g}  (stationarity of the penalised problem, c = {self.c:.3g})")
+        return "\n".join(lines)
+
+
+@dataclass(eq=False, repr=False)
+class Solution:
+    """The last finite iterate of a run, and how it was reached. ``print`` it, or ``plot`` it.
+
+    It is data: nothing is computed when it is read or printed, except by :meth:`diagnose` and :meth:`refit`.
+
+    Attributes:
+        x, y: the solution, in the structure of the start.
+        status: how the run ended.
+        message: the reason in a sentence, with what to try when it went wrong.
+        upper: F(x, y). With modules or batches, F on the last batch, where the last step began. None if unknown.
+        steps: number of steps taken.
+        seconds: time of the start, where left-out numbers are chosen, and of the steps; not of observers and checkpoints.
+        counts: gradients of F and of f, Hessian-vector products.
+        history: numbers of the recorded steps.
+        method: the hyper-parameters, with those that were left out filled in.
+        engine: the method that the answer comes from: that of the engine which the default chose, or ``method`` itself.
+        constants: of the problem, as stated with it or estimated to fill in the method; None when nothing is known.
+        report: what the run learned about the problem, in lines by heading.
+        y0: the leaves of y at the start, where :meth:`refit` begins.
+        group: the processes that took part; None for this one alone.
+    """
+
+    problem: Problem
+    method: Method
+    x: Any
+    y: Any
+    status: Status
+    message: str
+    upper: float | None
+    steps: int
+    seconds: float
+    counts: Counts
+    history: History
+    engine: str = ""
+    constants: Constants | None = None
+    batch: Any = None
+    report: Mapping[str, str] = field(default_factory=dict)
+    y0: Leaves = field(default_factory=list)
+    group: Group | None = None
+
+    @property
+    def converged(self) -> bool:
+        """Whether the method found evidence for a solution; a stopping rule gives none."""
+        return self.status is Status.CONVERGED
+
+    def diagnose(self, gamma: float | None = None, c: float | None = None) -> Diagnosis:
+        """Measure gap and residual at the solution, which takes many gradients. With a group, all its processes must call it.
+
+        Args:
+            gamma: the envelope parameter; that of the method by default, or 1 where it has none.
+            c: the penalty; by default the last one of the run, if its method has a gamma.
+
+        Raises:
+            ValueError: the objectives need a batch, and there was none.
+        """
+        if self.problem.needs_batch and self.batch is None:
+            raise ValueError("diagnose: the objectives need a batch, and the run had none; use meha.diagnostics with one.")
+        own = getattr(self.method, "gamma", None) or self._last("gamma")
+        c = self._last("c") if c is None and own else c
+        gamma = gamma or own or 1.0
+        gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch, group=self.group)
+        residual = None
+        if c is not None:
+            residual = diagnostics.prox_residual(self.problem, self.x, self.y, gamma, c, batch=self.batch, group=self.group)
+        return Diagnosis(gap, residual, gamma, c)
+
+    def refit(
+        self,
+        *,
+        steps: int | None = None,
+        lr: float | None = None,
+        optimizer: OptimizerFactory | None = None,
+        start: Any = None,
+        seed: int | None = None,
+        batches: Iterable[Any] | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    ) -> Refit:
+        """Compute y afresh at the x of the solution, from the lower level alone, and report F and other measures there.
+
+        Where the lower level has many solutions, F at the solution may be the merit of y, which saw the data of F, and not of
+        x. What x is worth shows with a y that did not. The solution itself stays as it is.
+
+        Args:
+            steps: the number of training steps; None solves the lower level (tensors without batches only), at the solution
+                nearest to the start, or takes those of a response ``Trained``.
+            lr: the size of plain gradient steps.
+            optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)``, which is the default, to take the steps.
+            start: where y begins: y0, or where the response of the problem begins (None); ``"redraw"`` for new random
+                parameters of modules; a function of x; or a value like y0.
+            seed: of all random numbers; a y with modules then begins with new random parameters, unless there is a start.
+            batches: for the objectives, repeated when they end; F is averaged over one pass, or 100 of them.
+            metrics: further measures, functions of (x, y), such as the accuracy on a test set.
+
+        Raises:
+            ValueError: steps, batches or a start are missing or do not fit, or y is a sharded module.
+
+        >>> import meha, torch
+        >>> problem = meha.Problem(
+        ...     upper=lambda x, y: (x - 1).square().sum() + (y - torch.tensor([3.0, 1.0])).square().sum(),
+        ...     lower=lambda x, y: (y.sum() - x).square().sum(),
+        ... )
+        >>> x0, y0 = torch.zeros(1, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        >>> solution = meha.solve(problem, x0, y0)
+        >>> fresh = solution.refit(metrics={"largest": lambda x, y: y.max()})
+        >>> fresh, [round(number, 4) for number in fresh.metrics["largest"]]  # fresh, and as returned
+        (Refit(F=5, returned=3), [1.0, 2.0])
+        """
+        return refit(
+            self.problem,
+            self.x,
+            self.y,
+            self.y0,
+            steps=steps,
+            lr=lr,
+            optimizer=optimizer,
+            start=start,
+            seed=seed,
+            batches=batches,
+            metrics=metrics,
+            group=self.group,
+        )
+
+    def _last(self, name: str) -> float | None:
+        return self.history[name][-1] if name in self.history else None
+
+    def __repr__(self) -> str:
+        return f"Solution({self.status}, steps={self.steps}, seconds={self.seconds:.3g})"
+
+    def __str__(self) -> str:
+        return "\n".join(self._summary())
+
+    @property
+    def details(self) -> str:
+        """The printed solution, the method's numbers, and all that the run learned about the problem."""
+        rest = {"method": self.method.describe(), **self.report}
+        lines = [_line(heading, text) for heading, text in rest.items() if heading != "accuracy"]
+        return "\n".join([*self._summary(), *lines])
+
+    def _summary(self) -> list[str]:
+        work = f"{self.counts.upper} gradients of F, {self.counts.lower} of f"
+        work += f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""
+        estimates = [f"{name} {self._last(name):.2g}" for name in ("gap", "residual") if self._last(name) is not None]
+        accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
+        rows = {"F": "unknown" if self.upper is None else f"{self.upper:.6g}", "accuracy": accuracy, "work": work}
+        lines = [_line(heading, text) for heading, text in (rows | {"note": self.message}).items() if text]
+        return [f"{self._headline()}, {self.seconds:.2f} s", *lines]
+
+    def _headline(self) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        return f"{self.engine or self.method.name}: {self.status} after {steps}"
+
+    def _repr_html_(self) -> str:
+        """The printed solution in notebooks, with the details folded."""
+        head, *rows = self._summary()
+        body, details = html.escape("\n".join(rows)), html.escape(self.details)
+        folded = f"<details><summary>details</summary><pre>{details}</pre></details>"
+        return f"<b>{html.escape(head)}</b><pre>{body}</pre>{folded}"
+
+    def plot(self, names: Sequence[str] = ("upper", "gap", "residual", "change"), path: str | None = None) -> Figure:
+        """Plot convergence curves of recorded numbers against the step, one panel each.
+
+        Where a method made several passes from different starts, each is a line of its own: the one that led to the answer is
+        drawn strong, the others light. A dotted line marks the F that was returned.
+
+        Args:
+            names: columns of :attr:`history`; those that the run did not record are left out.
+            path: a file to save the figure to, such as ``"run.png"``.
+
+        Returns:
+            A figure of ``matplotlib.pyplot``, so that ``plt.show()`` shows it.
+
+        Raises:
+            ImportError: matplotlib is missing: ``pip install "meha[plot]"``.
+            ValueError: the history has none of the names.
+        """
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ImportError('plot() needs matplotlib; install it with: pip install "meha[plot]"') from error
+        shown = [name for name in names if name in self.history]
+        if not shown:
+            raise ValueError(f"names: none of {list(names)} is in the history, which has {list(self.history)}.")
+        passes = self._passes()
+        figure, axes = pyplot.subplots(1, len(shown), figsize=(3.4 * len(shown), 2.8), layout="constrained", squeeze=False)
+        for axis, name in zip(axes[0], shown, strict=True):
+            for rows in reversed(passes):  # the answer on top
+                style = {"color": "C0"} if rows is passes[0] else {"color": "0.7", "linewidth": 1}
+                axis.plot([self.history["step"][i] for i in rows], [self.history[name][i] for i in rows], **style)
+            if name == "upper" and self.upper is not None:
+                axis.axhline(self.upper, linestyle=":", color="C3", linewidth=1, label=f"returned: {self.upper:.4g}")
+                axis.legend(fontsize="small", frameon=False)
+            _scale(axis, [value for value in self.history[name] if math.isfinite(value)])
+            axis.set_xlabel("step")
+            axis.set_title(_TITLES.get(name, name), fontsize="medium")
+            axis.grid(alpha=0.3)
+        figure.suptitle(self._headline())
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def _passes(self) -> list[list[int]]:
+        """The rows of each pass of the method, that whose F ended closest to the answer first."""
+        rows: dict[float, list[int]] = {}
+        for i, number in enumerate(self.history.get("run", [0.0] * len(self.history["step"]))):
+            rows.setdefault(number, []).append(i)
+        upper = self.history.get("upper")
+        if upper is None or self.upper is None:
+            return list(rows.values())
+        answer = self.upper
+        return sorted(rows.values(), key=lambda own: abs(upper[own[-1]] - answer))
+
+
+def _scale(axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic scale for numbers of several sizes, which goes through zero where some are not positive."""
+    sizes = [abs(value) for value in values if value]
+    if not sizes or max(sizes) < SEVERAL * min(sizes):
+        return
+    if min(values) > 0:
+        axis.set_yscale("log")
+    else:
+        axis.set_yscale("symlog", linthresh=max(min(sizes), max(sizes) / DECADES))
+
+
+def _line(heading: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"  {heading:<10} ", subsequent_indent=" " * 13)
+
+
+_TITLES = {
+    "upper": "F(x, y)",
+    "lower": "(f + g)(x, y)",
+    "gap": "gap (as the run estimates it)",
+    "residual": "residual (as the run estimates it)",
+    "change": "relative change of (x, y)",
+}

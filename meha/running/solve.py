@@ -1,0 +1,306 @@
+"""solve(): the loop around a run, with observers and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal, cast
+
+from meha.method.method import Run
+from meha.method.optimizers import RunningOptimizer
+from meha.method.status import Status, TrainingWarning, Verdict
+from meha.methods import Method, default_method
+from meha.problem.loaders import EMPTY, BatchSource, check_divided, check_resumable, random_states, set_random_states
+from meha.problem.problem import Problem
+from meha.running.checkpoints import REMEDY, Checkpoint, SharedCheckpoint
+from meha.running.compiled import CompiledPace
+from meha.running.loop import Loop, mark_trained, warn_about_modules
+from meha.running.observers import Observer
+from meha.running.solution import Solution
+from meha.running.stopping import RelativeChange
+from meha.tensors.checks import check_count, check_switch, check_tolerance
+from meha.tensors.variables import Variable, map_tensors, modules_of
+
+__all__ = ["solve", "uninterrupted"]
+
+
+CHANGE = 1e-8
+"""The default tolerance on the relative change of (x, y), near the rounding error of a sum of double precision numbers."""
+
+
+def solve(
+    problem: Problem,
+    x0: Any,
+    y0: Any,
+    method: Method | None = None,
+    *,
+    max_steps: int = 10_000,
+    tol: float | Literal["default"] | None = "default",
+    batches: Iterable[Any] | None = None,
+    callbacks: Observer | Sequence[Observer] = (),
+    checkpoint: str | os.PathLike[str] | Checkpoint | SharedCheckpoint | None = None,
+    compile: bool | Literal["auto"] = False,
+    copy: bool = False,
+    group: Any = None,
+) -> Solution:
+    """Solve a bilevel problem from (x0, y0).
+
+    Args:
+        problem: the problem.
+        x0, y0: the start. Tensors are not changed; modules are trained in place, and a second run goes on from there, unless
+            ``copy=True``. ``x0=None`` for a problem without x.
+        method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
+            Tensors without batches go to :class:`Default`, which finds accurate solutions of deterministic problems;
+            modules and batches go to :class:`StochasticMEHA`.
+        max_steps: upper bound on the number of steps.
+        tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
+            default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative
+            change of (x, y) in a step falls to it, by default 1e-8.
+        batches: an iterable of batches for the objectives, repeated when it ends (if it can be). :class:`meha.loaders.Together`
+            joins several loaders, and :class:`meha.loaders.Accumulated` makes steps on several batches.
+        callbacks: observers (:mod:`meha.observers`), called as ``callback(run, info)`` after each step: stopping rules
+            (:mod:`meha.stopping`), loggers (:mod:`meha.loggers`), :class:`~meha.observers.Progress` and functions of your own.
+            A :class:`~meha.observers.Recorder` or :class:`~meha.observers.DivergenceGuard` among them replaces the default.
+        checkpoint: a file, or :class:`meha.Checkpoint` to say how often it is written. If the process is killed, repeat the
+            call in a new process that builds the same problem, start and batches: it resumes from the last checkpoint and ends
+            with the same numbers, bit for bit. The file holds x, y, the method's own variables and optimizers, the place in the
+            batches, the states of the random number generators (of torch on all devices, of Python, of numpy, and those that a
+            DataLoader holds), and the states of the observers. Repeated after its end, the call returns the same solution; with
+            a larger ``max_steps`` it goes on, as does a run that a rule had ended when that rule is changed, and one that a
+            callback had stopped. A run that fails, an exception or Ctrl-C saves nothing: the file remains the last good one,
+            and the one before it is kept as well. A full disk is a :class:`~meha.TrainingWarning`, and the run goes on.
+        compile: take many steps as one compiled call, with results equal up to rounding. True warns
+            where this cannot be done, and goes on step by step; "auto" compiles where it pays, and does not warn.
+            Objectives must be functions of x, y and the batch, in torch alone: what else they depend on stays as it was in the
+            first step. Now and then a group of steps on tensors is compared with eager steps; on a difference the run goes back
+            to where both agreed, warns, and goes on eagerly.
+        copy: train copies of modules, and leave those in x0 and y0 as they are. ``solution.x`` and ``solution.y`` are the
+            copies; objectives must use the modules that they are given.
+        group: the processes of torch.distributed that take part: a process group such as ``torch.distributed.group.WORLD``, or
+            a DeviceMesh. All of them make the same call, each with batches of its own, and an objective is the mean of its
+            values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
+            ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
+            :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
+
+    Returns:
+        The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
+        an objective or a callback is passed on, and its attribute ``solution`` is the solution until then.
+
+    >>> import torch
+    >>> problem = Problem(
+    ...     upper=lambda x, y: (x - 2).square().sum() + (y - 4).square().sum(),
+    ...     lower=lambda x, y: torch.sin(x + y - 2).sum(),
+    ... )
+    >>> solution = solve(problem, x0=torch.tensor([-6.0]), y0=torch.zeros(1))
+    >>> print(solution.status, round(float(solution.x), 3))
+    converged 2.356
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
+    check_count("max_steps", max_steps)
+    if tol is not None and tol != "default":
+        check_tolerance("tol", tol)
+    if isinstance(batches, str | bytes | Mapping):
+        raise TypeError(
+            f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not"
+            " batches; pass a list of batches, such as [batch], or a loader."
+        )
+    if batches is not None and not isinstance(batches, Iterable):
+        raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
+    if compile not in (True, False, "auto"):
+        raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
+    check_switch("copy", copy)
+    if copy:
+        x0, y0 = _copied(x0), _copied(y0)
+    if method is not None and not isinstance(method, Method):
+        raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
+    if x0 is None and batches is None and problem._with_dummy_x(None, Variable.of(y0, "y"))[0].needs_batch:
+        raise TypeError(
+            "upper, lower: there is no x (x0=None) and there are no batches, so both must be functions of y alone; pass x0, or"
+            " leave x out of them."
+        )
+    if method is None:
+        method = default_method(problem, x0, y0, batches)
+    observers = _functions(callbacks)
+    if not any(field.name == "tol" for field in dataclasses.fields(method)):
+        observers = ([] if tol is None else [RelativeChange(CHANGE if tol == "default" else tol)]) + observers
+    elif tol != "default":
+        method = dataclasses.replace(cast(Any, method), tol=0.0 if tol is None else tol)
+    if checkpoint is not None:
+        check_resumable(batches, "batches")
+    run = method.start(problem, x0, y0, group=group)
+    if run.group is None:
+        check_divided(batches)
+    file = _open(checkpoint, run)
+    warn_about_modules(run, resumes=file is not None)
+    with Loop(run, BatchSource(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
+        if file is not None:
+            loop.remember()
+            _resume(loop, file)
+        pace = CompiledPace(compile, run, max_steps, batches is not None)
+        try:
+            _advance(loop, pace, file)
+        except KeyboardInterrupt:
+            loop.interrupt(pace, file)
+        except Exception as error:
+            loop.annotate(error, pace)
+            raise
+    mark_trained(run)
+    return loop.solution()
+
+
+def _copied(start: Any) -> Any:
+    """A start with copies of its modules."""
+    return map_tensors(start, lambda tensor: tensor, {id(module): deepcopy(module) for module in modules_of(start)})
+
+
+def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
+    """The checkpoint of a run: a file of one process, or a folder of several."""
+    if checkpoint is None:
+        return None
+    if run.group is None:
+        if isinstance(checkpoint, SharedCheckpoint):
+            raise TypeError(
+                "checkpoint: SharedCheckpoint is for several processes; pass a path, or meha.Checkpoint, or group=."
+            )
+        return checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    if isinstance(checkpoint, Checkpoint):
+        raise TypeError("checkpoint: Checkpoint is the file of one process; pass a folder, or meha.SharedCheckpoint(folder).")
+    file = checkpoint if isinstance(checkpoint, SharedCheckpoint) else SharedCheckpoint(checkpoint)
+    file.open(run.group)
+    return file
+
+
+def uninterrupted(solution: Solution) -> Solution:
+    """Return a solution, or pass on the interrupt that ended its run."""
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt(solution.message)
+    return solution
+
+
+def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
+    """Take steps until there is a verdict, and write checkpoints on the way and at the end."""
+    run, source, begun = loop.run, loop.source, loop.run.k
+    if 0 < run.k < loop.max_steps and loop.verdict is None:  # a run that goes on does so in groups
+        pace.update()
+    while loop.verdict is None:
+        group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
+        if _ran_out(loop, not group):
+            break
+        loop.advance(group, pace)
+        if loop.verdict is None:
+            pace.update()
+            if file is not None and run.k < loop.max_steps and loop.due(file.every):
+                _write(file, loop)
+    if source.empty and not run.k:
+        raise ValueError(f"batches: yields nothing; {EMPTY}.")
+    if loop.verdict is None:
+        short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
+        remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
+        if run.method.open_ended and not short:
+            loop.verdict = Verdict(Status.FINISHED, f"All {run.k} steps were taken.")
+        else:
+            loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+    if run.k > begun:
+        loop.check_end()
+        if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
+            _write(file, loop, last=True)
+
+
+def _ran_out(loop: Loop, here: bool) -> bool:
+    """Whether the batches ended, in this process or in another one."""
+    group = loop.run.group
+    return here if group is None or not loop.source.finite else group.any(here, loop.run.state.y.device)
+
+
+def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:
+    """Write a checkpoint; a full disk does not end the run."""
+    try:
+        file.write(loop.state_dict())
+        if last and isinstance(file, SharedCheckpoint):
+            file.finish()
+    except OSError as error:
+        warnings.warn(f"{error} The run goes on.", TrainingWarning, stacklevel=4)
+
+
+def _read(loop: Loop, file: Checkpoint | SharedCheckpoint) -> dict[str, Any] | None:
+    """What the checkpoint holds; None if there is none."""
+    state = loop.run.state
+    if isinstance(file, Checkpoint):
+        return file.read(state.x.device)
+    optimizers = {name: part for name, part in vars(state).items() if isinstance(part, RunningOptimizer)}
+    moments = {
+        f"run.state.{name}.optimizer.state.{i}.": leaf
+        for name, part in optimizers.items()
+        for i, leaf in enumerate(part.leaves())
+    }
+    return file.read(loop.state_dict(), moments)
+
+
+def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
+    """Put the loop where the checkpoint is, if there is one; when it does not fit, nothing is changed."""
+    run, source = loop.run, loop.source
+    saved = _read(loop, file)
+    if saved is None:
+        return
+    before, states = run.state_dict(), random_states(source.loader)
+    try:
+        with _refusing(file):
+            loop.load_state_dict(saved)
+        if run.k > loop.max_steps:
+            raise ValueError(
+                f"max_steps: the run in the checkpoint {file.path} has done {run.k} steps already, got {loop.max_steps}; allow"
+                " at least as many, or give another path."
+            )
+        processes = 1 if run.group is None else run.group.count
+        if saved.get("processes", processes) == processes:
+            run.batch = source.find(saved["place"])
+            with _refusing(file):
+                set_random_states(saved["random"], source.loader)
+        elif run.main:
+            warnings.warn(
+                f"checkpoint: {saved['processes']} processes wrote it, and {processes} read it: x, y and the method go on,"
+                " batches and random numbers start over.",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        with _refusing(file):
+            for module, training in zip(loop.modules, saved["training"], strict=True):
+                module.training = training
+    except BaseException:
+        run.load_state_dict(before)
+        set_random_states(states, source.loader)
+        raise
+
+
+@contextlib.contextmanager
+def _refusing(file: Checkpoint | SharedCheckpoint) -> Iterator[None]:
+    """Say of any error, such as a callback's own, that the checkpoint does not fit."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"checkpoint: {file.path} is not of this run: {error} Make the same call, or {REMEDY}.") from error
+
+
+def _functions(callbacks: Any) -> list[Any]:
+    listed = [callbacks] if callable(callbacks) else callbacks
+    if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
+        raise TypeError(f"callbacks: expected a function of (run, info) or a list of them, got {callbacks!r}.")
+    for item in listed:
+        if isinstance(item, type):
+            raise TypeError(f"callbacks: {item.__name__} is a class; make an observer of it, as in {item.__name__}().")
+        with contextlib.suppress(ValueError):  # a function without a signature
+            signature = inspect.signature(item)
+            try:
+                signature.bind(None, None)
+            except TypeError:
+                raise TypeError(
+                    f"callbacks: must be called as callback(run, info), but {item!r} takes {signature}; write it so."
+                ) from None
+    return list(listed)

@@ -1,0 +1,534 @@
+"""Choose the weights of penalties by cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log
+from typing import Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from meha.problem.losses import LinearModelLoss, Logistic, Softmax
+from meha.sklearn._models import Family, Fits, Models, Penalty, chosen
+
+__all__ = ["ROUGH", "Candidate", "FoldLoss", "FoldPoint", "FoldScore", "Layout", "WeightSearch", "evident", "layout_of"]
+
+
+IMAGINED = 0.3
+"""Examples that are imagined to have another class than the model would say."""
+
+
+class FoldScore:
+    """Losses of examples left out; with classes, each example counts for a small part as one of the other classes.
+
+    Where classes are (nearly) separable, the examples at hand favour models that are ever surer of themselves, and the first
+    example on the wrong side that was not at hand costs more than all others. Here a fraction of one example is imagined to be
+    there, spread over all: l_i + share * (score of the own class - mean score of the others).
+
+    Args:
+        loss: of the model.
+        weights: of the examples, (n,).
+
+    >>> import torch
+    >>> A, labels = torch.eye(2, dtype=torch.float64), torch.tensor([0, 1])
+    >>> judge = Judge(Logistic(A, labels), torch.ones(2, dtype=torch.float64))
+    >>> right, sure = torch.tensor([-3.0, 3.0]).double(), torch.tensor([-30.0, 30.0]).double()
+    >>> bool(judge.losses(right).sum() < judge.losses(sure).sum())
+    True
+    """
+
+    def __init__(self, loss: LinearModelLoss, weights: Tensor) -> None:
+        self.loss = loss
+        examples = weights.sum().square() / weights.square().sum()
+        self.towards: Tensor | None = None
+        if isinstance(loss, Logistic):
+            self.towards = loss.signs
+        elif isinstance(loss, Softmax):
+            own = one_hot(loss.labels, loss.shape[1]).to(weights)
+            self.towards = own - (1 - own) / (loss.shape[1] - 1)
+        if self.towards is not None:
+            self.towards = self.towards * IMAGINED / (examples + IMAGINED)
+
+    def losses(self, scores: Tensor) -> Tensor:
+        """The loss of each example at scores (..., n), or (..., n, outputs)."""
+        result = self.loss.losses(scores)
+        if self.towards is None:
+            return result
+        margins = self.towards * scores
+        return result + (margins if self.towards.ndim == 1 else margins.sum(dim=-1))
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives of :meth:`losses` by the scores."""
+        result = self.loss.slopes(scores)
+        return result if self.towards is None else result + self.towards
+
+
+ROUGH = 1e-4
+"""Optimality of fits during a search, relative to the gradient without features."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which weight and which group each coefficient belongs to.
+
+    Attributes:
+        classes: (P,), the weight of each coefficient; -1 for those without a penalty.
+        labels: (P,), the group of each coefficient; ``len(sizes)`` for those in none.
+        sizes: (groups,), the number of coefficients in each group.
+        owner: (groups,), the weight of each group.
+        prior: (C, C), the quadratic form that the prior puts on deviations of the log-weights from their centre.
+    """
+
+    classes: Tensor
+    labels: Tensor
+    sizes: Tensor
+    owner: Tensor
+    prior: Tensor
+
+    @property
+    def count(self) -> int:
+        """The number C of weights."""
+        return len(self.prior)
+
+    def penalty(self, x: Tensor, family: Family) -> Penalty:
+        """The penalties at log-weights x, (B, C)."""
+        weights = x.exp()
+        each = weights[:, self.classes.clamp(min=0)] * (self.classes >= 0)
+        group = x.new_zeros(len(x), 0)
+        if family.group:
+            group = family.group * weights[:, self.owner] * self.sizes.to(x).sqrt()
+        return Penalty(family.l1 * each, family.l2 * each, group, self.labels, self.classes)
+
+    def sizes_of(self, b: Tensor) -> Tensor:
+        """Root mean squares of the coefficients that share a weight, (B, C)."""
+        known = self.classes >= 0
+        classes = self.classes[known]
+        squares = b.new_zeros(len(b), self.count).index_add_(1, classes, b[:, known].square())
+        return (squares / torch.bincount(classes, minlength=self.count).clamp(min=1)).sqrt()
+
+
+def layout_of(
+    features: int, outputs: int, kind: Literal["one", "group", "feature"], groups: NDArray[Any] | None, intercept: bool
+) -> Layout:
+    """The layout of features times outputs coefficients, feature by feature, and of one more feature for an intercept.
+
+    Args:
+        kind: whether there is one weight, one for each group, or one for each feature.
+        groups: the group of each feature, from 0.
+    """
+    labels = torch.from_numpy(groups) if groups is not None else torch.zeros(features, dtype=torch.long)
+    classes = {"one": torch.zeros_like(labels), "group": labels, "feature": torch.arange(features)}[kind]
+    count = int(labels.max()) + 1
+    owner = torch.zeros(count, dtype=torch.long).scatter_(0, labels, classes)
+    prior = torch.eye(int(classes.max()) + 1, dtype=torch.float64)
+    if kind == "feature" and groups is not None:
+        prior = _by_groups(labels)
+    if intercept:
+        classes, labels = torch.cat([classes, torch.tensor([-1])]), torch.cat([labels, torch.tensor([count])])
+    classes, labels = classes.repeat_interleave(outputs), labels.repeat_interleave(outputs)
+    return Layout(classes, labels, torch.bincount(labels, minlength=count)[:count], owner, prior)
+
+
+def _by_groups(labels: Tensor) -> Tensor:
+    """The prior that pulls log-weights to the means of their groups, and each of these means, as one number, to the centre."""
+    member = one_hot(labels).double()
+    means = member @ (member / member.sum(0)).t()
+    shares = (member / member.sum(0)) @ (member / member.sum(0)).t()
+    return torch.eye(len(labels), dtype=torch.float64) - means + shares
+
+
+@dataclass(frozen=True, eq=False)
+class FoldPoint:
+    """Log-weights of all models, (B, C), the fits there, their scores, and the upper level of each learner."""
+
+    x: Tensor
+    fits: Fits
+    scores: Tensor
+    values: Tensor
+
+    def replaced(self, other: FoldPoint, good: Tensor, owner: Tensor) -> FoldPoint:
+        """This point, with another one for the learners that are ``good``."""
+        rows = good[owner][:, None]
+        b, free, signs = (torch.where(rows, a, b) for a, b in zip(other.fits.variables, self.fits.variables, strict=True))
+        fits = Fits(b, free, signs, torch.where(rows[:, 0], other.fits.converged, self.fits.converged))
+        scores = torch.where(rows if self.scores.ndim == 2 else rows[:, :, None], other.scores, self.scores)
+        return FoldPoint(torch.where(rows, other.x, self.x), fits, scores, torch.where(good, other.values, self.values))
+
+
+class FoldLoss:
+    """The mean loss of models on the examples that ``valid`` (B, n) weighs, for each of several learners.
+
+    ``owner`` (B,) names the learner that a model belongs to.
+    """
+
+    def __init__(self, models: Models, judge: FoldScore, layout: Layout, family: Family, valid: Tensor, owner: Tensor) -> None:
+        self.models, self.judge, self.layout, self.family, self.owner = models, judge, layout, family, owner
+        self.learners = int(owner.max()) + 1
+        total = valid.new_zeros(self.learners).index_add_(0, owner, valid.sum(1))
+        self.valid = valid / total[owner][:, None]
+
+    def at(self, x: Tensor, start: Tensor) -> FoldPoint:
+        """Fit all models at log-weights x, (B, C)."""
+        fits = self.models.fit(self.layout.penalty(x, self.family), start, ROUGH)
+        scores = self.models.scores(fits.b)
+        losses = (self.valid * self.judge.losses(scores)).sum(1)
+        return FoldPoint(x, fits, scores, x.new_zeros(self.learners).index_add_(0, self.owner, losses))
+
+    def derivatives(self, point: FoldPoint) -> tuple[Tensor, Tensor]:
+        """Gradients (learners, C) in the log-weights, and Gauss-Newton matrices (learners, C, C).
+
+        With H the Hessian of a model on its face and q the gradient of its penalty there, the coefficients move by
+        -H^-1 diag(q) with their log-weights; the matrices are those of the losses along these moves.
+        """
+        models, C = self.models, self.layout.count
+        b, scores, x = point.fits.b, point.scores, point.x
+        penalty = self.layout.penalty(x, self.family)
+        index, valid = chosen(point.fits.free)
+        system = models.system(penalty, b, scores, torch.arange(len(b), device=b.device), index, valid)
+        pull = torch.where(valid, penalty.slope(b, point.fits.signs).gather(1, index), 0.0)
+        slope = torch.where(valid, models.pull(models.weighted(self.judge.slopes(scores), self.valid)).gather(1, index), 0.0)
+        classes = self.layout.classes.clamp(min=0)[index]
+        own = self.owner[:, None].expand_as(classes)
+        gradient = x.new_zeros(self.learners, C)
+        adjoint = system.solve(slope[:, :, None])[:, :, 0]
+        gradient.index_put_((own, classes), -pull * adjoint, accumulate=True)
+        matrix = x.new_zeros(self.learners, C, C)
+        few = index.shape[1] >= C
+        right = torch.diag_embed(pull)
+        if few:  # coefficients that share a weight move together
+            right = pull.new_zeros(len(b), index.shape[1], C).scatter_(2, classes[:, :, None], pull[:, :, None])
+        moves = system.solve(right)
+        products = moves.mT @ self._curved(scores, index, valid, moves)
+        if few:
+            return gradient, matrix.index_add_(0, self.owner, products)
+        rows, columns = classes[:, :, None].expand_as(products), classes[:, None, :].expand_as(products)
+        return gradient, matrix.index_put_((own[:, :, None].expand_as(products), rows, columns), products, accumulate=True)
+
+    def _curved(self, scores: Tensor, index: Tensor, valid: Tensor, moves: Tensor) -> Tensor:
+        """The Hessians of the losses on the examples left out, times moves (B, m, k)."""
+        models = self.models
+        if models.outputs == 1:
+            weights = self.valid * models.loss.curvatures(scores)
+            if index.shape[1] == models.size and bool(valid.all()):
+                return models.A.t() @ (weights[:, :, None] * (models.A @ moves))
+            columns = models.A.t()[index] * valid[:, :, None]
+            return columns @ (weights[:, :, None] * (columns.mT @ moves))
+        H = models.hessian(scores, self.valid, index)
+        return torch.where(valid[:, :, None] & valid[:, None, :], H, 0.0) @ moves
+
+
+POINTS = 20
+"""Weights on the path of a family with one weight."""
+DEPTH = log(1e-3)
+"""Logarithm of the smallest weight on the path of a sparse family, relative to the largest."""
+RIDGE = 10.0, 0.1
+"""Largest weight of a ridge on standardised features, and its smallest weight times the number of examples."""
+HUGE = log(1e12)
+"""Log-weight that keeps all coefficients at zero."""
+RISES = 2
+"""Points in a row without a better error that end a path."""
+REFINEMENTS = 2
+"""Points that are added around the best one."""
+EXPONENTS = (1.0, 2.0)
+"""How fast a weight falls with the size of its coefficients in a first fit."""
+SMALL = 0.1
+"""Size of a coefficient, relative to the largest of its model, from which its weight falls."""
+LEVELS = 9
+"""Weights on the path of a family whose weights follow a first fit."""
+STRENGTHS = 4
+"""Strengths of the prior that are tried."""
+RATIO = 8.0
+"""Ratio of one strength to the next."""
+STEPS = 3
+"""Gauss-Newton steps for each strength."""
+LONGEST = 1.0
+"""Longest move of a log-weight in one step."""
+EVIDENCE = 1.5
+"""Standard errors by which a later candidate must be better than an earlier one."""
+FEW = 2
+"""Examples for each weight, from which weights are learned one by one."""
+CLOSE = 1e-3
+"""Change of the upper level, relative to its value, below which steps end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One way to penalise, with the fits of all folds and of all data.
+
+    Attributes:
+        name: in words.
+        family: the penalty.
+        x: log-weights, (K + 1, C): of the model without each of all K folds, and of the model on all data.
+        fits: coefficients of these models, (K + 1, P).
+        losses: the loss of each example in the models without its fold, (n,), as :class:`Judge` counts it.
+        error: their mean.
+        level: the common part of the log-weights.
+        first: the log-weight of the first fit, with a single weight.
+        exponent: how fast weights fall with the size of the first fit; 0 if they do not.
+        strength: of the prior; infinity if no weights were learned.
+        path: what was tried (log-weights, or strengths), and the errors.
+    """
+
+    name: str
+    family: Family
+    x: Tensor
+    fits: Tensor
+    losses: Tensor
+    error: float
+    level: float
+    first: float
+    exponent: float = 0.0
+    strength: float = float("inf")
+    path: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """A name that no other candidate of the same search has."""
+        return f"{self.name} ({self.exponent:g})" if self.exponent else self.name
+
+
+def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
+    """Whether losses of examples are lower than others, by more than the noise of their differences.
+
+    >>> quiet, noisy = torch.tensor([1.0, 2.0, 1.5, 1.8]), torch.tensor([3.0, 0.1, 0.2, 2.9])
+    >>> evident(quiet - 0.1, quiet, torch.ones(4)), evident(noisy, quiet, torch.ones(4))
+    (True, False)
+    """
+    weights = weights / weights.sum()
+    gain = before - losses
+    mean = (weights * gain).sum()
+    error = (weights.square() * (gain - mean).square()).sum().sqrt()
+    return bool(mean > EVIDENCE * error) and bool(mean > 0)
+
+
+class WeightSearch:
+    """Candidates for the penalty of a linear model on data, judged by folds.
+
+    Args:
+        loss: the loss of the model on all data.
+        layout: which weight and group each coefficient has.
+        folds: the fold of each example, from 0, for one or more ways to deal the examples, (ways, n).
+        weights: of the examples, (n,).
+    """
+
+    def __init__(self, loss: LinearModelLoss, layout: Layout, folds: Tensor, weights: Tensor) -> None:
+        self.loss, self.layout, self.weights, self.judge = loss, layout, weights, FoldScore(loss, weights)
+        self.ways, self.each = len(folds), int(folds.max()) + 1
+        self.count = self.ways * self.each
+        self.members = torch.cat([(way == torch.arange(self.each)[:, None]).to(weights) for way in folds])
+        self.models = Models(loss, torch.cat([1 - self.members, torch.ones_like(weights)[None]]) * weights)
+        self.valid = self.members * weights
+
+    def single(self, family: Family) -> Candidate:
+        """The best single weight, from a path from the largest sensible weight down."""
+        top, bottom = self._range(family)
+        grid = torch.linspace(top, bottom, POINTS).tolist()
+        best = self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
+        return replace(best, first=best.level)
+
+    def adaptive(self, start: Candidate, exponent: float) -> Candidate:
+        """Weights that fall with the size of the coefficients in a first fit, made without the examples that judge."""
+        reach = exponent * log(1 + 1 / SMALL)
+        grid = torch.linspace(start.level + reach, start.level - 1, LEVELS).tolist()
+        best = self._along(start.family, self._following(start.fits, exponent), grid)
+        return replace(best, name=f"{start.name}, weights from a first fit", first=start.level, exponent=exponent)
+
+    def learned(self, start: Candidate) -> Candidate:
+        """Weights learned by Gauss-Newton steps under a prior; its strength is chosen by folds that no step has seen.
+
+        For each fold, a learner chooses weights by cross-validation on the other folds, and is judged on this one; one more
+        learner uses all folds. All of them take the same steps.
+        """
+        models, valid, owner = self._nested
+        level = FoldLoss(models, self.judge, self.layout, start.family, valid, owner)
+        centre, fits = self._centre(start, models)
+        u = centre.new_zeros(level.learners, self.layout.count)
+        point = level.at(centre, fits)
+        scale = point.values
+        best, path, fitted, strength, worse = start, [(float("inf"), start.error)], start.fits, 0.0, 0
+        for attempt in range(STRENGTHS):
+            if attempt == 0:
+                strength = float((level.derivatives(point)[0] / scale[:, None]).abs().max())
+            if strength == 0:
+                break
+            u, point = self._steps(level, centre, u, point, scale, strength)
+            fitted = self.models.fit(self.layout.penalty(start.x + u, start.family), fitted, ROUGH).b
+            losses = self._left_out(self.models.scores(fitted))
+            path.append((strength, self._mean(losses)))
+            if path[-1][1] < best.error:
+                best = replace(start, x=start.x + u, fits=fitted, losses=losses, error=path[-1][1], strength=strength)
+                worse = 0
+            else:
+                worse += 1
+            if worse > 1 or not evident(best.losses, start.losses, self.weights):
+                break
+            strength = strength / RATIO
+        return replace(best, name=f"{start.name}, learned weights", path=path)
+
+    def polished(self, candidate: Candidate) -> Candidate:
+        """The candidate with accurate fits."""
+        fits = self.models.fit(self.layout.penalty(candidate.x, candidate.family), candidate.fits)
+        return replace(candidate, fits=fits.b)
+
+    def _steps(
+        self, level: FoldLoss, centre: Tensor, u: Tensor, point: FoldPoint, scale: Tensor, strength: float
+    ) -> tuple[Tensor, FoldPoint]:
+        """Gauss-Newton steps of all learners for one strength; a step that fails is damped."""
+        prior, owner = strength * self.layout.prior, level.owner
+        damping = torch.zeros_like(scale)
+        value = point.values / scale + 0.5 * ((u @ prior) * u).sum(1)
+        for _ in range(STEPS):
+            gradient, matrix = level.derivatives(point)
+            slope = gradient / scale[:, None] + u @ prior
+            curvature = matrix / scale[:, None, None] + prior + torch.diag_embed(damping[:, None].expand_as(u))
+            move = -torch.linalg.solve(curvature, slope[:, :, None])[:, :, 0]
+            trial = u + move.clamp(-LONGEST, LONGEST)
+            there = level.at(centre + trial[owner], point.fits.b)
+            new = there.values / scale + 0.5 * ((trial @ prior) * trial).sum(1)
+            good = new <= value
+            damping = torch.where(good, damping / RATIO, (RATIO * damping).clamp(min=strength))
+            change = torch.where(good, value - new, 0.0).max()
+            u, value = torch.where(good[:, None], trial, u), torch.where(good, new, value)
+            point = there if bool(good.all()) else point.replaced(there, good, owner)
+            if change < CLOSE:
+                break
+        return u, point
+
+    def _centre(self, start: Candidate, models: Models) -> tuple[Tensor, Tensor]:
+        """Log-weights of the nested models before learning, and fits near them."""
+        near = start.fits[torch.tensor([j for _, j in self._pairs])]
+        x = self.weights.new_full((len(near), self.layout.count), start.first)
+        if not start.exponent:
+            return x, near
+        fits = models.fit(self.layout.penalty(x, start.family), near, ROUGH).b
+        return start.level + self._following(fits, start.exponent), near
+
+    @cached_property
+    def _nested(self) -> tuple[Models, Tensor, Tensor]:
+        """The models of all learners: what they learn from, what judges them, and the number of their learner."""
+        members = self.members
+        train = torch.stack([1 - members[j] - (members[k] if k < self.count else 0) for k, j in self._pairs])
+        valid = torch.stack([self.valid[j] for _, j in self._pairs])
+        return Models(self.loss, train * self.weights), valid, torch.tensor([k for k, _ in self._pairs])
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Learner and fold left out of each nested model; the last learner has all folds, the others those of one way."""
+        every, own = range(self.count), [range(k - k % self.each, k - k % self.each + self.each) for k in range(self.count)]
+        return [(k, j) for k, parts in enumerate([*own, every]) for j in parts if j != k]
+
+    @cached_property
+    def _without_features(self) -> Tensor:
+        """Gradients of the losses by the penalised coefficients, where these are zero and the others fitted; others zero."""
+        models, x = self.models, self.weights.new_full((self.count + 1, self.layout.count), HUGE)
+        fits = models.fit(self.layout.penalty(x, Family("lasso", l1=1.0)), self.weights.new_zeros(len(x), models.size))
+        return models.pull(models.slopes(models.scores(fits.b), models.train)) * (self.layout.classes >= 0)
+
+    def _range(self, family: Family) -> tuple[float, float]:
+        """Log-weights of a path: where all coefficients are (nearly) zero, and where the penalty hardly matters."""
+        if not family.sparse:
+            return log(RIDGE[0]), log(RIDGE[1] / len(self.weights))
+        slope = self._without_features
+        if family.l1:
+            largest = slope.abs().max() / family.l1
+        else:
+            penalty = self.layout.penalty(slope.new_zeros(len(slope), self.layout.count), family)
+            largest = (penalty.norms(slope) / penalty.group).max()
+        top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))
+        return top, top + DEPTH
+
+    def _following(self, fits: Tensor, exponent: float) -> Tensor:
+        """Deviations of log-weights that follow the size of fits, (B, C)."""
+        sizes = self.layout.sizes_of(fits)
+        largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
+        return -exponent * (1 + sizes / (SMALL * largest)).log()
+
+    def _along(self, family: Family, x: Tensor, grid: Sequence[float]) -> Candidate:
+        """The best of the log-weights x + t for t on a grid, from large to small, and between its points."""
+        zero = torch.zeros(len(x), self.models.size, dtype=x.dtype)
+        tried: dict[float, tuple[float, Tensor, Tensor]] = {}
+
+        def visit(t: float, start: Tensor) -> Tensor:
+            fits = self.models.fit(self.layout.penalty(x + t, family), start, ROUGH).b
+            losses = self._left_out(self.models.scores(fits))
+            tried[t] = self._mean(losses), fits, losses
+            return fits
+
+        rises, fits = 0, zero
+        for t in grid:
+            lowest = min((error for error, _, _ in tried.values()), default=float("inf"))
+            fits = visit(t, fits)
+            rises = 0 if tried[t][0] < lowest else rises + 1
+            if rises >= RISES and lowest < max(error for error, _, _ in tried.values()):
+                break
+        for _ in range(REFINEMENTS):
+            between = _between({t: error for t, (error, _, _) in tried.items()})
+            if between is None:
+                break
+            visit(between, tried[min(tried, key=lambda t: abs(t - between))][1])
+        t = min(tried, key=lambda t: tried[t][0])
+        error, fits, losses = tried[t]
+        path = sorted(((t, entry[0]) for t, entry in tried.items()), reverse=True)
+        return Candidate(family.name, family, x + t, fits, losses, error, t, t, path=path)
+
+    def _left_out(self, scores: Tensor) -> Tensor:
+        """The loss of each example in the models without its fold, on the mean of all ways to deal."""
+        return (self.members * self.judge.losses(scores[: self.count])).sum(0) / self.ways
+
+    def _mean(self, losses: Tensor) -> float:
+        return float((self.weights * losses).sum() / self.weights.sum())
+
+
+def _between(errors: dict[float, float]) -> float | None:
+    """Where the parabola through the best point and its two neighbours is lowest; None if the best point has only one."""
+    order = sorted(errors)
+    i = order.index(min(order, key=lambda t: errors[t]))
+    if i in (0, len(order) - 1):
+        return None
+    a, b, c = order[i - 1 : i + 2]
+    left, right = (errors[a] - errors[b]) * (c - b), (errors[c] - errors[b]) * (b - a)
+    if left + right <= 0:
+        return None
+    return b + 0.5 * (left * (c - b) - right * (b - a)) / (left + right)
+
+
+def _basis(search: WeightSearch, best: Candidate, singles: list[Candidate]) -> Candidate:
+    """The single weight from which weights are learned: a ridge where coefficients share weights, otherwise the best one."""
+    smooth = [single for single in singles if not single.family.sparse]
+    shared = search.layout.count < (search.layout.classes >= 0).sum()
+    return smooth[0] if smooth and shared else best
+
+
+def choose(search: WeightSearch, families: Sequence[Family], many: bool) -> tuple[Candidate, list[Candidate]]:
+    """The candidate that the folds favour, and all that were tried.
+
+    Families with a single weight come first, in the given order, then many weights. A later candidate replaces an earlier one
+    only where the examples left out give evidence for it.
+    """
+    tried = [search.single(family) for family in families]
+    single = _favoured(tried, search.weights)
+    if not many or search.layout.count == 1:
+        return single, tried
+    more = []
+    for exponent in EXPONENTS:
+        more.append(search.adaptive(single, exponent))
+        if not evident(more[-1].losses, single.losses, search.weights):
+            break
+    if search.layout.count <= len(search.weights) / FEW:
+        more.append(search.learned(_basis(search, single, tried)))
+    known = [candidate for candidate in more if evident(candidate.losses, single.losses, search.weights)]
+    return min([single, *known], key=lambda candidate: candidate.error), tried + more
+
+
+def _favoured(candidates: Sequence[Candidate], weights: Tensor) -> Candidate:
+    """The last candidate that is evidently better than the one favoured before it."""
+    best = candidates[0]
+    for candidate in candidates:
+        if evident(candidate.losses, best.losses, weights):
+            best = candidate
+    return best

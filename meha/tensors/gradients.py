@@ -1,0 +1,136 @@
+"""Gradients of one value or of a weighted sum of values, as leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from meha.tensors.torch_private import backward
+from meha.tensors.variables import Leaves, Variable
+
+__all__ = ["Frozen", "Gradient", "depends", "differentiate", "fill", "split"]
+
+
+T = TypeVar("T")
+
+
+class Gradient:
+    """Gradient of a weighted sum of values that arrive one at a time.
+
+    Args:
+        wrt: the variables to differentiate in.
+        joint: take one backward pass at the end; otherwise one for each value, which frees its graph.
+    """
+
+    __slots__ = ("joint", "leaves", "parts", "total", "wrt")
+
+    def __init__(self, wrt: tuple[Variable, ...], joint: bool) -> None:
+        self.wrt, self.leaves, self.joint = wrt, [leaf for variable in wrt for leaf in variable.leaves], joint
+        self.total: Tensor | None = None
+        self.parts: list[Tensor | None] = [None] * len(self.leaves)
+
+    def add(self, value: Tensor, weight: float) -> None:
+        """Add ``weight * value`` to the sum."""
+        value = value if isinstance(weight, float) and weight == 1.0 else weight * value
+        if self.joint:
+            self.total = value if self.total is None else self.total + value
+            return
+        self._backward(value, range(len(self.leaves)), self.leaves, inputs=self.leaves)
+
+    def add_sharded(self, value: Tensor, weight: float, x: Variable, y: Variable, *, check: bool) -> list[bool]:
+        """Add ``weight * value``, a value at (x, y) with sharded modules, in a pass that reaches all that requires gradients.
+
+        Args:
+            check: look at which of the variables the value depends on, which takes the memory of a second gradient.
+        """
+        chosen: list[int] = []
+        seats: Leaves = []
+        first = 0
+        for variable in self.wrt:
+            if variable is x or variable is y:
+                chosen += range(first, first + len(variable.leaves))
+                seats += variable.seats
+            first += len(variable.leaves)
+        before = self.parts
+        if check:
+            self.parts = [None] * len(before)
+        if value.requires_grad:
+            self._backward(weight * value, chosen, seats, inputs=None)
+        if not check:
+            return []
+        uses = [any(part is not None for part in pieces) for pieces in split(self.parts, self.wrt)]
+        self.parts = [b if a is None else a if b is None else a + b for a, b in zip(before, self.parts, strict=True)]
+        return uses
+
+    def _backward(self, value: Tensor, chosen: Sequence[int], seats: Leaves, inputs: Leaves | None) -> None:
+        """Add to the chosen parts, which belong to these tensors; the users' gradients stay as they are."""
+        users = [seat.grad for seat in seats]
+        try:
+            for i, seat in zip(chosen, seats, strict=True):
+                seat.grad = self.parts[i]
+            torch.autograd.backward(value, inputs=inputs)  # adds to each gradient in place
+            for i, seat in zip(chosen, seats, strict=True):
+                self.parts[i] = seat.grad
+        finally:
+            for seat, user in zip(seats, users, strict=True):
+                seat.grad = user
+
+    def result(self) -> Leaves:
+        """Return the gradient; unused leaves have zeros."""
+        if self.total is not None:
+            self.parts = list(backward(self.total, self.leaves))
+        return fill(self.parts, self.leaves)
+
+
+class Frozen:
+    """Lets a pass at (x, y) stop at the variables that are asked for, where it cannot know which they are.
+
+    A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that a backward pass cannot be
+    bounded by ``inputs``. Instead, variables that are not asked for do not require gradients during the pass.
+
+    Args:
+        wrt: the variables that are asked for.
+    """
+
+    def __init__(self, wrt: tuple[Variable, ...], x: Variable, y: Variable) -> None:
+        self.sharded = bool(x.sharded or y.sharded)
+        others = [variable for variable in (x, y) if self.sharded and variable not in wrt]
+        self._leaves = [seat for variable in others for seat in variable.seats]
+
+    def __enter__(self) -> bool:
+        for leaf in self._leaves:
+            leaf.requires_grad_(False)
+        return self.sharded
+
+    def __exit__(self, *error: object) -> None:
+        for leaf in self._leaves:
+            leaf.requires_grad_(True)
+
+
+def differentiate(value: Tensor, leaves: Leaves) -> Leaves:
+    """Return the gradient of ``value`` as part of the graph."""
+    return fill(backward(value, leaves, graph=True), leaves)
+
+
+def fill(gradient: Sequence[Tensor | None], leaves: Leaves) -> Leaves:
+    """Replace None by zeros."""
+    return [torch.zeros_like(leaf) if part is None else part for leaf, part in zip(leaves, gradient, strict=True)]
+
+
+def split(leaves: Sequence[T], variables: tuple[Variable, ...]) -> list[list[T]]:
+    """Split one list for all variables into one list per variable."""
+    if len(variables) == 1:
+        return [list(leaves)]
+    pieces = iter(leaves)
+    return [[next(pieces) for _ in variable.leaves] for variable in variables]
+
+
+def depends(value: Tensor, leaves: Leaves) -> bool:
+    """Whether ``value`` depends on any of the leaves."""
+    if not value.requires_grad:
+        return False
+    gradient = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)
+    return any(part is not None for part in gradient)

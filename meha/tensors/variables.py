@@ -1,0 +1,538 @@
+"""Variables: x and y as lists of tensors, whatever structure the user has, and arithmetic on them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meha.tensors.distributed import check_module, is_dtensor, local, sharded_modules, total
+from meha.tensors.torch_private import (
+    compiled_parts,
+    foreach_add_,
+    foreach_copy_,
+    foreach_mul,
+    foreach_norm,
+    foreach_sub,
+    has_gradient_hook,
+    plain_name,
+)
+
+__all__ = [
+    "KINDS",
+    "Leaves",
+    "Variable",
+    "add_",
+    "add_difference_",
+    "all_finite",
+    "copy_",
+    "distance",
+    "fresh_leaf",
+    "inner",
+    "join",
+    "join_norms",
+    "map_tensors",
+    "mean_size",
+    "modules_of",
+    "named_leaves",
+    "named_modules",
+    "norm",
+    "scaled",
+    "select",
+    "short_step",
+    "subtract",
+]
+
+
+KINDS = "a tensor, nested dicts or lists of tensors, or an nn.Module"
+
+
+def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
+    """Return the tensors of ``value`` that are optimised, by dotted name.
+
+    A bare tensor has the empty name. A module contributes its parameters that require gradients, under their names, which
+    ``torch.compile`` does not change.
+
+    >>> list(named_leaves({"w": torch.zeros(2), "layers": [torch.zeros(1), torch.zeros(3)]}))
+    ['w', 'layers.0', 'layers.1']
+    """
+    leaves: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, leaf in _walk(value, "", argument):
+        if id(leaf) in seen:
+            continue
+        if name in leaves:
+            raise ValueError(f"{argument}: two tensors are named {name!r}; rename a key (dots separate levels).")
+        seen.add(id(leaf))
+        leaves[name] = leaf
+    return leaves
+
+
+def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str) -> list[int]:
+    """Return the indices of the leaves named by ``part`` or below it; all if it is None."""
+    if part is None:
+        return list(range(len(names)))
+    wanted = [part] if isinstance(part, str) else list(part)
+    if not wanted:
+        raise ValueError(f"{argument}: is empty; name a leaf, or leave it out to take all.")
+    chosen: list[int] = []
+    for want in wanted:
+        matching = [i for i, name in enumerate(names) if name == want or name.startswith(want + ".")]
+        if not matching:
+            known = ", ".join(repr(name) for name in names) or "none"
+            raise ValueError(f"{argument}: no leaf is named {want!r}; the leaves are {known}.")
+        chosen += [i for i in matching if i not in chosen]
+    return chosen
+
+
+def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix, value
+    elif isinstance(value, nn.Module):
+        for name, parameter in value.named_parameters():
+            if parameter.requires_grad:
+                yield join(prefix, plain_name(name)), parameter
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in _items(value):
+            yield from _walk(item, join(prefix, key), argument)
+    else:
+        where = f"{argument}[{prefix!r}]" if prefix else argument
+        raise TypeError(
+            f"{where}: got {type(value).__name__}, expected {KINDS}. "
+            "Wrap numbers and arrays with torch.as_tensor(..., dtype=torch.float64)."
+        )
+
+
+def named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a value, by their place in it."""
+    if isinstance(value, nn.Module):
+        yield prefix, value
+    elif isinstance(value, Mapping | list | tuple):
+        for key, item in _items(value):
+            yield from named_modules(item, join(prefix, key))
+
+
+def modules_of(value: Any) -> Iterator[nn.Module]:
+    """The modules in a value: itself, or those in its dicts and lists."""
+    return (module for _, module in named_modules(value, ""))
+
+
+def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in pairs:
+        yield str(key), item
+
+
+def join(prefix: str, name: str) -> str:
+    """The name of a leaf below another one."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def fresh_leaf(tensor: Tensor) -> Tensor:
+    """A copy of a tensor, which requires gradients if it can."""
+    fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return fresh.requires_grad_() if fresh.is_floating_point() else fresh
+
+
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
+    """Apply ``function`` to every tensor outside modules; objects in ``memo`` are replaced."""
+    if id(value) in memo:
+        return memo[id(value)]
+    result: Any = value
+    if isinstance(value, Tensor):
+        result = function(value)
+    elif isinstance(value, Mapping):
+        result = {key: map_tensors(item, function, memo) for key, item in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        result = type(value)(*(map_tensors(item, function, memo) for item in value))
+    elif isinstance(value, list | tuple):
+        result = type(value)(map_tensors(item, function, memo) for item in value)
+    memo[id(value)] = result
+    return result
+
+
+Leaves = list[Tensor]
+
+
+def norm(*variables: Leaves) -> Tensor:
+    """Return the Euclidean norm of all leaves together, as a tensor (no synchronisation)."""
+    leaves = [leaf for group in variables for leaf in group]
+    if len(leaves) == 1 and not is_dtensor(leaves[0]):
+        return torch.linalg.vector_norm(leaves[0])
+    return join_norms(list(foreach_norm(local(leaves))), leaves)
+
+
+def join_norms(norms: list[Tensor], leaves: Leaves) -> Tensor:
+    """Return the norm of leaves, of which the parts in this process have these norms."""
+    if not any(is_dtensor(leaf) for leaf in leaves):
+        return torch.linalg.vector_norm(torch.stack(norms))
+    return total([part.square() for part in norms], leaves).sqrt()
+
+
+def mean_size(leaf: Tensor) -> Tensor:
+    """Return the mean of the absolute values of a leaf."""
+    if not is_dtensor(leaf):
+        return leaf.abs().mean()
+    return total([local([leaf])[0].abs().sum()], [leaf]) / leaf.numel()
+
+
+def all_finite(leaves: Leaves) -> bool:
+    """Whether no leaf holds NaN or infinity; the host waits for the device."""
+    if not any(is_dtensor(leaf) for leaf in leaves):
+        return bool(torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all())
+    return not bool(total([(~torch.isfinite(part)).sum() for part in local(leaves)], leaves))
+
+
+def inner(a: Leaves, b: Leaves) -> Tensor:
+    """Return the inner product of all leaves together, as a tensor (no synchronisation)."""
+    return total([torch.dot(u.reshape(-1), v.reshape(-1)) for u, v in zip(local(a), local(b), strict=True)], a)
+
+
+def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
+    """Compute leaves <- leaves + scale * direction in place."""
+    leaves, direction = local(leaves), local(direction)
+    if isinstance(scale, Tensor):
+        foreach_add_(leaves, foreach_mul(direction, scale))
+    elif len(leaves) == 1:
+        leaves[0].add_(direction[0], alpha=scale)
+    else:
+        foreach_add_(leaves, direction, alpha=scale)
+
+
+def scaled(leaves: Leaves, factor: Tensor) -> Leaves:
+    """Return factor * leaves as new leaves; the list is used up, which frees each leaf once its product is made."""
+    if any(is_dtensor(leaf) for leaf in leaves):
+        return [leaves.pop(0) * factor for _ in range(len(leaves))]
+    products = list(foreach_mul(leaves, factor))
+    leaves.clear()
+    return products
+
+
+def subtract(a: Leaves, b: Leaves) -> Leaves:
+    """Return a - b as new leaves."""
+    if len(a) == 1 or any(is_dtensor(leaf) for leaf in a):
+        return [u - v for u, v in zip(a, b, strict=True)]
+    return list(foreach_sub(a, b))
+
+
+def distance(a: Leaves, b: Leaves) -> Tensor:
+    """Return the Euclidean norm of a - b leaf by leaf, as a tensor (no synchronisation)."""
+    parts = [torch.dist(u, v) for u, v in zip(local(a), local(b), strict=True)]
+    return parts[0] if len(parts) == 1 and not is_dtensor(a[0]) else join_norms(parts, a)
+
+
+def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tensor) -> None:
+    """Compute gradient <- gradient + scale * (a - b) leaf by leaf, with new tensors in the list.
+
+    (The old tensors are not written to, because autograd may return views, or one tensor twice.)
+    """
+    for i in range(len(gradient)):
+        difference = a[i] - b[i]
+        if isinstance(scale, Tensor):
+            gradient[i] = gradient[i] + scale * difference
+        elif is_dtensor(difference):
+            mine, sum_ = local([gradient[i], difference])
+            torch.add(mine, sum_, alpha=scale, out=sum_)
+            gradient[i] = difference
+        else:
+            gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)
+
+
+def copy_(leaves: Leaves, source: Leaves) -> None:
+    """Compute leaves <- source in place."""
+    leaves, source = local(leaves), local(source)
+    if len(leaves) == 1:
+        leaves[0].copy_(source[0])
+    else:
+        foreach_copy_(leaves, source)
+
+
+def short_step(leaves: Leaves, directions: Leaves) -> float:
+    """A step along ``directions`` whose length is the square root of the rounding, relative to the leaves."""
+    eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+    return math.sqrt(eps) * (1 + float(norm(leaves))) / (float(norm(directions)) or 1.0)
+
+
+class Variable:
+    """A value of x or y together with its leaves.
+
+    Args:
+        value: the object that objectives get.
+        argument: its name in error messages (``"x"``, ``"y"``).
+
+    Tensors are copied, so a run never changes those of the caller; modules are trained in place.
+
+    A module with ``fully_shard`` cannot be copied. A copy of its variable is a guest: it has leaves of its own, and during a
+    pass (:meth:`seated`) the module of its host holds their numbers.
+
+    Attributes:
+        host: of a guest, the variable whose module it uses; None otherwise.
+        sharded: the modules with ``fully_shard``.
+        managed: which leaves belong to them, so that torch averages their gradients.
+
+    >>> v = Variable({"a": torch.ones(2), "b": torch.zeros(())}, "x")
+    >>> v.names, v.numel
+    (['a', 'b'], 3)
+    """
+
+    __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "owner", "sharded", "value")
+
+    def __init__(self, value: Any, argument: str) -> None:
+        for name, leaf in named_leaves(value, argument).items():
+            _check_values(f"{argument}[{name!r}]" if name else argument, leaf)
+        parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}
+        self._take(map_tensors(value, fresh_leaf, parameters), argument)
+
+    @classmethod
+    def of(cls, value: Any, argument: str) -> Variable:
+        """Make a variable that shares the tensors of ``value`` instead of copying them."""
+        variable = cls.__new__(cls)
+        variable._take(value, argument)
+        return variable
+
+    def _take(self, value: Any, argument: str) -> None:
+        self._plain()
+        self.owner = True
+        for module in modules_of(value):
+            check_module(module, argument)
+            if isinstance(module, torch.jit.ScriptModule):
+                raise TypeError(
+                    f"{argument}: is compiled by torch.jit, and its parameters cannot be exchanged; pass the module itself."
+                )
+        self.sharded = sharded_modules(modules_of(value))
+        self.reshard()
+        named = named_leaves(value, argument)
+        if not named:
+            raise ValueError(
+                f"{argument}: {type(value).__name__} has no tensor to optimise; pass {KINDS} with at least one tensor"
+                " (or parameter that requires gradients)."
+            )
+        self.value, self.argument = value, argument
+        self.names = list(named)
+        self.leaves: Leaves = list(named.values())
+        for name, leaf in named.items():
+            _check_values(self.label(name), leaf)
+        inside = {id(p) for module in self.sharded for p in module.parameters()}
+        self.managed = [id(leaf) in inside and is_dtensor(leaf) for leaf in self.leaves]
+        if not self.numel:
+            raise ValueError(f"{argument}: all tensors are empty; pass at least one with numbers.")
+        for name, leaf in named.items():
+            if has_gradient_hook(leaf):
+                raise ValueError(
+                    f"{self.label(name)}: has a hook that runs after its gradient is computed, such as an optimizer inside the"
+                    " backward pass; a step computes several gradients before it moves, so remove the hook."
+                )
+            if not leaf.is_floating_point():
+                label = self.label(name)
+                raise TypeError(
+                    f"{label}: dtype {leaf.dtype} cannot be differentiated; pass floating point numbers, such as"
+                    f" {label}.double()."
+                )
+        devices = {str(leaf.device) for leaf in self.leaves}
+        if len(devices) > 1:
+            raise ValueError(f"{argument}: tensors are on different devices ({', '.join(sorted(devices))}); move them to one.")
+
+    def _plain(self) -> None:
+        """Begin as a copy of tensors."""
+        self.host: Variable | None = None
+        self.owner, self._seated = False, False
+        self._modes: list[tuple[nn.Module, nn.Module]] = []
+        self._buffers: dict[str, Tensor] = {}
+        self.sharded = list[Any]()
+
+    def label(self, name: str) -> str:
+        """Return the name of a leaf in error messages, such as ``x['w.0']``."""
+        return f"{self.argument}[{name!r}]" if name else self.argument
+
+    def check_finite(self) -> None:
+        """Raise if a leaf contains NaN or infinity."""
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            if leaf.is_meta:
+                raise TypeError(f"{self.label(name)}: is on the meta device, and has no values; pass one on another device.")
+            bad = int(total([(~torch.isfinite(local([leaf])[0])).sum()], [leaf]))
+            if bad:
+                raise ValueError(
+                    f"{self.label(name)}: {bad} of its {leaf.numel()} numbers are NaN or infinite; pass a finite start."
+                )
+
+    @property
+    def numel(self) -> int:
+        """Total number of entries in all leaves."""
+        return sum(leaf.numel() for leaf in self.leaves)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of all leaves."""
+        return self.leaves[0].device
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether the value is or contains a module."""
+        return next(modules_of(self.value), None) is not None
+
+    def copy(self) -> Variable:
+        """Return an independent copy.
+
+        Buffers of modules are copied; parameters that are not optimised are shared, because nothing changes them. Ties
+        between tensors and modules are kept. The copy of a compiled module is compiled. That of a sharded one is a guest.
+        """
+        if self.sharded:
+            return self._guest()
+        modules = list(modules_of(self.value))
+        inside = [part for module in modules for part in module.modules()]
+        parameters = [p for module in modules for p in module.parameters()]
+        trained = {id(leaf) for leaf in self.leaves}
+        memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}
+        # The copy of a module reuses its compiled code.
+        memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}
+        copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
+        copied = [part for module in modules for part in copies[id(module)].modules()]
+        copies |= {id(p): memo[id(p)] for p in parameters}
+        other = Variable.of(map_tensors(self.value, fresh_leaf, copies), self.argument)
+        other.owner = False
+        other._modes = list(zip(inside, copied, strict=True))
+        return other
+
+    def _guest(self) -> Variable:
+        other = Variable.__new__(Variable)
+        other._plain()
+        other.argument, other.names, other.value, other.host = self.argument, self.names, self.value, self.host or self
+        other.sharded, other.managed = self.sharded, self.managed
+        other.leaves = [leaf.detach().clone().requires_grad_() for leaf in self.leaves]
+        held = self.buffers() if self.host is None else self._buffers
+        other._buffers = {name: buffer.clone() for name, buffer in held.items()}
+        return other
+
+    @property
+    def divided(self) -> bool:
+        """Whether a leaf is a DTensor."""
+        return any(is_dtensor(leaf) for leaf in self.leaves)
+
+    @property
+    def seats(self) -> Leaves:
+        """The tensors of the value: the leaves, or those of the host."""
+        return self.leaves if self.host is None else self.host.leaves
+
+    @property
+    def current(self) -> Leaves:
+        """The tensors that hold the numbers now: those of the value during a pass, the leaves otherwise."""
+        return self.seats if self._seated else self.leaves
+
+    @contextmanager
+    def seated(self) -> Iterator[None]:
+        """For the time of a pass, let the module hold the numbers of this variable; sharded modules are left sharded."""
+        if not self.sharded or self._seated:
+            yield
+            return
+        self.reshard()
+        self._swap()
+        self._seated = True
+        try:
+            yield
+        finally:
+            self._seated = False
+            self.reshard()
+            self._swap()
+
+    def reshard(self) -> None:
+        """Let modules drop the parameters that they gathered for a pass, which would be old after the next move."""
+        for module in self.sharded:
+            module.reshard()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        if self.host is None:
+            return
+        mine = [*local(self.leaves), *self._buffers.values()]
+        seats = [*local(self.host.leaves), *self.buffers().values()]
+        for own, seat in zip(mine, seats, strict=True):
+            kept = seat.clone()
+            seat.copy_(own)
+            own.copy_(kept)
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is a copy with modules."""
+        return bool(self._modes)
+
+    def follow_modes(self) -> None:
+        """Give the modules of a copy the current training or evaluation mode of the originals."""
+        for original, own in self._modes:
+            if own.training is not original.training:
+                own.training = original.training
+
+    def detached(self) -> Any:
+        """Return the value with detached tensors that share memory; modules stay as they are."""
+        return map_tensors(self.value, Tensor.detach, {})
+
+    def snapshot(self) -> Any:
+        """Return the value with copied tensors; modules stay as they are."""
+        return map_tensors(self.value, lambda tensor: tensor.detach().clone(), {})
+
+    def like(self, leaves: Sequence[Tensor]) -> Any:
+        """Return ``leaves`` in the structure of the value; a module becomes a dict from parameter names to tensors."""
+        table: dict[int, Any] = {id(own): leaf for own, leaf in zip(self.seats, leaves, strict=True)}
+        for module in modules_of(self.value):
+            table[id(module)] = {plain_name(name): table[id(p)] for name, p in module.named_parameters() if id(p) in table}
+        return map_tensors(self.value, lambda tensor: tensor, table)
+
+    def moved(self, leaves: Leaves) -> Variable:
+        """Return a variable of the same structure with other leaves, which are not copied; modules are not possible."""
+        other = Variable.__new__(Variable)
+        other._plain()
+        other.argument, other.names, other.managed = self.argument, self.names, self.managed
+        other.leaves, other.value = leaves, leaves[0] if isinstance(self.value, Tensor) else self.like(leaves)
+        return other
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of a checkpoint: the leaves, and the buffers and frozen parameters of modules.
+
+        A copy leaves out the frozen parameters, which it shares with the original.
+        """
+        self.reshard()
+        tensors = dict(zip(self.names, self.leaves, strict=True))
+        tensors |= self.buffers() if self.host is None else self._buffers
+        if self.owner:
+            own = {id(leaf) for leaf in self.leaves}
+            for prefix, module in named_modules(self.value, ""):
+                tensors |= {join(prefix, plain_name(name)): p for name, p in module.named_parameters() if id(p) not in own}
+        return tensors
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the buffers of modules, by name."""
+        modules = named_modules(self.value, "")
+        return {join(prefix, plain_name(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of all tensors, by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite all tensors in place with those of ``state``; names, shapes and dtypes must agree."""
+        own = self.tensors()
+        if set(own) != set(state):
+            missing, foreign = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+            raise ValueError(f"{self.argument}: the state is for another variable; missing {missing}, unexpected {foreign}.")
+        for name, tensor in own.items():
+            saved = state[name]
+            if not isinstance(saved, Tensor) or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                got = f"{tuple(saved.shape)} {saved.dtype}" if isinstance(saved, Tensor) else type(saved).__name__
+                raise ValueError(f"{self.label(name)}: the state has {got}, this run has {tuple(tensor.shape)} {tensor.dtype}.")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(state[name])
+
+
+def _check_values(label: str, leaf: Tensor) -> None:
+    """Raise if a tensor has no values that can be moved."""
+    if isinstance(leaf, nn.UninitializedParameter):
+        raise TypeError(f"{label}: has no shape yet, as in a lazy module; call the module once on some data before the run.")
+    if leaf.layout is not torch.strided:
+        raise TypeError(f"{label}: is a tensor of layout {leaf.layout}; pass a dense one, such as {label}.to_dense().")
+    if leaf.is_floating_point() and leaf.dtype.itemsize < 2:
+        raise TypeError(f"{label}: dtype {leaf.dtype} cannot be computed with; pass {label}.float() or {label}.double().")

@@ -1,0 +1,78 @@
+"""Flat vectors for variables, and the clock of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meha.tensors.variables import Leaves, Variable, copy_
+
+__all__ = ["Clock", "Flat"]
+
+
+@dataclass
+class Clock:
+    """Seconds spent in all, in the user's functions and their derivatives, and in linear algebra."""
+
+    seconds: float = 0.0
+    functions: float = 0.0
+    algebra: float = 0.0
+
+    def __str__(self) -> str:
+        rest = max(self.seconds - self.functions - self.algebra, 0.0)
+        return f"{self.functions:.2g} s in the objectives, {self.algebra:.2g} s in linear algebra, {rest:.2g} s in the rest"
+
+
+class Flat:
+    """A variable as one vector.
+
+    >>> flat = Flat(Variable({"a": torch.ones(2), "b": torch.zeros(1, 1)}, "y"))
+    >>> flat.read()
+    tensor([1., 1., 0.])
+    >>> flat.at(torch.tensor([1.0, 2.0, 3.0])).value["b"]
+    tensor([[3.]], requires_grad=True)
+    """
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+        self.sizes = [leaf.numel() for leaf in variable.leaves]
+        self.size = sum(self.sizes)
+        self.dtype = torch.promote_types(variable.leaves[0].dtype, variable.leaves[-1].dtype)
+        for leaf in variable.leaves:
+            self.dtype = torch.promote_types(self.dtype, leaf.dtype)
+        self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)
+        self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1
+
+    def read(self) -> Tensor:
+        """A copy of the variable."""
+        return self.join([leaf.detach() for leaf in self.variable.leaves]).clone()
+
+    def write(self, vector: Tensor) -> None:
+        """Overwrite the variable."""
+        with torch.no_grad():
+            copy_(self.variable.leaves, self.split(vector))
+
+    def split(self, vector: Tensor) -> Leaves:
+        """The parts of a vector, or of each row of a matrix, in the shapes of the leaves."""
+        if self._is_vector:
+            return [vector]
+        leaves, rows = self.variable.leaves, vector.shape[:-1]
+        if len(leaves) == 1:
+            return [vector.reshape((*rows, *leaves[0].shape))]
+        parts = vector.split(self.sizes, dim=-1)
+        return [part.reshape((*rows, *leaf.shape)).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+
+    def join(self, leaves: Sequence[Tensor]) -> Tensor:
+        """One vector from parts in the shapes of the leaves."""
+        if self._is_vector:
+            return leaves[0]
+        if len(leaves) == 1:
+            return leaves[0].reshape(-1)
+        return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
+
+    def at(self, vector: Tensor) -> Variable:
+        """A variable of the same structure with new leaves."""
+        return self.variable.moved([leaf.detach().requires_grad_() for leaf in self.split(vector)])
