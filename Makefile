@@ -47,7 +47,7 @@ compare: .venv/ready
 # All tables, figures and pages, from lab/records: open out/pages/index.html.
 pages: .venv/ready
 	$(BIN)/meha reproduce --draw --records lab/records --out out/pages
-	$(BIN)/python -m meha_lab.benchmarks.speed --part none
+	$(BIN)/python -m meha_lab.benchmarks --draw
 	$(BIN)/python -m meha_lab.tools.five_problems --out out/pages
 
 .venv/ready: pyproject.toml lab/pyproject.toml constraints.txt

@@ -1,4 +1,4 @@
-"""The command ``meha``. It lies beside the package, so that help and errors do not wait for torch to be imported."""
+"""The command ``meha``, outside of the package so that help and errors need not wait for the import of torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError as error:
 __all__ = ["app", "fail", "listing", "refuse"]
 
 COMMANDS = "meha.commands"
-"""Group of the entry points by which other packages, such as the laboratory, add commands."""
+"""The entry point group through which other packages, such as meha-lab, add commands."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,22 +71,22 @@ def clean(
     for a formula begin with an apostrophe.
     """
     try:
-        from meha.cleaning.command import clean_file
+        from meha.cleaning.command import clean_file  # imports torch: seconds that --help must not wait
 
-        found = clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, force, quiet=as_json)
+        result = clean_file(data, clean_fraction, trusted, label, ignore or [], out, seed, top, force, quiet=as_json)
         if as_json:
-            typer.echo(json.dumps(found, indent=2))
+            typer.echo(json.dumps(result, indent=2))
     except KeyboardInterrupt:
         Console().print("Interrupted; nothing was written.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(130) from None  # 128 + SIGINT, the shell's convention
     except ImportError as error:
-        package = (error.name or str(error)).partition(".")[0]
+        package = (error.name or str(error)).partition(".")[0]  # pip installs packages, not their modules
         fail(f'meha clean needs {package}; install it with: pip install "meha[clean]"')
     except MemoryError:
         fail(f"{data}: does not fit in memory; clean a part of it.")
     except OSError as error:
         fail(str(error))
-    except Exception as error:
+    except Exception as error:  # refusals are RefusalErrors; refuse passes defects on with their traceback
         refuse(error)
 
 
@@ -99,7 +99,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows = {name: _version(name) for name in names}
     rows["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    rows["cpu"] = f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads"
+    cores, threads = os.cpu_count(), torch.get_num_threads()
+    rows["cpu"] = f"{cores} core{'s' * (cores != 1)}, torch uses {threads} thread{'s' * (threads != 1)}"
     rows["cuda"] = ", ".join(devices) or "none"
     rows["data"] = os.environ.get("MEHA_DATA", "MEHA_DATA is not set")
     if as_json:
@@ -109,12 +110,12 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
 
 
 def _add_commands() -> None:
-    """Add the commands of other packages; where the laboratory is missing, ``reproduce`` says how to install it."""
-    found = {command.name: command for command in entry_points(group=COMMANDS)}
-    for name, command in sorted(found.items()):
+    """Add the commands of other packages; if meha-lab is missing, ``reproduce`` says how to install it."""
+    commands = {command.name: command for command in entry_points(group=COMMANDS)}
+    for name, command in sorted(commands.items()):
         app.command(name)(command.load())
-    if "reproduce" not in found:
-
+    if "reproduce" not in commands:
+        # Accept all options of the real command, so that the hint below is printed and not an error about them.
         @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
         def reproduce() -> None:
             """Run the paper's experiments and write a report (in the package meha-lab)."""
@@ -132,8 +133,8 @@ def _version(package: str) -> str:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """End with the message of a refusal; other errors are defects, and are passed on."""
-    from meha.tensors.checks import RefusalError
+    """Exit with the message of a RefusalError; raise other errors again, since they are defects."""
+    from meha.tensors.checks import RefusalError  # imports torch, so not at the top
 
     if not isinstance(error, RefusalError):
         raise error
@@ -142,12 +143,13 @@ def refuse(error: Exception) -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Print an error and exit with status 2."""
+    # Messages quote file names and labels, so brackets in them are no markup.
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(2)
 
 
 def listing(rows: Sequence[tuple[str, str]]) -> Table:
-    """A table of names and what they are."""
+    """Return a table of names and their descriptions."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()

@@ -75,7 +75,7 @@ sphinx_gallery_conf = {
             "loss_weights.py",
             "few_shot.py",
             "clean_digits.py",
-            "two_valleys.py",
+            "two_basins.py",
             "which_y.py",
             "broken_problem.py",
             "long_run.py",

@@ -36,31 +36,31 @@ __all__ = [
 
 
 SAMPLE = 64
-"""Number of random starts from which the ranges of F and of f + g are taken."""
+"""Number of random starts from which the ranges of F and of f + g are estimated."""
 
 UPPER_TOL = 0.05
-"""How far F may be from its least value, relative to its range, where x and the gap are right.
+"""How far F may be from its minimum, relative to its range, if x and the gap are accurate.
 
 It is loose because y is inaccurate where the lower level is flat; another solution of the lower level differs by more.
 """
 
 
 class Distance(NamedTuple):
-    """Relative distance of a point to the solution (set), in x and in y."""
+    """The relative distance of a point to the solution (set), in x and in y."""
 
     x: float
     y: float
 
 
 class Region(NamedTuple):
-    """Where random starts are drawn from, uniformly: the least and the greatest x and y, numbers or one a coordinate."""
+    """A box for uniform random starts: lower and upper ends of x and of y, numbers or tensors."""
 
     x: tuple[Any, Any]
     y: tuple[Any, Any]
 
 
 class Verification(NamedTuple):
-    """How far a point is from being a solution, without a unit.
+    """How far a point is from being a solution, in three dimensionless numbers.
 
     Attributes:
         x: ||x - x*|| / (1 + ||x*||) or :meth:`KnownProblem.error`, whichever is less; the error alone if it is an excess. For
@@ -98,8 +98,8 @@ class KnownProblem(Problem):
         value: ``value(x)``, the hyper-objective F(x, answer(x)) in float64; None if unknown.
         measure: what :meth:`error` returns: the distance in x, or the excess of ``value`` if x is not unique or hardly
             matters.
-        region: where :meth:`start` draws random starts from; None takes the surroundings of x0 and y0.
-        local: x of local optima that are not global, as far as the search for the solution met them.
+        region: where :meth:`start` draws random starts from; None means around x0 and y0.
+        local: x of the known local optima that are not global.
 
     >>> from meha.problems import strong_convex
     >>> problem = strong_convex(n=2)
@@ -154,22 +154,23 @@ class KnownProblem(Problem):
         >>> problem.verify(problem.x_star, problem.y_star + 1).right()
         False
         """
-        if not all(bool(torch.isfinite(part).all()) for part in (x, y) if part is not None):
+        if not all(bool(torch.isfinite(part).all()) for part in (x, y) if part is not None):  # a diverged run
             return Verification(math.inf, math.inf, math.inf)
         point, answer = (y, self.y_star) if x is None else (x, self.x_star)
         least, best = self.lower_value(self.x_star), float(self._upper(self.x_star, self.y_star))
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)  # fixed: the same point always gets the same numbers
         starts = [self.start(generator) for _ in range(SAMPLE)]
+        # Gap and F are divided by their means over random points, so that one tolerance suits all problems.
         lower_range = sum(self._total(self.x_star, start) - least for _, start in starts) / SAMPLE
         if lower_range <= 0:  # every y solves the lower level at x*
             least = self.lower_value(self.x0)
             lower_range = sum(self._total(self.x0, start) - least for _, start in starts) / SAMPLE
         upper_range = sum(abs(float(self._upper(*start)) - best) for start in starts) / SAMPLE
-        inside = self.y_set is None or self.y_set.contains(y)
+        inside = self.y_set is None or self.y_set.contains(y)  # outside of Y, f + g may be below its minimum on Y
         gap = (self._total(x, y) - self.lower_value(x)) / lower_range if inside else math.inf
-        far = self.error(x, y)
+        error = self.error(x, y)
         numbers = (
-            far if self.measure == "excess" else min(far, float(norm([point - answer]) / (1 + norm([answer])))),
+            error if self.measure == "excess" else min(error, float(norm([point - answer]) / (1 + norm([answer])))),
             gap,
             abs(float(self._upper(x, y)) - best) / upper_range,
         )
@@ -179,7 +180,7 @@ class KnownProblem(Problem):
         return self.upper(y) if x is None else self.upper(x, y)
 
     def _total(self, x: Any, y: Any) -> float:
-        """f + g."""
+        """Return f + g."""
         with torch.no_grad():
             smooth = self.lower(y) if x is None else self.lower(x, y)
             return float(smooth + self.g.value(x, y))
@@ -212,18 +213,18 @@ class KnownProblem(Problem):
         """
         if name == "theory":
             x, y = Variable(self.x0, "x"), Variable(self.y0, "y")
-            return complete_meha(MEHA(), Oracle(self, x, y), x, y, None)[0]
+            return complete_meha(MEHA(), Oracle(self, x, y), x, y, None)[0]  # from self.constants
         if name not in self.presets:
             raise ValueError(f"preset: must be one of {', '.join([*self.presets, 'theory'])} for {self.name}, got {name!r}.")
         return self.presets[name]
 
 
 def _draw(start: Tensor, ends: tuple[Any, Any] | None, domain: ConvexSet | None, generator: torch.Generator) -> Tensor:
-    """Draw a point between ``ends``, or around ``start``, and project it."""
+    """Draw a point between ``ends``, or around ``start``, and project it onto ``domain``."""
     shape = start.shape
     if ends is None:
-        spread = max(1.0, float(norm([start])) / math.sqrt(start.numel()))
-        point = spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+        spread = max(1.0, float(norm([start])) / math.sqrt(start.numel()))  # the root mean square of the start
+        point = spread * torch.randn(shape, generator=generator, dtype=torch.float64)  # the same draws for all dtypes
         point = start + point.to(start)
     else:
         low, high = (torch.as_tensor(end, dtype=torch.float64) for end in ends)
@@ -285,7 +286,7 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
     _check_dimension(n, 1)
     x_star = torch.ones(n, dtype=dtype, device=device)
     y_star = torch.ones(2, n, dtype=dtype, device=device)
-    # The Hessian of F is that of |x - y2|^2/2 with norm 2.
+    # L_F = 2 below: the Hessian of |x - y2|^2 / 2 has norm 2.
     return KnownProblem(
         name=f"merely convex, n = {n}",
         upper=lambda x, y: 0.5 * (x - y[1]).square().sum() + 0.5 * (y[0] - x_star).square().sum(),
@@ -296,7 +297,7 @@ def merely_convex(n: int = 10, *, dtype: torch.dtype = torch.float64, device: An
         y_star=y_star,
         upper_star=0.0,
         distance=lambda x, y: Distance(relative(x, x_star), relative(y, y_star)),
-        answer=lambda x: x.detach().double().cpu().expand(2, n).clone(),
+        answer=lambda x: x.detach().double().cpu().expand(2, n).clone(),  # y1 solves the lower level; y2 = x is best for F
         constants=Constants(L_F=2.0, L_f=GOLDEN, rho_f=0.0, F_xx=1.0, F_yy=1.0, F_xy=1.0, f_yy=1.0, f_xy=1.0),
         presets={
             "paper": MEHA(alpha=InversePower(0.012), beta=InversePower(0.1), eta=0.009, gamma=5.0, c=0.167, p=0.49),
@@ -322,7 +323,7 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
     root = math.sqrt(n)
 
     def response(x: Tensor) -> Tensor:
-        first = basin + 2 - float(x)
+        first = basin + 2 - float(x)  # sin is least at x + y - 2 = 3 pi / 2, up to periods; F prefers the one nearest to 4
         return torch.full((n,), first + 2 * math.pi * round((4 - first) / (2 * math.pi)), dtype=torch.float64)
 
     return KnownProblem(
@@ -364,7 +365,7 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
     high = torch.where(a > 0, 1.0, 0.0).to(a)
 
     def distance(x: Tensor, y: Tensor) -> Distance:
-        nearest = x.to(low).clamp(low, high)
+        nearest = x.to(low).clamp(low, high)  # the set of solutions is a box in x
         return Distance(relative(x.to(low), nearest), relative(y.to(low), y_star))
 
     return KnownProblem(
@@ -379,7 +380,7 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
         y_star=y_star,
         upper_star=-0.5,
         distance=distance,
-        answer=lambda x: soft(a, x.detach().to(a)).double().cpu(),
+        answer=lambda x: soft(a, x.detach().to(a)).double().cpu(),  # soft thresholding solves the lower level
         constants=Constants(L_F=0.0, L_f=1.0, rho_f=0.0, L_g=1.0, f_xy=0.0),
         presets={
             "paper": MEHA(alpha=0.1, beta=1e-5, eta=0.1, gamma=10.0, c=2.0, p=0.49),
@@ -447,10 +448,10 @@ def group_lasso(
     samples = SAMPLES if design == "gaussian" else m
     rows = torch.randn(3 * samples, m, generator=generator, dtype=torch.float64)
     if design == "orthogonal":
-        rows = m**0.5 * torch.linalg.qr(rows[:m])[0].repeat(3, 1)
+        rows = m**0.5 * torch.linalg.qr(rows[:m])[0].repeat(3, 1)  # A'A = m I, as Gaussian rows have in the mean
     clean = rows @ truth
     noise = torch.randn(3 * samples, generator=generator, dtype=torch.float64)
-    labels = clean + noise * (clean.norm() / (2 * noise.norm()))
+    labels = clean + noise * (clean.norm() / (2 * noise.norm()))  # signal-to-noise ratio 2, as in the paper
     data = [(a.to(device, dtype), b.to(device, dtype)) for a, b in zip(rows.split(samples), labels.split(samples), strict=True)]
     train, validation, test = data
 
@@ -458,7 +459,7 @@ def group_lasso(
         return (part[1] - part[0] @ y).square().sum() / (2 * samples)
 
     smoothness = [float(torch.linalg.matrix_norm(a.double(), 2) ** 2) / samples for a, _ in data]
-    step = min(0.05, 1 / smoothness[0])
+    step = min(0.05, 1 / smoothness[0])  # the paper's value, limited to the stable 1 / L_f
     truth = truth.to(device, dtype)
     common: dict[str, Any] = {
         "name": f"group lasso, m = {m}" + ("" if design == "gaussian" else ", orthogonal"),
@@ -477,7 +478,7 @@ def group_lasso(
         },
     }
     with torch.no_grad():
-        null = float(loss(test, common["y0"]))
+        null = float(loss(test, common["y0"]))  # what a model without features reaches
     metrics = {"test error": lambda x, y: float(loss(test, y)), "null error": lambda x, y: null}
     if design == "gaussian":
         return KnownProblem(**common, metrics=metrics, distance=lambda x, y: Distance(math.nan, relative(y, truth)))
@@ -487,11 +488,12 @@ def group_lasso(
     x_star, y_star = (1 - share) * u.norm(dim=1), (share[:, None] * u).reshape(-1)
 
     def distance(x: Tensor, y: Tensor) -> Distance:
+        # Where t_j = 0, every larger x_j also gives y^(j) = 0.
         nearest = torch.where(share > 0, x_star, torch.maximum(x, x_star))
         return Distance(relative(x, nearest), relative(y, y_star))
 
     def response(x: Tensor) -> Tensor:
-        shrunk = (1 - x.detach().to(u) / u.norm(dim=1)).clamp(min=0)
+        shrunk = (1 - x.detach().to(u) / u.norm(dim=1)).clamp(min=0)  # prox of the group norm at u, since A'A = m I
         return (shrunk[:, None] * u).reshape(-1).double().cpu()
 
     upper_star = float(loss(validation, y_star))
@@ -507,7 +509,7 @@ def group_lasso(
 
 
 def _coefficients(m: int) -> Tensor:
-    """Three equal blocks, each of 50 ones (or as many as fit) and then zeros."""
+    """Return the true coefficients: three equal blocks, each of 50 ones (or as many as fit) and then zeros."""
     truth = torch.zeros(m, dtype=torch.float64)
     for block in range(3):
         start = block * (m // 3)

@@ -1,7 +1,7 @@
 """The joints: what the code as a whole must keep to.
 
-The budgets below are today's figures of ``python -m meha_lab.house``. They may fall, and are then lowered here. A rise needs a line
-in the changelog that says for what, and the new figure here.
+The budgets below are today's figures of ``python -m meha_lab.house``. They may fall, and are then lowered here. A rise needs a
+line in the changelog that says for what, and the new figure here; so does a fall of the comments.
 """
 
 import ast
@@ -10,22 +10,22 @@ import re
 from pathlib import Path
 
 import pytest
+from meha_lab import house
 
 import meha
 from meha.methods import Method
-from meha_lab import house
 
 ROOT = Path(meha.__file__).parents[1]
-LIBRARY = house.proper(ROOT)
-NAMES = [path.relative_to(ROOT).as_posix() for path in LIBRARY]
+NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 0
+LINES = 30_352
 LAYERS = 12
-SINGLE_IMPORTERS = 0
-PUBLIC_NAMES = 0
+SINGLE_IMPORTERS = 20
+PUBLIC_NAMES = 184
 REPEATED_CLASSES = 0
-NAMED_NUMBERS = 0
-COMMENTS = 0  # per 100 lines of code, at least; to rise to 6
+NAMED_NUMBERS = 420
+COMMENTS = 3.9  # per 100 lines of code, at least; to rise to 6
+CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 
 HOOKS = {"init", "step", "terminate", "report", "check", "resolve", "advice"}
 
@@ -60,24 +60,24 @@ def test_the_pattern_finds_private_names():
 
 
 @pytest.mark.parametrize(
-    ("budget", "measure"),
+    ("figure", "budget", "measure"),
     [
-        ("LINES", lambda root: [line for path in house.shipped(root) for line in path.read_text().splitlines()]),
-        ("LAYERS", house.layers),
-        ("SINGLE_IMPORTERS", house.single_importers),
-        ("PUBLIC_NAMES", house.public_names),
-        ("REPEATED_CLASSES", house.repeated_classes),
-        ("NAMED_NUMBERS", house.named_numbers),
+        ("lines of the library", LINES, lambda: house.lines(house.shipped(ROOT))),
+        ("import layers", LAYERS, lambda: len(house.layers(ROOT))),
+        ("modules with one importer", SINGLE_IMPORTERS, lambda: len(house.single_importers(ROOT))),
+        ("public names", PUBLIC_NAMES, lambda: len(house.public_names(ROOT))),
+        ("class names used twice or more", REPEATED_CLASSES, lambda: len(house.repeated_classes(ROOT))),
+        ("named numbers of the automatic methods", NAMED_NUMBERS, lambda: len(house.named_numbers(ROOT))),
     ],
 )
-def test_budgets(budget, measure):
-    found, limit = len(measure(ROOT)), globals()[budget]
-    assert found <= limit, f"{budget}: {found}, above the budget of {limit}. {RISE}"
+def test_the_library_keeps_to_its_budgets(figure, budget, measure):
+    assert (found := measure()) <= budget, f"{figure}: {found}, and the budget is {budget}. {CHANGE}"
 
 
-def test_comments():
-    found, code = house.comments(ROOT)
-    assert 100 * found / code >= COMMENTS, f"COMMENTS: {100 * found / code:.2f} per 100 lines of code, below {COMMENTS}. {RISE}"
+def test_comments_do_not_become_fewer():
+    comments, code = house.comments(ROOT)
+    found = 100 * comments / code
+    assert found >= COMMENTS, f"comments per 100 lines of code: {found:.2f}, and the budget is {COMMENTS}. {CHANGE}"
 
 
 def test_a_method_has_seven_hooks_and_two_are_required():

@@ -7,22 +7,26 @@ import pytest
 
 import meha
 
-METHODS = Path(meha.__file__).parent / "methods"
+PACKAGE = Path(meha.__file__).parent
 NAMED = (
-    *(
-        "continuation/*.py",
-        "constrained/*.py",
-        "adaptive/*.py",
-        "newton/*.py",
-        "stochastic.py",
-        "_stochastic.py",
-        "_anderson.py",
-        "_curvatures.py",
-        "_extrapolation.py",
-    ),
-    *("_levels.py", "_nearest.py", "_quasi_newton.py", "_verification.py"),
+    "engines/*.py",
+    "evidence/*.py",
+    "lower/curvature.py",
+    "lower/flat_problem.py",
+    "lower/multistart.py",
+    "lower/nearest.py",
+    "lower/newton_on_faces.py",
+    "lower/batched_newton.py",
+    "lower/quadratic_model.py",
+    "lower/constrained.py",
+    "numerics/extrapolation.py",
+    "numerics/limited_memory.py",
+    "numerics/sqp.py",
+    "methods/default.py",
+    "methods/stochastic_meha.py",
+    "methods/contrib/adaptive_meha.py",
 )
-PATHS = [path for pattern in NAMED for path in sorted(METHODS.glob(pattern))]
+PATHS = [path for pattern in NAMED for path in sorted(PACKAGE.glob(pattern))]
 PLAIN = {0, 1, 2, 0.5}
 
 
@@ -43,7 +47,7 @@ def bare_numbers(source):
     )
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(METHODS)))
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_numbers_have_names(path):
     assert not bare_numbers(path.read_text())
 

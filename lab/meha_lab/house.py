@@ -197,7 +197,8 @@ def public_names(root: Path) -> list[str]:
     modules = _modules(root, shipped(root))
     packages = _passed_on(modules)
     names: list[str] = []
-    waiting, seen = [module for module in ("meha", "meha.sklearn") if module in modules], set()
+    seen: set[str] = set()
+    waiting: list[str] = [module for module in ("meha", "meha.sklearn") if module in modules]
     while waiting:
         module = waiting.pop()
         seen.add(module)
@@ -431,7 +432,7 @@ def figures(root: Path, walks: Sequence[str] = WALKS) -> dict[str, str]:
         ),
     }
     for name in walks:
-        rows[f"`solve` on the {name}: files / functions / calls / hops"] = " / ".join(
+        rows[f"`solve`, {name}: files / functions / calls / hops"] = " / ".join(
             f"{number:,}" for number in walk(root, name).values()
         )
     return rows

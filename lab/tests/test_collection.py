@@ -274,7 +274,7 @@ def script():
 )
 def test_the_script_differentiates_the_hyper_objective(name):
     """The derivative by which the references were found, against central differences."""
-    hyper = script().Hyper(next(family[name] for family in BLUEPRINTS.values() if name in family)())
+    hyper = script().FlatHyperObjective(next(family[name] for family in BLUEPRINTS.values() if name in family)())
     x = hyper.x0 * 1.1 + 0.03
     gradient = hyper.gradient(x)
     for i in range(min(3, x.size)):

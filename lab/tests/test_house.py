@@ -59,7 +59,7 @@ def tree(tmp_path):
                 def go():
                     from meha.low.nails import nail
             """,
-            "meha/top/check.py": "import meha.low.tools\nlooks = 1\n",
+            "meha/top/check.py": "import meha.low.tools\nfrom meha.top import looks as own\nlooks = 1\n",
             "meha/extra.py": "class Hammer: pass\n",
             "lab/meha_lab/__init__.py": "",
             "lab/meha_lab/bench.py": "from meha.extra import Hammer\nclass Bench:\n    class Row: pass\nclass Row: pass\n",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from meha_lab.reproduce import architecture, command
-from meha_lab.reproduce.architecture import FULL, LONGER, QUICK, REDUCED, ROWS, WORK, Row, methods_of, stages_of
+from meha_lab.reproduce.architecture import FULL, LONGER, QUICK, REDUCED, ROWS, WORK, SearchRow, methods_of, stages_of
 from meha_lab.reproduce.cells import Case, Cell
 from meha_lab.reproduce.contenders import CONTENDERS
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records, paper
@@ -104,7 +104,7 @@ def test_the_stages_of_the_full_protocol():
 @pytest.mark.parametrize("method", WORK)
 def test_a_step_takes_the_passes_that_are_stated(method):
     task = architecture_search(**TINY.task)
-    found = search(task, methods_of(Row(method), TINY), [Stage(2)])
+    found = search(task, methods_of(SearchRow(method), TINY), [Stage(2)])
     taken = found.counts.upper + found.counts.lower + found.counts.hvp
     assert taken <= 2 * WORK[method]
     assert taken == 2 * WORK[method] or method == "IAPTT"

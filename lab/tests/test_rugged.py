@@ -295,7 +295,7 @@ def test_the_script_finds_and_confirms_the_references_again(name, capsys):
 @pytest.mark.parametrize("name", ["hole in a plateau", "log valley", "two zeros", "degenerate at the answer"])
 def test_closed_forms_by_search(name):
     module = script()
-    hyper = module.Hyper(MAKERS[name]())
+    hyper = module.BoundedHyperObjective(MAKERS[name]())
     (value, x), *_ = module.search(hyper, np.random.default_rng(0))
     assert value == pytest.approx(built(name).upper_star, abs=1e-9)
     assert x == pytest.approx(built(name).x_star.numpy(), abs=1e-5)

@@ -1,11 +1,15 @@
-"""The benchmarks of speed: bare loops take MEHA's steps, ratios are of the same turn, and the page has the stored numbers."""
+"""The benchmarks: bare loops take MEHA's steps, ratios are of the same turn, and the pages have the numbers of the records."""
 
 import meha_lab.tasks
 import pytest
 import torch
-from meha_lab.benchmarks import speed, speed_page
+from meha_lab import pages
+from meha_lab.benchmarks import speed
+from meha_lab.benchmarks.__main__ import TABLES
 from meha_lab.benchmarks.bare import FewShotPasses, Passes, loop
+from meha_lab.paths import DOCS, RECORDS
 from meha_lab.reproduce import learning
+from meha_lab.store import Store
 from meha_lab.tasks.few_shot import FewShot, Tasks
 
 import meha
@@ -62,23 +66,38 @@ def test_ratios_are_of_the_same_turn():
     times = bench.alternate({"slow": lambda: next(turns), "fast": lambda: next(turns)})
     assert times == {"slow": [4.0, 30.0, 8.0], "fast": [2.0, 10.0, 4.0]}
     bench.compare("part", "slow / fast", times, "slow", "fast", (">=", 2.5))
-    (row,) = bench.rows
+    (row,) = bench.rows["part"]
     assert row["ratio"] == [2.0, 2.0, 3.0]
     assert row["seconds"] == [8.0, 4.0]
-    assert speed_page.met(row) is False
-    assert speed_page.met({**row, "goal": ["<=", 2.5]}) is True
-    assert speed_page.met({**row, "goal": []}) is None
+    assert speed.met(row) is False
+    assert speed.met({**row, "goal": ["<=", 2.5]}) is True
+    assert speed.met({**row, "goal": []}) is None
 
 
-def test_results_of_another_machine_are_dropped():
-    row = {"part": "a", "what": "", "ratio": [1.0, 1.0, 1.0], "seconds": [], "goal": []}
-    before = speed_page.Results("cpu", {"torch": "1"}, [row, {**row, "part": "b"}], {"a": 1, "b": 2})
-    new = {**row, "what": "new"}
-    assert before.updated({"torch": "1"}, [new], {"a": 3}).rows == [new, {**row, "part": "b"}]
-    assert before.updated({"torch": "2"}, [new], {"a": 3}) == speed_page.Results("cpu", {"torch": "2"}, [new], {"a": 3})
+def test_results_of_another_machine_are_not_shown(tmp_path):
+    store = Store(tmp_path)
+
+    def add(part, what, torch):
+        row = {"what": what, "ratio": [1.0, 1.0, 1.0], "seconds": [], "goal": []}
+        store.add("speed", part, {"about": {"torch": torch}, "rows": [row], "curves": {}})
+        return [
+            line.split(" | ")[0] for line in speed.tables(Store(tmp_path)) if line.startswith(("torch", "###", "| o", "| n"))
+        ]
+
+    add("a", "old", "1")
+    assert add("b", "old", "1") == ["torch 1.", "### a", "| old", "### b", "| old"]
+    assert add("a", "new", "1") == ["torch 1.", "### a", "| new", "### b", "| old"]
+    assert add("b", "new", "2") == ["torch 2.", "### b", "| new"]
 
 
-def test_the_tables_in_the_documentation_are_the_ones_that_were_measured():
-    page = speed_page.PAGE.read_text()
-    assert page == speed_page.text(page), "run: python -m meha_lab.benchmarks.speed --part none"
-    assert {row["part"] for row in speed_page.load("cpu").rows}
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_in_the_documentation_are_those_of_the_records(name):
+    page, _ = TABLES[name]
+    drawn = pages.current({name: TABLES[name]}, Store(RECORDS))[page]
+    assert drawn == (DOCS / page).read_text(encoding="utf-8"), "run: python -m meha_lab.benchmarks --draw"
+    assert pages.placed(drawn, name, ["another table"]) != drawn
+
+
+def test_a_page_without_the_comments_is_refused():
+    with pytest.raises(ValueError, match=r"speed: the page needs a line '<!-- speed: drawn by .* and a line"):
+        pages.placed("<!-- end of speed -->", "speed", ["| a |"])

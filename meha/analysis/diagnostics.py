@@ -149,14 +149,14 @@ def subgradient_residual(
     check_positive("c", c)
     point = _Point(problem, x, y, batch, group)
     for variable, domain in ((point.x, problem.x_set), (point.y, problem.y_set)):
-        if domain is not None and not domain.holds(variable):
+        if domain is not None and not domain.holds(variable):  # the normal cone is empty there
             name = variable.argument
             raise ValueError(f"{name}: is not in {name}_set = {domain!r}; pass {name}_set.project({name}).")
     d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
     with torch.no_grad():
         return float(
             norm(
-                _least(Zero(), problem.x_set, None, point.x, d_x, c),
+                _least(Zero(), problem.x_set, None, point.x, d_x, c),  # g is smooth in x: only the normal cone of X is left
                 _least(problem.g, problem.y_set, point.x.value, point.y, d_y, c),
             )
         )
@@ -190,12 +190,12 @@ def prox_residual(
     point = _Point(problem, x, y, batch, group)
     oracle, x_, y_ = point.oracle, point.x, point.y
     d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
-    step = (min(gamma, 0.5 / problem.g.rho) if problem.g.rho else gamma) / c
+    step = (min(gamma, 0.5 / problem.g.rho) if problem.g.rho else gamma) / c  # the prox of c g has one value below 1 / (c rho)
     with torch.no_grad():
         new_x = [z - step * d for z, d in zip(x_.leaves, d_x, strict=True)]
         new_y = [z - step * d for z, d in zip(y_.leaves, d_y, strict=True)]
         oracle.project(x_.value, new_x, step)
-        oracle.prox(x_.value, new_y, step * c)
+        oracle.prox(x_.value, new_y, step * c)  # of c g with the step s, that is of g with s c
         return float(norm(subtract(x_.leaves, new_x), subtract(y_.leaves, new_y))) / step
 
 
@@ -268,13 +268,15 @@ def hypergradient(
     point = _Point(problem, x, y, batch, group)
     oracle = point.oracle
     solution = solve_lower(oracle, point.x, point.y, tol=tol, max_steps=max_steps, batch=batch)
-    _warn_unless_solved(solution, "lower level")
+    _warn_unless_solved(solution, "lower level")  # an error of y* enters the hypergradient to first order
     best = solution.theta
+    # Not strict: F may depend on x through y*(x) alone.
     _, (d_x, F_y) = oracle.gradients((point.x, best), [(1.0, oracle.upper, point.x, best)], batch, strict=False)
 
     with torch.no_grad():
         hessian = oracle.hessian([(1.0, oracle.lower, point.x, best)], batch)
         try:
+            # n steps are enough in exact arithmetic; rounding may need some times as many.
             vector, error = conjugate_gradients(lambda v: hessian(v, best)[0], F_y, steps=10 * best.numel, tol=tol)
         except CurvatureError as reason:
             raise ValueError(
@@ -292,33 +294,35 @@ def hypergradient(
 
 
 class _Point:
-    """Copies of (x, y) with an oracle."""
+    """Copies of (x, y), which diagnostics may move, with an oracle."""
 
     def __init__(self, problem: Problem, x: Any, y: Any, batch: Any, group: Group | None) -> None:
-        self.y = Variable.of(y, "y").copy()
+        self.y = Variable.of(y, "y").copy()  # the user's tensors and modules must not change
         problem, x = problem._with_dummy_x(x, self.y)
         self.x = Variable.of(x, "x").copy()
         self.oracle = Oracle(problem, self.x, self.y, group)
         self.batch = batch
 
     def solve(self, gamma: float, tol: float, max_steps: int = 10_000) -> ProximalSolution:
+        """Solve the proximal lower level, whose minimum is v_gamma; warn if the tolerance is missed."""
         check_positive("gamma", gamma)
         solution = solve_lower(self.oracle, self.x, self.y, gamma=gamma, tol=tol, max_steps=max_steps, batch=self.batch)
         _warn_unless_solved(solution, "proximal lower level")
         return solution
 
     def values(self, theta: Variable, gamma: float) -> tuple[float, float]:
-        """v_gamma given its minimiser, and f + g at y. The minimum is at most the value at theta = y."""
+        """v_gamma, given its minimiser theta, and f + g at y."""
         with torch.no_grad():
             phi = float(self.oracle.phi(self.x, self.y, self.batch))
             at_theta = float(self.oracle.phi(self.x, theta, self.batch))
             distance = float(norm(subtract(theta.leaves, self.y.leaves)))
             value = at_theta + distance * distance / (2 * gamma)
-        return min(value, phi), phi
+        return min(value, phi), phi  # theta = y is a candidate: rounding must not make the gap negative
 
     def envelope_gradient(self, theta: Variable, gamma: float) -> tuple[Leaves, Leaves]:
         """grad v_gamma = (grad_x (f + g)(x, theta*), (y - theta*) / gamma)."""
         oracle = self.oracle
+        # Danskin's theorem: theta* is not differentiated.
         _, d_x = oracle.gradient(self.x, [(1.0, oracle.phi, self.x, theta)], self.batch, strict=False)
         with torch.no_grad():
             return d_x, [d / gamma for d in subtract(self.y.leaves, theta.leaves)]
@@ -329,6 +333,7 @@ class _Point:
         oracle, x, y = self.oracle, self.x, self.y
         v_x, v_y = self.envelope_gradient(self.solve(gamma, tol, max_steps).theta, gamma)
         _, d_x = oracle.gradient(x, [(1.0, oracle.upper, x, y), (c, oracle.phi, x, y)], self.batch, strict=False)
+        # In y, g has kinks: the caller adds its subdifferential, or takes its prox.
         _, d_y = oracle.gradient(y, [(1.0, oracle.upper, x, y), (c, oracle.lower, x, y)], self.batch, strict=False)
         with torch.no_grad():
             return subtract(d_x, [c * leaf for leaf in v_x]), subtract(d_y, [c * leaf for leaf in v_y])
@@ -337,24 +342,26 @@ class _Point:
 def _least(g: NonSmooth, domain: ConvexSet | None, x: Any, z: Variable, gradient: Leaves, c: float) -> Leaves:
     """The element of least norm of gradient + c * (subdifferential of g) + (normal cone of the set) at z."""
     parts = [] if domain is None else domain.parts(z)
+    # Masks of the coordinates that the set lets decrease, and increase.
     down, up = ([torch.ones_like(leaf, dtype=torch.bool) for leaf in z.leaves] for _ in range(2))
-    for part, held in parts:
+    for part, covered in parts:
         if part.coordinatewise:
-            below, above = part.room([z.leaves[i] for i in held])
-            for place, i in enumerate(held):
+            below, above = part.room([z.leaves[i] for i in covered])
+            for place, i in enumerate(covered):
                 down[i], up[i] = below[place], above[place]
     result, free = list(gradient), set(range(len(gradient)))
     for term, chosen in g.terms(z):
         free -= set(chosen)
         bounded = any(not bool(mask[i].all()) for mask in (down, up) for i in chosen)
-        room = ([down[i] for i in chosen], [up[i] for i in chosen]) if bounded else None
+        room = ([down[i] for i in chosen], [up[i] for i in chosen]) if bounded else None  # some terms know no other case
         least = term.least_leaves(x, [z.leaves[i] for i in chosen], [gradient[i] for i in chosen], c, room)
         for i, leaf in zip(chosen, least, strict=True):
             result[i] = leaf
-    for part, held in parts:
-        chosen = [i for i in held if i in free]
+    for part, covered in parts:
+        chosen = [i for i in covered if i in free]  # those with a term of g are done
         if chosen:
             leaves = [z.leaves[i] for i in chosen]
+            # Moreau decomposition: -gradient without its normal part is its projection on the tangent cone.
             for i, leaf in zip(chosen, part.tangent_leaves(leaves, [-gradient[i] for i in chosen]), strict=True):
                 result[i] = -leaf
     return result

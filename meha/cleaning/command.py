@@ -1,4 +1,4 @@
-"""The work of ``meha clean``: from a file to weights, a picture and a summary."""
+"""The command ``meha clean``: it reads a file, and writes weights, a picture and a summary."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from meha.cleaning.network import clean as clean_examples
 from meha.running.loggers import write_atomically
 from meha.tensors.checks import RefusalError
 
-__all__ = ["clean_file"]
-
 
 def clean_file(
     data: Path,
@@ -33,7 +31,7 @@ def clean_file(
     force: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Clean the labels of a file, write and (unless quiet) print what was found, and return it.
+    """Find wrong labels in a file, write and (unless quiet) print the result, and return it.
 
     Training uses one thread: its matrices are small, and threads that wait for each other take far longer on a busy machine.
 
@@ -50,12 +48,12 @@ def clean_file(
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     outputs = [out / "weights.csv", out / "suspicious.png"]
     try:
-        check_outputs(data, outputs, force=force)
+        check_outputs(data, outputs, force=force)  # what can be refused is refused before the training
         check_memory(data)
         examples = read(data, label=label, trusted=trusted, ignore=ignore, clean_fraction=clean_fraction)
         out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings(record=True) as caught, bar:
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # only those about the data are printed below
             warnings.simplefilter("always", CleaningWarning)
             task = bar.add_task("", total=1.0)
             cleaning = clean_examples(
@@ -67,10 +65,11 @@ def clean_file(
             )
     except (ValueError, TypeError, ArithmeticError) as error:
         raise RefusalError(printable(str(error))) from error
-    except FileExistsError as error:
+    except FileExistsError as error:  # by mkdir
         raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads)  # callers in the same process keep their threads
+    # Labels come from the file: they must not act as markup or escape sequences of the terminal.
     for warning in caught:
         Console(stderr=True).print(
             printable(str(warning.message)), style="yellow", markup=False, highlight=False, soft_wrap=True

@@ -1,4 +1,4 @@
-"""Files of the command ``meha clean``: examples from NPZ, CSV or Parquet, weights as CSV, suspicious examples as a picture."""
+"""Read and write the files of ``meha clean``: examples (NPZ, CSV, Parquet), weights (CSV) and suspicious examples (PNG)."""
 
 from __future__ import annotations
 
@@ -25,24 +25,21 @@ if TYPE_CHECKING:
 
 from meha.cleaning.network import LIMIT, Cleaning, as_images, check_features, check_labels, check_trusted
 
-__all__ = ["Examples", "picture", "read", "table"]
-
-
 Array = NDArray[Any]
 
 FEATURES = ("features", "images", "x", "X", "data")
 LABELS = ("labels", "label", "y")
 TRUSTED = "trusted"
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
-LONGEST = 200  # letters of a label in a table: numpy takes as much for all labels as for the longest
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+LONGEST = 200  # letters of a label in a table: numpy needs as much memory for each label as for the longest
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets run cells that begin with one of these (CSV injection)
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 
 UNREADABLE = (
     *(ValueError, EOFError, KeyError, SyntaxError, MemoryError, RuntimeError),  # RuntimeError: encrypted, or nested too deeply
     *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
 )
-"""What numpy and zipfile raise for damaged or crafted files."""
+"""Exceptions that numpy and zipfile raise for damaged or malicious files."""
 
 INK, FAINT, RED = "#222222", "#767676", "#b3261e"
 HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555", "#b2a000")
@@ -62,7 +59,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Features (n, ...), labels (n,), a mask of the trusted ones, and the column names of a table."""
+    """Features (n, ...), labels (n,), a mask of the trusted examples, and the column names of a table."""
 
     features: Array
     labels: Array
@@ -85,7 +82,7 @@ def read(
         label: the name of the array or column of labels, if not a usual one.
         trusted: the name of the array or column that marks trusted labels, if not "trusted".
         ignore: columns of a CSV file that are not features.
-        clean_fraction: the share of the examples to trust, from the first on, instead of an array or column.
+        clean_fraction: the share of the examples to trust, from the first row on, instead of an array or column.
     """
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name an NPZ or CSV file in it.")
@@ -113,6 +110,7 @@ def read(
 
 
 def _check_missing(labels: Array) -> None:
+    """Raise if labels stand for missing ones: they would become a class of their own."""
     missing = np.isin(labels, MISSING) if labels.dtype.kind in "US" else np.zeros(0, dtype=bool)
     if missing.any():
         row, count = int(missing.argmax()), int(missing.sum())
@@ -124,6 +122,7 @@ def _check_missing(labels: Array) -> None:
 
 
 def _trusted(marks: Array | None, fraction: float | None, count: int, name: str) -> NDArray[np.bool_]:
+    """Return the mask of trusted examples from exactly one of marks and fraction."""
     if (marks is None) == (fraction is None):
         raise ValueError(
             f"no labels are marked as trusted; give --clean-fraction, or put {name!r} into the file."
@@ -143,7 +142,7 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
         raise ValueError(f"{path}: is not an NPZ file; write one with numpy.savez(path, features=..., labels=...).")
     try:
         with zipfile.ZipFile(path) as file:
-            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}
+            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}  # not unpacked yet
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path}: is damaged ({error}); write it again.") from error
 
@@ -152,10 +151,10 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
         if name is None:
             arrays = ", ".join(sizes) or "none"
             raise ValueError(f"{path}: has no array of {what} ({' or '.join(map(repr, names))}); its arrays: {arrays}.")
-        if sizes[name] > 8 * LIMIT:
+        if sizes[name] > 8 * LIMIT:  # a zip bomb: small files can unpack to terabytes
             raise ValueError(f"{path}: {name!r} has {sizes[name]:,} bytes, too many for memory; clean a part of it.")
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(path, allow_pickle=False) as file:  # a pickle could run any code
                 values: Array = file[name]
         except UNREADABLE as error:
             remedy = "save plain numbers or strings, such as numpy.asarray(labels, dtype=str)" if "pickle" in str(error) else ""
@@ -169,9 +168,9 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
 
 
 def _text(path: Path) -> TextIO:
-    """A table as CSV text."""
+    """Open a table as CSV text."""
     if path.suffix.lower() != ".parquet":
-        return path.open(encoding="utf-8-sig", newline="")
+        return path.open(encoding="utf-8-sig", newline="")  # without the byte order mark that spreadsheets write
     try:
         from pyarrow import csv as writer
         from pyarrow import parquet
@@ -179,7 +178,7 @@ def _text(path: Path) -> TextIO:
         raise ValueError(f"{path}: reading Parquet files needs pyarrow; install it with: pip install pyarrow") from error
     file = io.BytesIO()
     try:
-        writer.write_csv(parquet.read_table(path), file)
+        writer.write_csv(parquet.read_table(path), file)  # so that all tables pass the same checks
     except (ValueError, TypeError, OSError) as error:
         raise ValueError(f"{path}: is not a Parquet table of numbers and text ({error}).") from error
     return io.StringIO(file.getvalue().decode())
@@ -192,7 +191,7 @@ def _table(
         with _text(path) as file:
             first = file.readline()
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))  # spreadsheets may write semicolons
             header = [name.strip() for name in next(reader, [])]
             _check_header(path, header, label, trusted, ignore)
             trusted = trusted or (TRUSTED if TRUSTED in header and TRUSTED not in ignore else None)
@@ -200,9 +199,9 @@ def _table(
             places = [i for i, name in enumerate(header) if name not in skipped]
             if not places:
                 raise ValueError(f"{path}: no column is left for the features; its columns are {', '.join(map(repr, header))}.")
-            values, labels, marks = array("d"), [], []
+            values, labels, marks = array("d"), [], []  # 8 bytes a number; Python floats in a list take 32
             for cells in reader:
-                if not cells:
+                if not cells:  # blank lines, often at the end
                     continue
                 if len(cells) != len(header):
                     raise ValueError(
@@ -223,7 +222,7 @@ def _table(
         raise ValueError(f"{path}: has a header but no rows; add examples.")
     features = np.frombuffer(values).reshape(len(labels), len(places))
     columns = tuple(header[i] for i in places)
-    strange = np.argwhere(~np.isfinite(features))
+    strange = np.argwhere(~np.isfinite(features))  # float() also reads "nan" and "inf"
     if len(strange):
         row, column = strange[0]
         raise ValueError(
@@ -248,13 +247,14 @@ def _check_header(path: Path, header: list[str], label: str, trusted: str | None
 
 
 def _number(cell: str) -> float:
-    """The number that a cell holds; Python would also take underscores and digits of other scripts."""
+    """Return the number in a cell; unlike float(), refuse underscores and digits of other scripts."""
     if "_" in cell or not cell.isascii():
         raise ValueError(cell)
     return float(cell)
 
 
 def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], places: list[int]) -> ValueError:
+    """Return the error that names the first cell that is not a number."""
     for i in places:
         try:
             _number(cells[i])
@@ -302,7 +302,7 @@ def table(labels: Array, cleaning: Cleaning) -> str:
 
 
 def _plain(label: Any) -> str:
-    """A label as text that a spreadsheet does not take for a formula.
+    """Return a label as text that a spreadsheet does not take for a formula.
 
     >>> _plain("=1+1"), _plain("-1"), _plain("cat")
     ("'=1+1", '-1', 'cat')
@@ -311,7 +311,7 @@ def _plain(label: Any) -> str:
     if not text.startswith(FORMULA):
         return text
     try:
-        float(text)
+        float(text)  # a negative number is no formula
     except ValueError:
         return f"'{text}"
     return text
@@ -331,13 +331,15 @@ def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> b
     rows = cleaning.suspicious()[: top or (20 if images is None else 50)]
     file = io.BytesIO()
     with rc_context(RC), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the picture shows a box instead
+        warnings.filterwarnings("ignore", "Glyph")  # of letters that the font lacks, the picture shows a box
         figure = _gallery(images, examples, cleaning, rows) if images is not None else _sheet(examples, cleaning, rows)
+        # No version of matplotlib in the file: the same data give the same bytes.
         figure.savefig(file, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
     return file.getvalue()
 
 
 def _short(name: Any, most: int = 16) -> str:
+    """Return a name on one line, of at most this number of letters."""
     text = " ".join(str(name).split())
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -354,13 +356,13 @@ def _gallery(images: Array, examples: Examples, cleaning: Cleaning, rows: Array)
     from matplotlib.figure import Figure
 
     pairs = [(_short(examples.labels[row], 13), _short(cleaning.suggested[row], 13)) for row in rows]
-    long = any(len(given) + len(better) > 8 for given, better in pairs)
+    long = any(len(given) + len(better) > 8 for given, better in pairs)  # titles need two lines
     across = min(10, max(len(rows), 4))
     down = max(1, math.ceil(len(rows) / across))
     figure = Figure(figsize=(max(across, 6), down * (1.45 if long else 1.3) + 0.4), layout="constrained")
     figure.suptitle(_headline(cleaning, len(rows)), fontsize=11)
     shown = images[rows].astype(np.float64)
-    low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)
+    low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)  # one scale, so that images compare
     for place in range(across * down):
         ax = figure.add_subplot(down, across, place + 1)
         ax.axis("off")
@@ -409,13 +411,13 @@ def _histogram(ax: Axes, examples: Examples, cleaning: Cleaning) -> None:
 
 
 def _unusual(examples: Examples, cleaning: Cleaning, row: int, most: int = 2) -> str:
-    """The features of a row that are farthest from those of examples whose label is the same and looks right."""
+    """Return the features of a row that differ most from examples of the same label that look right, in words."""
     values = examples.features.reshape(len(examples.features), -1)
     kept = values[(examples.labels == examples.labels[row]) & (cleaning.weights > 0.5)].astype(np.float64)
     if len(kept) < 2:
         return ""
     spread = kept.std(axis=0)
-    far = (values[row] - kept.mean(axis=0)) / np.where(spread > 0, spread, np.inf)
+    far = (values[row] - kept.mean(axis=0)) / np.where(spread > 0, spread, np.inf)  # constant features: 0
     worst = np.argsort(-np.abs(far), kind="stable")[:most]
     names = examples.columns or [f"feature {i}" for i in range(values.shape[1])]
     return ",  ".join(f"{_short(names[i], 20)} {values[row, i]:.4g} ({far[i]:+.1f} sd)" for i in worst if far[i])

@@ -1,4 +1,4 @@
-"""What ``meha clean`` refuses before it starts: files that it would overwrite, and data that memory cannot hold."""
+"""Checks before ``meha clean`` starts: no file is overwritten, and the data fit in memory."""
 
 from __future__ import annotations
 
@@ -12,33 +12,30 @@ import numpy as np
 
 from meha.cleaning.files import LONGEST, UNREADABLE
 
-__all__ = ["check_memory", "check_outputs", "printable"]
-
-
-# Measured by tools/clean_memory.py on tables and arrays of up to 10^6 rows or 12 million numbers: what is needed by these
-# numbers was 1.0 to 2 times the true peak.
+# Measured by meha_lab.tools.clean_memory on tables and arrays of up to 10^6 rows or 12 million numbers: estimates by these
+# constants were 1.0 to 2 times the true peak.
 
 BASE = 150 * 2**20
-"""Bytes that the work takes in any case: libraries that are not yet loaded, the network, the picture."""
+"""Bytes needed for any data: libraries that are not yet loaded, the network, the picture."""
 
 PER_CELL = 25
-"""Bytes that a number of a table takes at most: as it is read, as a double, and scaled."""
+"""Largest number of bytes per number of a table: as text, as a double, and scaled."""
 
 SCALING, SCALING_BYTES = 16, 8
-"""Bytes that a number of an array takes besides its own, and one that is a byte."""
+"""Bytes per number of an array in addition to its own, for other types and for uint8."""
 
 PER_ROW = 300
-"""Bytes that a row takes besides: its label, its weight, its rank and its line in the output."""
+"""Bytes per row for its label, its weight, its rank and its line in the output."""
 
 PER_LETTER = 12
-"""Bytes that a letter of a label takes (measured: 10.8): numpy has four for each, in the labels and in those suggested."""
+"""Bytes per letter of a label (measured: 10.8): numpy stores four for each letter, in given and in suggested labels."""
 
 SAMPLE = 1000
-"""Lines of a table whose length is taken for that of all."""
+"""Number of lines of a table from which the mean length of all lines is estimated."""
 
 
 def printable(text: str) -> str:
-    """The text with control characters, such as escape sequences of terminals, written out.
+    """Return the text with control characters, such as escape sequences of terminals, written out.
 
     >>> printable("cat\\x1b[31m")
     'cat\\\\x1b[31m'
@@ -47,10 +44,10 @@ def printable(text: str) -> str:
 
 
 def check_outputs(data: Path, outputs: list[Path], *, force: bool) -> None:
-    """Raise if a file that is there would be overwritten.
+    """Raise if an existing file would be overwritten.
 
     Raises:
-        ValueError: it is the data, or there is one and ``force`` is False.
+        ValueError: an output is the data, or it exists and ``force`` is False.
     """
     for path in outputs:
         if path.exists() and data.exists() and path.samefile(data):
@@ -60,13 +57,13 @@ def check_outputs(data: Path, outputs: list[Path], *, force: bool) -> None:
 
 
 def check_memory(path: Path, free: int | None = None) -> None:
-    """Raise if a file holds more than memory can; files that cannot be read are left to the reader.
+    """Raise if cleaning a file needs more than the free memory; files that cannot be read are left to the reader.
 
     Args:
-        free: bytes that can be used; by default what the machine has left.
+        free: bytes that can be used; by default the free memory of the machine.
 
     Raises:
-        ValueError: it is too large.
+        ValueError: the file is too large.
     """
     free = available() if free is None else free
     needed = _needed(path)
@@ -81,10 +78,11 @@ def _needed(path: Path) -> int:
     try:
         return _needed_by_arrays(path) if path.suffix.lower() == ".npz" else _needed_by_table(path)
     except (OSError, *UNREADABLE):
-        return 0
+        return 0  # the reader explains what is wrong with the file
 
 
 def _needed_by_arrays(path: Path) -> int:
+    """Estimate the bytes for the arrays of an NPZ file from their headers, without unpacking them."""
     total, rows = BASE, 0
     with zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
@@ -99,6 +97,7 @@ def _needed_by_arrays(path: Path) -> int:
 
 
 def _needed_by_table(path: Path) -> int:
+    """Estimate the bytes for a table from its size and its first lines."""
     with path.open("rb") as file:
         lines = list(islice(file, SAMPLE + 1))
     rows = path.stat().st_size / max(1.0, sum(map(len, lines)) / max(1, len(lines)))
@@ -109,17 +108,17 @@ def _needed_by_table(path: Path) -> int:
 
 
 def available() -> int | None:
-    """Bytes of memory that can still be used: what the machine has, or what a container allows; None if it is not known."""
-    found = []
+    """Return the bytes of memory that can still be used, on the machine or in a container; None if unknown."""
+    limits = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, ValueError, StopIteration):
+        limits.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    except (OSError, ValueError, StopIteration):  # not Linux: all memory is the best that is known
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     try:
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        found.append(max(0, limit - used))
-    except (OSError, ValueError):
+        limits.append(max(0, limit - used))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
         pass
-    return min(found, default=None)
+    return min(limits, default=None)

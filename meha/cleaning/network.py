@@ -1,4 +1,4 @@
-"""Find wrong labels in data, given a few trusted ones."""
+"""Find wrong labels by training a network with MEHA, given a few trusted labels."""
 
 from __future__ import annotations
 
@@ -21,35 +21,32 @@ from meha.problem.problem import Problem
 from meha.running.observers import Recorder
 from meha.running.solve import solve, uninterrupted
 
-__all__ = ["Cleaning", "CleaningWarning", "as_images", "check_features", "check_labels", "check_trusted", "clean"]
-
-
 Array = NDArray[Any]
 
-LIMIT = 10**9  # numbers; 4 GB in training, about three times as much during preparation
+LIMIT = 10**9  # numbers: 4 GB during training, about three times as much during preparation
 NEUTRAL = 0.5
-FEW = 5  # trusted examples of a class, below which there is a warning
+FEW = 5  # trusted examples per class below which there is a warning
 
 HIDDEN = 128
 BATCH = 256
-STEPS = 300  # at least
-EPOCHS = 8  # at least
-WIDE, PASSES, FEWEST = 256, 16, 50  # from this number of inputs on, these epochs, or steps, replace STEPS where they are fewer
-PRETRAINING = 200  # steps
+STEPS = 300  # least number of training steps ...
+EPOCHS = 8  # ... and of epochs: the larger of both counts
+WIDE, PASSES, FEWEST = 256, 16, 50  # from WIDE inputs on, 16 epochs (at least 50 steps) if fewer: no memorising
+PRETRAINING = 200  # steps on the trusted examples
 RATE = 3e-3  # of Adam, for both networks
-C = 0.6  # the penalty c
+C = 0.6  # the penalty parameter c of MEHA
 GAMMA = 1e4
-TRAVEL = 30.0  # distance that each x_i moves in the whole training at a gradient of 1
+TRAVEL = 30.0  # distance that x_i moves in the whole training if its own term has derivative 1
 DOUBT = 0.3  # the cost in F of removing all examples; see clean()
 
 
 class CleaningWarning(UserWarning):
-    """Warns that some examples cannot be judged, or only poorly."""
+    """Warning that some examples cannot be judged, or only poorly."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cleaning:
-    """Result of :func:`clean` for every example.
+    """The result of :func:`clean`: a weight and a suggested label for every example.
 
     Attributes:
         weights: from 0 (the label looks wrong) to 1 (it looks right): p / (p + q), where p is the probability of the label and
@@ -118,9 +115,9 @@ def clean(
         labels: (n,), integers or strings.
         trusted: a mask (n,), or the row numbers of the examples whose labels are right. Each class needs some, ideally ten or
             more. Labels of a class without any cannot be judged: a warning says so, and their weight is 0.5.
-        seed: decides the initial network and the order of the examples.
+        seed: the seed of the initial network, of dropout and of the batches.
         device: the device of the training.
-        watch: called from time to time with the share of the training that is done.
+        watch: called every ten steps with the share of the training that is done.
 
     Returns:
         The weights, the ranking and the suggested labels.
@@ -148,25 +145,26 @@ def clean(
     if not scaled.any():
         raise ValueError("features: all examples are identical; pass features that differ.")
     inputs = torch.from_numpy(scaled).to(device)
+    # The network has outputs for classes with trusted examples only; other labels get any one of them, and are masked below.
     classes = torch.from_numpy(np.searchsorted(known, targets).clip(max=len(known) - 1)).to(device)
 
     unverified = judged & ~mask
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
-        torch.manual_seed(seed)  # for dropout
+        torch.manual_seed(seed)  # of dropout, which has no generator of its own
         network = _network(inputs.shape[1], len(known), seed).to(device)
         noisy, right = (torch.from_numpy(np.flatnonzero(part)).to(device) for part in (unverified, mask))
         _train(network, inputs, classes, noisy, right, seed, watch)
 
     network.eval()
     with torch.no_grad():
-        logits = torch.cat([network(part).double() for part in inputs.split(2**15)])
+        logits = torch.cat([network(part).double() for part in inputs.split(2**15)])  # in parts, to limit memory
     own = logits.gather(1, classes[:, None])
     others = logits.scatter(1, classes[:, None], -torch.inf).amax(dim=1, keepdim=True)
     margin = (own - others).squeeze(1).cpu().numpy()
     margin[~judged], margin[mask] = 0.0, np.inf
     suggested = np.where(unverified, known[logits.argmax(dim=1).cpu().numpy()], targets)
-    weights = torch.from_numpy(margin).sigmoid().numpy()
-    return Cleaning(weights, np.argsort(margin, kind="stable"), names[suggested], mask)
+    weights = torch.from_numpy(margin).sigmoid().numpy()  # p / (p + q) = sigmoid(log p - log q)
+    return Cleaning(weights, np.argsort(margin, kind="stable"), names[suggested], mask)  # by margins: weights round to 1
 
 
 def check_features(features: ArrayLike | Tensor) -> Array:
@@ -208,11 +206,12 @@ def check_labels(labels: ArrayLike | Tensor, count: int) -> Array:
     if values.shape != (count,):
         raise ValueError(f"labels: must have shape ({count},), one per example, got shape {values.shape}.")
     if values.dtype.kind == "f":
+        # Files often store integers as floats, which are exact below 2^53.
         strange = values[~(np.isfinite(values) & (values == np.rint(values)) & (np.abs(values) < 2**53))]
         if len(strange):
             raise ValueError(f"labels: must be integers or strings, got {strange[0]}; regression targets cannot be cleaned.")
         values = values.astype(np.int64)
-    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):
+    if values.dtype.kind == "O" and all(isinstance(value, str) for value in values):  # columns of pandas
         values = values.astype(np.str_)
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
@@ -237,6 +236,7 @@ def check_trusted(trusted: ArrayLike | Tensor, count: int) -> NDArray[np.bool_]:
         raise ValueError(f"trusted: must be a mask of length {count}, or row numbers, got shape {values.shape}.")
     if values.dtype.kind not in "biu" and len(values):
         raise TypeError(f"trusted: must be a mask or row numbers, got an array of {values.dtype}.")
+    # As many 0s and 1s as examples are a mask: row numbers would name only two different rows.
     if values.dtype.kind != "b" and len(values) == count > 2 and np.isin(values, (0, 1)).all():
         values = values.astype(bool)
     if values.dtype.kind == "b":
@@ -262,7 +262,7 @@ def _array(name: str, values: ArrayLike | Tensor) -> Array:
 
 
 def _judged(names: Array, targets: Array, trusted: Array) -> Array:
-    """A mask of the examples whose label a trusted example has too."""
+    """Return a mask of the examples whose label some trusted example has too, and warn about the others."""
     counts, totals = (np.bincount(part, minlength=len(names)) for part in (targets[trusted], targets))
     if (counts > 0).sum() < 2:
         only = names[counts > 0][0]
@@ -289,7 +289,7 @@ def _judged(names: Array, targets: Array, trusted: Array) -> Array:
 
 
 def _warn_about_spellings(names: Array) -> None:
-    """Warn about classes that differ in capitals only, or are the same number."""
+    """Warn about classes that differ only in case or spaces, or are the same number."""
     seen: dict[str, str] = {}
     for name in names.tolist() if names.dtype.kind == "U" else ():
         key = name.strip().casefold()
@@ -323,18 +323,19 @@ def as_images(features: Array) -> Array | None:
         side = round(features.shape[1] ** 0.5)
         square = features.dtype == np.uint8 and side >= 4 and side**2 == features.shape[1]
         return features.reshape(-1, side, side) if square else None
-    if features.ndim == 4 and features.shape[3] not in (1, 3, 4) and features.shape[1] in (1, 3, 4):
+    if features.ndim == 4 and features.shape[3] not in (1, 3, 4) and features.shape[1] in (1, 3, 4):  # channels first
         features = np.moveaxis(features, 1, 3)
     if features.ndim == 4 and features.shape[3] in (1, 3, 4):
-        return features[..., 0] if features.shape[3] == 1 else features[..., :3]
+        return features[..., 0] if features.shape[3] == 1 else features[..., :3]  # without transparency
     return features if features.ndim == 3 else None
 
 
 def _scaled(values: Array) -> NDArray[np.float32]:
-    """Features with mean 0 and deviation 1: images are scaled as a whole, other data column by column.
+    """Return features with mean 0 and standard deviation 1: images scaled as a whole, other data column by column.
 
     In columns, outliers are clipped to the range of the 1 % and 99 % quantiles, extended on both sides by its width.
     """
+    # Column by column, pixels at the rim that are hardly ever used would become as large as all others.
     images = as_images(values) is not None
     kind = np.float32 if values.dtype == np.uint8 else np.float64
     flat: NDArray[np.floating[Any]] = values.reshape(len(values), -1).astype(kind)
@@ -346,13 +347,13 @@ def _scaled(values: Array) -> NDArray[np.float32]:
         np.clip(flat, low - room, high + room, out=flat)
     flat -= flat.mean(axis=0)
     deviation = flat.std(axis=None if images else 0)
-    flat /= np.where(deviation > 1e-12, deviation, 1)
+    flat /= np.where(deviation > 1e-12, deviation, 1)  # constant columns: rounding errors only
     return flat.astype(np.float32)
 
 
 def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
-    """A network with one hidden layer, with dropout of half of its units, and of some inputs if there are at least 8."""
-    with torch.random.fork_rng(devices=[]):  # the weights depend on the seed alone, and the caller's generator stays as it is
+    """Return a network with one hidden layer and dropout: of half its units, and of 30 % of 8 or more inputs."""
+    with torch.random.fork_rng(devices=[]):  # weights depend on the seed only; the caller's random state is restored
         torch.manual_seed(seed)
         first, last = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, outputs)
     return nn.Sequential(nn.Dropout(0.3 if inputs >= 8 else 0.0), first, nn.ReLU(), nn.Dropout(0.5), last)
@@ -396,6 +397,7 @@ def _train(
         optimizer.step()
         report(step)
 
+    # alpha grows with n because f and F are means: the gradient of x_i falls like 1 / n.
     method = MEHA(c=C, p=0.0, gamma=GAMMA, alpha=TRAVEL * count / steps, y_optimizer=adam, theta_optimizer=adam)
     solution = solve(
         Problem(upper, lower),
@@ -403,7 +405,7 @@ def _train(
         network,
         method,
         max_steps=steps,
-        tol=None,
+        tol=None,  # residuals of random batches do not vanish
         batches=zip(_batches(count, generator, inputs.device), of_trusted, strict=False),
         callbacks=[Recorder(every=steps), lambda run, info: report(PRETRAINING + info.step)],
     )
@@ -412,9 +414,9 @@ def _train(
 
 
 def _batches(count: int, generator: torch.Generator, device: torch.device) -> Iterator[Tensor]:
-    """Endless random batches of the numbers below ``count``."""
+    """Yield random batches of the row numbers below ``count`` forever, epoch by epoch."""
     size = min(BATCH, count)
     while True:
         for part in torch.randperm(count, generator=generator).split(size):
-            if len(part) == size:
+            if len(part) == size:  # the lower level divides by the full batch size
                 yield part.to(device)

@@ -21,18 +21,6 @@ from meha.problem.oracle import Oracle
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Variable
 
-__all__ = [
-    "ActiveSetSearch",
-    "ActiveSetStarts",
-    "ActiveSets",
-    "Branching",
-    "Enumerated",
-    "PieceMinimum",
-    "compass_search",
-    "descend",
-]
-
-
 NODES = 1500
 """Quadratic programs that a search may solve."""
 
@@ -51,20 +39,20 @@ CONTRADICTION = 1e-7
 CONVEX = 1e-9
 """Negative curvature, relative to the largest, that is due to rounding."""
 
-FREE, ACTIVE, INACTIVE = 0, 1, 2
+FREE, ACTIVE, INACTIVE = 0, 1, 2  # what a node says about a lower constraint; FREE is undecided
 
 
 @dataclass(eq=False)
 class Enumerated:
-    """What a search found.
+    """The result of a branch and bound.
 
     Attributes:
         z: the best point; None if no point is feasible.
         F: its value.
         lam, nu: multipliers of the lower level there.
-        complete: whether nothing better exists.
+        complete: whether the tree was exhausted, which proves that z is a global solution.
         unbounded: whether F falls without bound on some piece.
-        nodes: the programs that were solved.
+        nodes: the number of quadratic programs solved.
     """
 
     z: Array | None
@@ -77,16 +65,17 @@ class Enumerated:
 
 
 class Branching:
-    """Complementarity branching: each node fixes that some lower constraints are active, and some multipliers zero.
+    """Branch and bound over the complementarity conditions of the lower level (Bard and Moore, 1990).
 
-    The relaxation of a node, a convex quadratic program in (x, y, lambda, nu), bounds F from below on all of its pieces. It
-    needs a convex quadratic F, a quadratic f that is convex in y, and linear constraints.
+    A node fixes some lower constraints as active and some multipliers as zero. Its relaxation, a convex quadratic program in
+    (x, y, lambda, nu) without the other complementarity conditions, bounds F from below on all pieces of the node. This needs
+    a convex quadratic F, a quadratic f that is convex in y, and linear constraints.
     """
 
     def __init__(self, coupling: NonlinearProgram) -> None:
         self.coupling, rows = coupling, coupling.rows
         size = coupling.n + coupling.m
-        centre = np.zeros(size)
+        centre = np.zeros(size)  # any point will do: quadratic and linear functions are known from one
         values, J, H = coupling.values(centre), coupling.jacobian(centre), coupling.hessians(centre)
         self.inequalities = np.arange(rows.lower.start, rows.lower.stop)
         equations = np.arange(rows.lower_equations.start, rows.lower_equations.stop)
@@ -96,22 +85,23 @@ class Branching:
         self.H[:size, :size] = H[rows.F]
         self.g = np.concatenate([J[rows.F], np.zeros(self.q + self.p)])
         self.F0 = float(values[rows.F])
-        held = np.concatenate([self.inequalities, equations]).astype(int)
-        stationary = np.hstack([H[rows.f][coupling.n :], J[held][:, coupling.n :].T])
+        with_multiplier = np.concatenate([self.inequalities, equations]).astype(int)
+        # f_y + lambda' h_y + nu' e_y = 0 is linear in (x, y, lambda, nu), because f is quadratic and the constraints linear.
+        stationary = np.hstack([H[rows.f][coupling.n :], J[with_multiplier][:, coupling.n :].T])
         both = np.concatenate([equations, np.arange(rows.upper_equations.start, rows.upper_equations.stop)]).astype(int)
         self.C = np.vstack([stationary, np.hstack([J[both], np.zeros((len(both), self.q + self.p))])])
         self.d = np.concatenate([-J[rows.f][coupling.n :], -values[both]])
         above = np.arange(rows.upper.start, rows.upper.stop)
-        lower = np.concatenate([self.inequalities, above]).astype(int)
-        signs = np.hstack([np.zeros((self.q, size)), -np.eye(self.q), np.zeros((self.q, self.p))])
-        self.A = np.vstack([np.hstack([J[lower], np.zeros((len(lower), self.q + self.p))]), signs])
-        self.b = np.concatenate([-values[lower], np.zeros(self.q)])
-        self.first_sign = len(lower)
+        bounds = np.concatenate([self.inequalities, above]).astype(int)  # lower ones first: _slack() takes the first q rows
+        signs = np.hstack([np.zeros((self.q, size)), -np.eye(self.q), np.zeros((self.q, self.p))])  # lambda >= 0
+        self.A = np.vstack([np.hstack([J[bounds], np.zeros((len(bounds), self.q + self.p))]), signs])
+        self.b = np.concatenate([-values[bounds], np.zeros(self.q)])
+        self.first_sign = len(bounds)
         self.nodes = 0
 
     @staticmethod
     def fits(coupling: NonlinearProgram) -> bool:
-        """Whether a problem is of this kind."""
+        """Whether F and f are quadratic and convex, f in y only, and all constraints linear."""
         rows = coupling.rows
         objectives = [rows.F, rows.f]
         if not (coupling.quadratic[objectives].all() and coupling.linear[2:].all()):
@@ -120,9 +110,9 @@ class Branching:
         return _convex(H[rows.F]) and _convex(H[rows.f][coupling.n :, coupling.n :])
 
     def search(self) -> Enumerated:
-        """Visit nodes with the smallest bounds first, until none can be better than the best point."""
+        """Visit the nodes with the least bound first, until no node can contain a better point than the best one found."""
         best: tuple[float, Array | None] = (math.inf, None)
-        order = itertools.count()
+        order = itertools.count()  # breaks ties in the heap, which cannot compare arrays
         waiting: list[tuple[float, int, Array]] = [(-math.inf, next(order), np.zeros(self.q, dtype=int))]
         complete, unbounded = True, False
         while waiting:
@@ -135,9 +125,9 @@ class Branching:
             F, w = self._relax(node)
             if w is None and math.inf == F:
                 continue
-            if w is None:
+            if w is None:  # the relaxation is unbounded, but the complementarity it ignores may still bound F: branch
                 index = next((i for i in range(self.q) if node[i] == FREE), None)
-                if index is None:
+                if index is None:  # nothing is ignored: F falls without bound over solutions of the lower level
                     unbounded, complete = True, False
                     continue
             else:
@@ -146,16 +136,16 @@ class Branching:
                 index, error = self._violated(w)
                 piece = np.where(self._slack(w) < self._multipliers(w), ACTIVE, INACTIVE)
                 piece = np.where(node == FREE, piece, node)
-                if error <= COMPLEMENTARY or best[1] is None:
+                if error <= COMPLEMENTARY or best[1] is None:  # round the relaxation to a piece: an early best point prunes
                     value, point = self._relax(piece)
                     if point is not None and value < best[0]:
                         best = value, point
                     if error <= COMPLEMENTARY and point is not None and value <= F + IMPROVEMENT * (1 + abs(F)):
-                        continue
+                        continue  # the piece attains the bound of the node
                 free = np.flatnonzero(node == FREE)
                 if not len(free):
                     continue
-                if node[index] != FREE:
+                if node[index] != FREE:  # all products vanish up to rounding: any undecided pair will do
                     index = int(free[0])
             for choice in (ACTIVE, INACTIVE):
                 child = node.copy()
@@ -168,10 +158,10 @@ class Branching:
         return Enumerated(z, value, np.maximum(lam, 0.0), nu, complete, unbounded, self.nodes)
 
     def _relax(self, node: Array) -> tuple[float, Array | None]:
-        """The bound of a node and its point; (inf, None) if nothing is feasible, (-inf, None) if there is no solution."""
+        """The bound of a node and its minimizer; (inf, None) if it is infeasible, (-inf, None) if it is unbounded."""
         self.nodes += 1
         on, off = np.flatnonzero(node == ACTIVE), np.flatnonzero(node == INACTIVE)
-        kept = np.ones(len(self.b), dtype=bool)
+        kept = np.ones(len(self.b), dtype=bool)  # the interior point method needs inequalities that can be strict
         kept[on] = False
         kept[self.first_sign + off] = False
         zero = np.zeros((len(off), len(self.g)))
@@ -183,6 +173,7 @@ class Branching:
         A, b = self.A[kept], self.b[kept]
         answer = solve_program(H, self.g, A, b, C, d)
         w = answer.z
+        # With damping, even an unbounded program has a solution, but a very distant one (up to 1 / DAMPING).
         if answer.solved and float(np.abs(w).max(initial=0.0)) * math.sqrt(DAMPING) < 1:
             return self.F0 + float(self.g @ w) + 0.5 * float(w @ self.H @ w), w
         _, violation = feasible(A, b, C, d, np.zeros(len(self.g)))
@@ -195,7 +186,7 @@ class Branching:
         return w[self.size : self.size + self.q]
 
     def _violated(self, w: Array) -> tuple[int, float]:
-        """The lower constraint that is furthest from complementarity."""
+        """The lower constraint with the largest product of slack and multiplier, each capped at 1, and that product."""
         if not self.q:
             return 0, 0.0
         products = np.minimum(np.abs(self._slack(w)), 1.0) * np.minimum(np.abs(self._multipliers(w)), 1.0)
@@ -209,10 +200,10 @@ def _convex(H: Array) -> bool:
 
 
 PIECES = 40
-"""Pieces that a descent may visit."""
+"""Pieces that a descent may visit at most."""
 
 MET = 1e-7
-"""Violation of the equations and inequalities of a piece with which its point counts."""
+"""Largest violation of the constraints of a piece with which its minimizer counts as feasible."""
 
 ZERO = 1e-6
 """Multipliers and slacks, relative to the largest multiplier or 1, that count as zero."""
@@ -226,15 +217,15 @@ TOGETHER = 4
 
 @dataclass(eq=False)
 class PieceMinimum:
-    """A point that meets the optimality conditions of the lower level and all constraints.
+    """A minimizer of F on one piece: it satisfies the KKT conditions of the lower level and all constraints.
 
     Attributes:
         z: (x, y).
         F: its value.
         lam, nu: multipliers of the lower inequalities and equations.
-        active: the lower inequalities of the piece.
-        rests: whether the last steps were short.
-        pieces: how many were visited.
+        active: a mask of the lower inequalities that the piece fixes as active.
+        rests: whether the SQP run converged.
+        pieces: the number of pieces visited.
     """
 
     z: Array
@@ -251,7 +242,7 @@ def descend(coupling: NonlinearProgram, z: Array, lam: Array, nu: Array, cuts: t
 
     Args:
         lam, nu: multipliers of the lower level at z.
-        cuts: values that f must not exceed.
+        cuts: least values of f in other basins, which f must not exceed.
     """
     rows = coupling.rows
     values = coupling.values(z)[rows.lower]
@@ -261,12 +252,13 @@ def descend(coupling: NonlinearProgram, z: Array, lam: Array, nu: Array, cuts: t
     best: PieceMinimum | None = None
     here: Stationary | None = None
     tried = 0
+    # Near degenerate points, small slacks and positive multipliers suggest different active sets: their overlap comes first.
     waiting: Iterator[Array] = iter([first, values > -ZERO, lam > ZERO * scale])
     while tried < PIECES:
         active = next(waiting, None)
         if active is None:
             break
-        if active.tobytes() in seen:
+        if active.tobytes() in seen:  # neighbours of neighbours come back
             continue
         seen.add(active.tobytes())
         tried += 1
@@ -278,14 +270,18 @@ def descend(coupling: NonlinearProgram, z: Array, lam: Array, nu: Array, cuts: t
         if best is None or here.value < best.F - PIECE_BETTER * (1 + abs(best.F)):
             point = here.w[: piece.size]
             best = PieceMinimum(point, here.value, *piece.multipliers(here.w), active, here.rests, tried)
-            waiting = _neighbours(coupling, best)
+            waiting = _neighbours(coupling, best)  # those of the old point no longer touch the best one
     if best is not None:
         best.pieces = tried
     return best
 
 
 def _neighbours(coupling: NonlinearProgram, at: PieceMinimum) -> Iterator[Array]:
-    """Active sets whose pieces touch this point: with one constraint flipped, with all combinations of few, and exchanges."""
+    """Active sets whose pieces also contain this point: one constraint flipped, one exchanged, or a few flipped together.
+
+    A constraint with zero slack and zero multiplier satisfies the KKT conditions both as active and as inactive, so the pieces
+    meet here. One with a positive multiplier cannot become inactive alone: stationarity would be violated.
+    """
     values = coupling.values(at.z)[coupling.rows.lower]
     scale = max(1.0, float(np.abs(at.lam).max(initial=0.0)))
     zero_slack = values > -ZERO * (1 + np.abs(at.z).max(initial=0.0))
@@ -293,9 +289,9 @@ def _neighbours(coupling: NonlinearProgram, at: PieceMinimum) -> Iterator[Array]
     strong = np.flatnonzero(zero_slack & (at.lam > ZERO * scale))
     for k in weak:
         yield _flip(at.active, [int(k)])
-    for k, j in itertools.product(weak, strong):
+    for k, j in itertools.product(weak, strong):  # multipliers that are not unique can pass from j to k, as in a simplex pivot
         yield _flip(at.active, [int(k), int(j)])
-    if len(weak) <= TOGETHER:
+    if len(weak) <= TOGETHER:  # all 2^k combinations; with more, single flips must do
         for count in range(2, len(weak) + 1):
             for chosen in itertools.combinations(weak, count):
                 yield _flip(at.active, [int(k) for k in chosen])
@@ -311,16 +307,16 @@ START_FEASIBLE = 1e-6
 """Violation with which a point counts as feasible."""
 
 SCREENING = 48
-"""Random points at which the lower level is solved to choose starts."""
+"""Random points at which the lower level is solved, among which the starts are chosen."""
 
 STARTS = 12
-"""Descents from chosen and random points."""
+"""Descents from the points that were chosen among them."""
 
 MORE = 8
-"""Further descents where the first ones do not agree."""
+"""Further descents where the first ones end at different F."""
 
 DISTINCT = 0.02
-"""Distance of their starts from each other, relative to the width of the region."""
+"""Least distance of their starts from each other, relative to the width of the region."""
 
 CLOSE = 1e-3
 """Distance of two starts, relative to the width of the region, below which one of them is enough."""
@@ -330,11 +326,11 @@ WEIGHT = 1e3
 
 
 class ActiveSetStarts:
-    """Starts for a coupled problem, each with a name.
+    """Chooses the starts of a multistart for a coupled problem, each with a name.
 
     Args:
         coupling: the problem.
-        lower: its lower level, with the region.
+        lower: its lower level, with the box from which points are drawn.
         z0: the given start.
     """
 
@@ -342,9 +338,9 @@ class ActiveSetStarts:
         self.coupling, self.lower, self.z0 = coupling, lower, z0
 
     def first(self) -> list[tuple[str, Array]]:
-        """The given start, the best point without the lower level, and points spread over the region."""
+        """The given start, the minimizer of F without the lower level, and points spread over the region."""
         coupling = self.coupling
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(0)  # a fixed seed: the same problem gets the same starts in every run
         starts = [("the given start", self.z0)]
         high = minimise_sqp(RelaxedProgram(coupling), self.z0)
         if np.isfinite(high.w).all() and high.violation <= START_FEASIBLE:
@@ -353,27 +349,27 @@ class ActiveSetStarts:
         return starts + [(f"point {k + 1}", z) for k, z in enumerate(self._spread(scored))]
 
     def further(self) -> list[tuple[str, Array]]:
-        """Starts for when the first ones do not agree: the best of other points."""
+        """Further starts, the best of other random points, for the case that the first ones end at different F."""
         scored = sorted(self._screen(np.random.default_rng(1), 2 * SCREENING), key=lambda pair: pair[0])
         return [(f"further point {k + 1}", z) for k, z in enumerate(self._apart([z for _, z in scored])[:MORE])]
 
     def _screen(self, generator: np.random.Generator, count: int) -> list[tuple[float, Array]]:
-        """Random points with the lower level solved, and their merits: F, and the weighted violations."""
+        """Random points with the lower level solved, each with its merit: F plus the weighted sum of violations."""
         coupling, rows = self.coupling, self.coupling.rows
         scored: list[tuple[float, Array]] = []
         points = self.lower.region.draw(generator, count)
-        for point in points if self.lower.convex is not False else points[: count // 2]:
+        for point in points if self.lower.convex is not False else points[: count // 2]:  # each takes several descents there
             z = self.respond(point)
             values = coupling.values(z)
             broken = np.maximum(values[rows.upper], 0.0).sum() + np.abs(values[rows.upper_equations]).sum()
             broken += np.maximum(values[rows.lower], 0.0).sum() + np.abs(values[rows.lower_equations]).sum()
             merit = float(values[rows.F] + WEIGHT * broken)
-            if math.isfinite(merit):
+            if math.isfinite(merit):  # not beside a pole
                 scored.append((merit, z))
         return scored
 
     def _apart(self, points: list[Array]) -> list[Array]:
-        """Points without those that are close to an earlier one."""
+        """The points that are not close to an earlier one, which would lead to the same solution."""
         width = np.maximum(self.lower.region.high - self.lower.region.low, np.finfo(float).tiny)
         chosen: list[Array] = []
         for z in points:
@@ -382,28 +378,28 @@ class ActiveSetStarts:
         return chosen
 
     def _spread(self, scored: list[tuple[float, Array]]) -> list[Array]:
-        """Some of many points: the best one of each active set of the lower level, then those farthest from the others."""
+        """Choose the best point of each active set of the lower level, then the points farthest from those chosen (maximin)."""
         rows = self.coupling.rows
         width = np.maximum(self.lower.region.high - self.lower.region.low, np.finfo(float).tiny)
         best: dict[bytes, tuple[float, Array]] = {}
         for merit, z in scored:
-            key = (self.coupling.values(z)[rows.lower] >= -START_FEASIBLE).tobytes()
+            key = (self.coupling.values(z)[rows.lower] >= -START_FEASIBLE).tobytes()  # each active set has its own piece
             if key not in best or merit < best[key][0]:
                 best[key] = merit, z
         chosen = [z for _, z in sorted(best.values(), key=lambda pair: pair[0])][: STARTS // 2]
-        rest = [z for _, z in sorted(scored, key=lambda pair: pair[0])]
-        while rest and len(chosen) < STARTS:
-            distances = [min((float(np.abs((z - c) / width).max()) for c in chosen), default=1.0) for z in rest]
+        others = [z for _, z in sorted(scored, key=lambda pair: pair[0])]  # at equal distances, the best comes first
+        while others and len(chosen) < STARTS:
+            distances = [min((float(np.abs((z - c) / width).max()) for c in chosen), default=1.0) for z in others]
             far = int(np.argmax(distances))
             if distances[far] <= CLOSE:
                 break
-            chosen.append(rest.pop(far))
+            chosen.append(others.pop(far))
         return chosen
 
     def respond(self, z: Array) -> Array:
-        """A point with a solution of the lower level, near z."""
+        """A point (x, y) near z whose y solves the lower level at x."""
         n = self.coupling.n
-        met = self.lower.meet(z)
+        met = self.lower.meet(z)  # the upper constraints may be out of reach from z: then those of the lower level must do
         near = met.w if met.violation <= START_FEASIBLE else self.lower.meet(z, lower_only=True).w
         if not np.isfinite(near).all():
             return z
@@ -415,23 +411,27 @@ FIRST, LAST = 0.05, 1e-7
 """The first and the last length of a step, relative to the width of the region."""
 
 SHORTER = 0.25
-"""Factor of the length where no step is better."""
+"""Factor of the step length where no step improves F."""
 
 TRIALS = 60
-"""Lower levels that are solved for each coordinate of x, at most."""
+"""Largest number of lower solves for each coordinate of x."""
 
 COMPASS_BETTER = 1e-4
-"""Improvement of F, relative to 1 + |F|, that counts: more than what a y within TIE of the best gains."""
+"""Improvement of F, relative to 1 + |F|, that counts: more than F gains by an f that exceeds its minimum by TIE."""
 
 TIE = 1e-9
-"""Excess of f, relative to 1 + |f|, among which F chooses."""
+"""Excess of f over its minimum, relative to 1 + |f|, up to which y counts as a lower solution, so that F may choose it."""
 
 COMPASS_FEASIBLE = 1e-7
-"""Violation that a point may have."""
+"""Largest violation with which a point of the search counts as feasible."""
 
 
 def compass_search(coupling: NonlinearProgram, lower: ConstrainedLower, z: Array, F: float) -> tuple[Array, float]:
-    """The best point (x, y) that steps from z find, and its F; z itself if none is better."""
+    """Improve z by steps along the coordinates of x, with the lower level solved at each; returns the best point and its F.
+
+    Compass search (Kolda, Lewis and Torczon, 2003) needs values only. It finds solutions where the lower level has no
+    multipliers (no constraint qualification holds), so that they lie on no piece of the KKT conditions.
+    """
     n = coupling.n
     low, high = lower.region.low[:n], lower.region.high[:n]
     width = high - low
@@ -441,31 +441,31 @@ def compass_search(coupling: NonlinearProgram, lower: ConstrainedLower, z: Array
         for k in range(n):
             for sign in (1.0, -1.0):
                 x = z[:n].copy()
-                x[k] = min(max(x[k] + sign * length * width[k], low[k]), high[k])
+                x[k] = min(max(x[k] + sign * length * width[k], low[k]), high[k])  # relative to the width: units do not matter
                 trials += 1
                 other, value = _respond(coupling, lower, x, z[n:])
                 if value < F - COMPASS_BETTER * (1 + abs(F)):
                     z, F, moved = other, value, True
                     break
-        if not moved:
+        if not moved:  # F has no better neighbour at this length
             length *= SHORTER
     return z, F
 
 
 def _respond(coupling: NonlinearProgram, lower: ConstrainedLower, x: Array, y: Array) -> tuple[Array, float]:
-    """(x, y) with the solution of the lower level that is best for F, and F; infinite where constraints fail."""
+    """(x, y) with the lower solution of least F (the optimistic one), and F; infinite if a constraint is violated."""
     z = np.concatenate([x, y])
     answer = lower.search(x, y, quick=True)
     if answer is None:
         return z, math.inf
     z = np.concatenate([x, answer.w])
-    if lower.strict(x, answer):
+    if lower.strict(x, answer):  # the solution is isolated: F has no choice
         F = coupling.exact(z)[0]
         return z, F if coupling.violation(z) <= COMPASS_FEASIBLE and math.isfinite(F) else math.inf
     best = lower.best_for_upper(x, answer.w, answer.value + TIE * (1 + abs(answer.value)))
     chosen = np.concatenate([x, best.w])
     if np.isfinite(chosen).all() and coupling.violation(chosen) <= COMPASS_FEASIBLE:
-        f = coupling.exact(chosen)[1]
+        f = coupling.exact(chosen)[1]  # the solver met the bound on f only up to its tolerance
         if f <= answer.value + 2 * TIE * (1 + abs(answer.value)):
             z = chosen
     F = coupling.exact(z)[0]
@@ -473,10 +473,10 @@ def _respond(coupling: NonlinearProgram, lower: ConstrainedLower, x: Array, y: A
 
 
 ANSWER_FEASIBLE = 1e-6
-"""Violation that an answer may have."""
+"""Largest violation of a constraint that an answer may have."""
 
 GAP = 1e-6
-"""Gap of the lower level, relative to 1 + |f|, that an answer may have."""
+"""Largest gap f - min f, relative to 1 + |f|, that an answer may have."""
 
 AGREE = 1e-5
 """Difference of F, relative to 1 + |F|, within which two starts agree."""
@@ -488,13 +488,13 @@ SHARE = 0.2
 """See ENOUGH."""
 
 FEW = 4
-"""Largest number of x for which steps along the coordinates are taken in the end."""
+"""Largest number of coordinates of x for which a compass search ends the run: a round takes two lower solves for each."""
 
 REFUTED = 4
-"""Lower basins that are followed from one start."""
+"""Lower basins that one start may follow."""
 
 EARLY = 7
-"""Starts after which a run may end before the last one, if half of those that ended feasible agree."""
+"""Feasible starts after which a run may end early, if half of them agree."""
 
 SHOWN = 8
 """Active constraints that a report lists."""
@@ -505,16 +505,16 @@ FAR = 1e6
 
 @dataclass(eq=False)
 class ActiveSetOutcome:
-    """The end of one start.
+    """The point at which the descent from one start ended.
 
     Attributes:
         start: its name.
         in_lower_basin: whether it began in the basin of the lower level that refuted another point of the same start.
         z: the point.
-        F, f: the values there.
+        F, f: the values at z.
         lam, nu: multipliers of the lower level.
-        violation, gap: the largest violation, and f minus the least value that was found at the same x.
-        certain: why nothing better exists, in words; empty if that is not known.
+        violation, gap: the largest violation, and f minus the least value of f found at the same x.
+        certain: why z is a global solution, in words; empty if that is not known.
     """
 
     start: str
@@ -530,24 +530,31 @@ class ActiveSetOutcome:
 
     @property
     def good(self) -> bool:
-        """Whether it is feasible on both levels."""
+        """Whether z is feasible for both levels, i.e. meets all constraints and solves the lower level."""
         return self.violation <= ANSWER_FEASIBLE and self.gap <= GAP * (1 + abs(self.f))
 
 
 class ActiveSetSearch:
-    """Starts, one a step, and what they found.
+    """Runs branch and bound where it applies, otherwise a multistart of descents over pieces, one start in each step.
 
     Args:
         oracle: the problem and its counts.
         x, y: the variables, which hold the best point so far after each step.
         max_gradients: no further start begins beyond this number of gradients of f and products with its Hessian.
+
+    Attributes:
+        outcomes: the ends of all descents so far.
+        done: the starts so far, each with whether its lower basin was followed, too.
+        plan: the starts to come.
+        nodes, unbounded: the size of the branch and bound tree, and whether F was unbounded there.
+        over: whether the run has ended.
     """
 
     engine = "ActiveSets"
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, max_gradients: int) -> None:
         self.oracle, self.max_gradients, self._variables = oracle, max_gradients, (x, y)
-        self._look()
+        self._set_up()
         self.outcomes: list[ActiveSetOutcome] = []
         self.done: list[tuple[str, bool]] = []
         self.plan: list[tuple[str, Array]] = []
@@ -556,8 +563,8 @@ class ActiveSetSearch:
         self.over = False
         self._drawn = self._refined = self._again = False
 
-    def _look(self) -> None:
-        """Take the variables for the start, and see what kind of problem it is around it."""
+    def _set_up(self) -> None:
+        """Take the variables as the start, recognise quadratic and linear functions around it, and set up the lower level."""
         self.coupling = NonlinearProgram(self.oracle, *self._variables)
         self.z0 = self.coupling.read()
         self.region = SampleBox.of(self.coupling, self.z0)
@@ -567,20 +574,20 @@ class ActiveSetSearch:
     # Steps
 
     def advance(self) -> Numbers:
-        """Work off one start, and put the best point so far into the variables."""
-        self.coupling.forget()
+        """Descend from the next start, and write the best point so far into the variables."""
+        self.coupling.forget()  # a resumed run has no cached values either, and must count the same
         if not self._drawn:
             self._begin()
         elif self.plan:
             name, z = self.plan.pop(0)
-            self._work(name, z)
-            if not self.plan and not self._again and not self._confirmed(self.best):
+            self._run_start(name, z)
+            if not self.plan and not self._again and not self._confirmed(self.best):  # too few agree: more starts, once
                 self._again = True
                 self.plan += self.starts.further()
-            if (not self.plan or self._settled(self.best)) and not self._refined:
+            if (not self.plan or self._settled(self.best)) and not self._refined:  # last, from the best point of all
                 self._refine()
         while self.best is None and self.plan and not math.isfinite(sum(self.coupling.exact(self.z0))):
-            self._work(*self.plan.pop(0))  # the start cannot stand for an answer meanwhile
+            self._run_start(*self.plan.pop(0))  # the start is no answer, not even a preliminary one
         best = self.best
         if best is not None:
             self.coupling.write(best.z)
@@ -593,21 +600,22 @@ class ActiveSetSearch:
         return {"upper": best.F, "lower": best.f, "violation": best.violation, "gap": best.gap, "run": len(self.done)}
 
     def _begin(self) -> None:
-        """Branch and bound where it applies; otherwise choose the starts."""
+        """Run branch and bound where it applies; without a proof, choose starts for descents."""
         self._drawn = True
         if Branching.fits(self.coupling):
             self.done.append(("branch and bound", False))
-            found = Branching(self.coupling).search()
-            self.nodes, self.unbounded = found.nodes, found.unbounded
-            if found.z is not None and self.coupling.confirm(found.z):
-                why = f"branch and bound over {found.nodes} nodes found nothing better" if found.complete else ""
-                self._note("branch and bound", found.z, found.lam, found.nu, why)
-            if found.complete and Branching.fits(self.coupling):
+            answer = Branching(self.coupling).search()
+            self.nodes, self.unbounded = answer.nodes, answer.unbounded
+            # Functions were taken as quadratic because they are near the start: the answer, far away, must confirm it.
+            if answer.z is not None and self.coupling.confirm(answer.z):
+                why = f"branch and bound over {answer.nodes} nodes found nothing better" if answer.complete else ""
+                self._record("branch and bound", answer.z, answer.lam, answer.nu, why)
+            if answer.complete and Branching.fits(self.coupling):  # again: confirm() drops models that are wrong
                 return
         self.plan = self.starts.first()
 
-    def _work(self, name: str, z: Array) -> None:
-        """Descend from a start, and follow the lower basins that refute what it finds."""
+    def _run_start(self, name: str, z: Array) -> None:
+        """Descend from a start; where a lower basin refutes the end, descend again with that basin as a constraint."""
         coupling, n = self.coupling, self.coupling.n
         self.done.append((name, False))
         z = self.starts.respond(z)
@@ -618,22 +626,22 @@ class ActiveSetSearch:
         cuts: list[Cut] = []
         last: PieceMinimum | None = None
         for _ in range(REFUTED):
-            found = descend(coupling, *start, tuple(cuts))
-            if found is None and last is not None:
-                found = descend(coupling, last.z, last.lam, last.nu, tuple(cuts))
-            if found is None:
-                if coupling.violation(start[0]) <= ANSWER_FEASIBLE:
-                    self._note(name, *start)
+            minimum = descend(coupling, *start, tuple(cuts))
+            if minimum is None and last is not None:  # with the cuts, the start leads to no feasible point: try the last end
+                minimum = descend(coupling, last.z, last.lam, last.nu, tuple(cuts))
+            if minimum is None:
+                if coupling.violation(start[0]) <= ANSWER_FEASIBLE:  # no piece led to a feasible point: the start is one
+                    self._record(name, *start)
                 return
-            other = self._verify(name, found)
+            other = self._verify(name, minimum)
             if other is None:
                 return
-            cuts.append(self.lower.cut(other))
-            self._branch(name, found, other)
-            last = found
+            cuts.append(self.lower.cut(other))  # f(x, y) <= v(x), the least f of the basin that refuted y
+            self._branch(name, minimum, other)
+            last = minimum
 
     def _refine(self) -> None:
-        """Steps in x from the best point, for few x; where they lead on, a last start."""
+        """Improve the best point by a compass search, if x has few coordinates, and plan a last descent from its end."""
         self._refined = True
         best = self.best
         if best is None or not best.good or self.coupling.n > FEW:
@@ -641,34 +649,34 @@ class ActiveSetSearch:
         z, F = compass_search(self.coupling, self.lower, best.z, best.F)
         if F < best.F:
             answer = self.lower.solve(z[: self.coupling.n], z[self.coupling.n :])
-            self._note("steps in x", z, answer.lam, answer.mu)
+            self._record("steps in x", z, answer.lam, answer.mu)
             self.plan.append(("the end of steps in x", z))
 
-    def _branch(self, name: str, found: PieceMinimum, other: Array) -> None:
-        """A further start in the basin that refuted a point, the first time that this is met."""
+    def _branch(self, name: str, minimum: PieceMinimum, other: Array) -> None:
+        """Descend also from the lower basin that refuted a minimum, without cuts; once for each start."""
         if (name, True) not in self.done:
             self.done.append((name, True))
-            z = np.concatenate([found.z[: self.coupling.n], other])
+            z = np.concatenate([minimum.z[: self.coupling.n], other])
             answer = self.lower.solve(z[: self.coupling.n], other)
             better = descend(self.coupling, z, answer.lam, answer.mu)
             if better is not None:
                 self._verify(name, better, in_lower_basin=True)
 
-    def _verify(self, name: str, found: PieceMinimum, *, in_lower_basin: bool = False) -> Array | None:
-        """Note what a start found; a y of a lower basin at the same x, if there is one."""
-        outcome, least = self._note(name, found.z, found.lam, found.nu, in_lower_basin=in_lower_basin)
+    def _verify(self, name: str, minimum: PieceMinimum, *, in_lower_basin: bool = False) -> Array | None:
+        """Record a minimum; returns the y of a lower basin at its x that refutes it, None if there is none."""
+        outcome, least = self._record(name, minimum.z, minimum.lam, minimum.nu, in_lower_basin=in_lower_basin)
         return None if outcome.violation > ANSWER_FEASIBLE or outcome.good or least is None else least
 
-    def _note(
+    def _record(
         self, name: str, z: Array, lam: Array, nu: Array, certain: str = "", *, in_lower_basin: bool = False
     ) -> tuple[ActiveSetOutcome, Array | None]:
-        """Add what was found, with the best y that a search of the lower level finds at its x."""
+        """Add a point to the outcomes, with its gap; returns the outcome, and the best y of a multistart at its x."""
         n = self.coupling.n
         F, f = self.coupling.exact(z)
         least = self.lower.search(z[:n], z[n:], seed=len(self.done))
         value = math.inf if least is None else self.coupling.exact(np.concatenate([z[:n], least.w]))[1]
         gap = max(0.0, f - value) if math.isfinite(value) else 0.0
-        if least is not None and f < value - GAP * (1 + abs(f)):  # no solution of the lower level, but a violation that pays
+        if least is not None and f < value - GAP * (1 + abs(f)):  # f below its minimum: y gains by violating a constraint
             own = self.lower.solve(z[:n], z[n:])
             gap = max(0.0, own.value - f) if own.violation <= ANSWER_FEASIBLE else gap
         outcome = ActiveSetOutcome(name, in_lower_basin, z, F, f, lam, nu, self.coupling.violation(z), gap, certain)
@@ -679,15 +687,15 @@ class ActiveSetSearch:
 
     @property
     def best(self) -> ActiveSetOutcome | None:
-        """The feasible point with the smallest F; where there is none, the one with the smallest violation and gap."""
+        """The feasible point with the least F; if none is feasible, the one with the least violation or gap."""
         good = [outcome for outcome in self.outcomes if outcome.good]
-        if good:
+        if good:  # of points with equal F up to rounding, one with a proof wins
             return min(good, key=lambda outcome: (outcome.F - AGREE**2 * bool(outcome.certain), outcome.violation))
         return min(self.outcomes, key=lambda outcome: max(outcome.violation, outcome.gap), default=None)
 
     @property
     def verdict(self) -> Verdict | None:
-        """How sure the best point is; None while there are starts left."""
+        """The status of the best point, and the evidence for it; None while there are starts left."""
         if not self.over:
             return None
         best = self.best
@@ -719,10 +727,10 @@ class ActiveSetSearch:
         )
 
     def _agreement(self, best: ActiveSetOutcome) -> tuple[int, int]:
-        """How many starts ended with the same F, and how many ended feasible."""
+        """The number of starts that ended with the F of the best point, and the number that ended feasible."""
         by_start: dict[str, float] = {}
         for outcome in self.outcomes:
-            if outcome.good:
+            if outcome.good:  # a start counts once, by the best of its basins
                 by_start[outcome.start] = min(outcome.F, by_start.get(outcome.start, math.inf))
         reached = sum(abs(F - best.F) <= AGREE * (1 + abs(best.F)) for F in by_start.values())
         return reached, len(by_start)
@@ -735,14 +743,14 @@ class ActiveSetSearch:
         return reached >= max(ENOUGH, SHARE * ended)
 
     def _settled(self, best: ActiveSetOutcome | None) -> bool:
-        """Whether enough starts agree that the others are not needed."""
+        """Whether so many starts agree that the run may end before the others."""
         if best is None or not best.good:
             return False
         reached, ended = self._agreement(best)
         return ended >= EARLY and reached > ENOUGH and 2 * reached >= ended
 
     def report(self) -> dict[str, str]:
-        """Which constraints are active with which multipliers, the largest violation, and what the starts found."""
+        """The active constraints with their multipliers, the largest violation, and F at the end of each start."""
         coupling, best, rows = self.coupling, self.best, self.coupling.rows
         kinds = "linear" if coupling.linear[2:].all() else "quadratic" if coupling.quadratic[2:].all() else "smooth"
         convexity = {True: "convex in y", None: "convex in y as far as seen", False: "not convex in y"}[self.lower.convex]
@@ -771,7 +779,7 @@ class ActiveSetSearch:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
+        """Everything that later steps need, in plain lists, numbers and text."""
         return {
             "z0": self.z0.tolist(),
             "outcomes": [
@@ -785,10 +793,10 @@ class ActiveSetSearch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        if not np.array_equal(self.z0, state["z0"]):
+        if not np.array_equal(self.z0, state["z0"]):  # models of functions and sampled points depend on the start
             here = self.coupling.read()
             self.coupling.write(np.array(state["z0"]))
-            self._look()
+            self._set_up()
             self.coupling.write(here)
         self.outcomes = []
         for saved in state["outcomes"]:

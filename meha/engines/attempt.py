@@ -1,4 +1,4 @@
-"""Starts and results of the attempts of a run, and how results compare."""
+"""The starts and results of the attempts of a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from torch import Tensor
 from meha.lower.multistart import Evidence
 from meha.method.status import Status, Verdict
 
-__all__ = ["EngineKind", "Result", "Start", "describe", "plain", "restored"]
-
 
 class EngineKind(enum.Enum):
-    """The engine of an attempt, by the name of its method."""
+    """The engine that made an attempt; the value is the name of its method, which users see."""
 
     IMPLICIT_NEWTON = "ImplicitNewton"
     PENALTY_CONTINUATION = "PenaltyContinuation"
 
 
 class Start(NamedTuple):
-    """Where a pass begins: what it is called, the first c, x, y, and lower solutions in other basins."""
+    """The start of a pass: its name, the first c, x, y, and lower solutions in other basins that the pass follows."""
 
     name: str
     c: float
@@ -32,19 +30,19 @@ class Start(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The end of an attempt: where, why, and how.
+    """The result of an attempt: the point at which it ended, the verdict, and the evidence about it.
 
     Attributes:
         engine: the engine that made it.
         start: its start, in words.
         lower: f + g at (x, y).
         solved: whether y solves the lower level in its basin, as far as F can tell.
-        spread: the range of F on the way, in a pass that of the stages that the lower level shapes.
+        spread: the range of F, which differences of F are compared with; in a pass, since c passed the balance.
         others: lower solutions in the other basins that were followed.
         course, accuracy: how it went and how accurate it is, in words.
-        evidence: what a search of the lower level at x found; None before.
-        fresh: F at the lower solution nearest to y0, at the same x; None before, or where that one is higher than y.
-        gradient: the hypergradient; None in a pass.
+        evidence: what a multistart of the lower level at x found; None before it.
+        fresh: F at the lower solution nearest to y0, at the same x; None if unknown, or if that one is in a higher basin.
+        gradient: the hypergradient; None for a pass, which does not compute it.
     """
 
     engine: EngineKind
@@ -65,12 +63,12 @@ class Result(NamedTuple):
 
     @property
     def refuted(self) -> bool:
-        """Whether a lower point of the lower level was found at x."""
+        """Whether a point of smaller f + g than y was found at x, so that y is no solution."""
         return self.evidence is not None and self.evidence.excess > 0
 
 
 def describe(result: Result, *, best: bool) -> str:
-    """A result in a few words."""
+    """Describe a result in a few words."""
     end = "diverged" if result.verdict.status is Status.DIVERGED else f"F = {result.F:.6g}"
     return (
         f"{result.start}: {end}"
@@ -81,13 +79,13 @@ def describe(result: Result, *, best: bool) -> str:
 
 def plain(result: Result) -> dict[str, Any]:
     """A result in plain tensors, numbers and text."""
-    verdict, evidence = result.verdict, result.evidence
+    verdict, evidence = result.verdict, result.evidence  # checkpoints are loaded with weights_only, which admits no other types
     words = {"engine": result.engine.value, "verdict": (verdict.status.value, verdict.message)}
     return result._asdict() | words | {"evidence": evidence and tuple(evidence)}
 
 
 def restored(saved: Mapping[str, Any]) -> Result:
-    """The result that ``plain`` wrote."""
+    """Rebuild a result from what :func:`plain` returned."""
     status, message = saved["verdict"]
     evidence = saved["evidence"] and Evidence(*saved["evidence"])
     kinds = {"engine": EngineKind(saved["engine"]), "verdict": Verdict(Status(status), message)}

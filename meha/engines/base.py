@@ -12,11 +12,9 @@ from meha.problem.problem import Problem
 from meha.tensors.checks import check_count, check_tolerance
 from meha.tensors.variables import Variable
 
-__all__ = ["Course", "Engine", "EngineState", "unverified"]
-
 
 class Course(Protocol):
-    """An engine at work: it takes steps, and tells how it ended."""
+    """A run of an engine or of the default: it takes steps, and says how it ended."""
 
     @property
     def engine(self) -> str:
@@ -27,10 +25,10 @@ class Course(Protocol):
         """Why it is over; None while there is something to do."""
 
     def advance(self) -> Numbers:
-        """Take a step, and put the point at which it would end now into the variables."""
+        """Take a step, and write the point that would be the answer now into the variables."""
 
     def report(self) -> dict[str, str]:
-        """What it learned, in lines by heading."""
+        """What a report says about the run, in lines by heading."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps need, in plain tensors, numbers and text."""
@@ -41,7 +39,7 @@ class Course(Protocol):
 
 @dataclass
 class EngineState(State):
-    """x, y, and the engine at work."""
+    """The variables x and y, and the run of an engine."""
 
     course: Course
 
@@ -66,12 +64,12 @@ class Engine(Method):
     max_gradients: int = 40_000
 
     def __post_init__(self) -> None:
-        check_tolerance("tol", getattr(self, "tol", 0.0))
+        check_tolerance("tol", getattr(self, "tol", 0.0))  # ActiveSets has none
         check_count("max_gradients", self.max_gradients)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
-        if problem.needs_batch:
+        if problem.needs_batch:  # a line search would take the noise of batches for a decrease
             raise ValueError(
                 f"method: {self.name} compares values, which change from batch to batch; use StochasticMEHA() or MEHA(), or"
                 " objectives of (x, y) on all data."
@@ -95,7 +93,7 @@ class Engine(Method):
 
 
 def unverified(end: Verdict) -> Verdict:
-    """The verdict of an engine alone. A stationary point meets a rule; whether it is the best was not verified."""
+    """The verdict of an engine alone: "rule met" instead of "converged", because nothing was verified."""
     if end.status is not Status.CONVERGED:
         return end
     return Verdict(Status.RULE_MET, f"{end.message} Nothing was verified; there may be other basins and other solutions.")

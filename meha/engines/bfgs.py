@@ -1,4 +1,4 @@
-"""Quasi-Newton steps in x: memories of curvature, a search along projected steps, and a test of kinks."""
+"""L-BFGS in x: the memory of curvature, a weak Wolfe line search with projection, and the stationarity test at kinks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torch import Tensor
 from meha.engines.hyper_objective import HyperObjective, HyperValue
 from meha.lower.newton_tuning import TUNING
 
-__all__ = ["BFGS", "line_search", "shortest_combination"]
-
 
 class BFGS:
-    """The curvature of the hyper-objective, learned from moves in x and the changes of the gradient (L-BFGS).
+    """L-BFGS memory of the curvature of the hyper-objective, from moves in x and changes of the gradient.
 
-    Each direction begins with a multiple of the identity that fits the last pair, since the curvature in unexplored directions
-    is best guessed by that of the last one; or with a matrix, once one was measured.
+    The initial Hessian is a multiple of the identity that fits the last pair (Oren and Luenberger), since the curvature in
+    unexplored directions is best guessed by that of the last one; or a matrix, once one was measured.
     """
 
     def __init__(self) -> None:
@@ -34,21 +32,25 @@ class BFGS:
 
     @property
     def known(self) -> bool:
-        """Whether it has learned anything."""
+        """Whether there is a pair or a measured matrix."""
         return self.moves is not None or self.matrix is not None
 
     def direction(self, gradient: Tensor, free: Tensor) -> Tensor | None:
-        """-B^-1 gradient on the free coordinates, zero on the others; None while nothing is known."""
+        """-B^-1 gradient on the free coordinates, zero on the others; None while nothing is known.
+
+        B^-1 is applied in compact form (Byrd, Nocedal and Schnabel, 1994): two triangular systems instead of two loops.
+        """
         whole = bool(free.all())
         g = gradient if whole else gradient[free]
         if self.moves is None or self.changes is None:
             if self.matrix is None:
                 return None
             return self._spread(-self._begin(g[:, None], free, 1.0)[:, 0], gradient, free, whole)
+        # Pairs are restricted first: the inverse of the free block of B is wanted, not the free block of the inverse.
         S, Y = (self.moves, self.changes) if whole else (self.moves[:, free], self.changes[:, free])
         products = (S * Y).sum(1)
         squares = (Y * Y).sum(1)
-        good = products > torch.finfo(g.dtype).eps * squares
+        good = products > torch.finfo(g.dtype).eps * squares  # a restricted pair may have no positive curvature left
         if not bool(good.all()):
             S, Y, products, squares = S[good], Y[good], products[good], squares[good]
         if not len(S):
@@ -65,7 +67,7 @@ class BFGS:
 
     def update(self, move: Tensor, change: Tensor) -> None:
         """Learn from a move in x and the change of the gradient."""
-        if float(torch.dot(move, change)) > 0:
+        if float(torch.dot(move, change)) > 0:  # B stays positive definite; steps that meet the Wolfe conditions pass this
             new = move[None], change[None]
             if self.moves is None or self.changes is None:
                 self.moves, self.changes = new
@@ -75,11 +77,12 @@ class BFGS:
                 self.changes = torch.cat([self.changes[keep], new[1]])
 
     def replace(self, matrix: Tensor, free: Tensor, size: int) -> None:
-        """Take over a measured curvature of the free coordinates, if it is positive definite, and forget the pairs."""
-        matrix = (matrix + matrix.T) / 2
+        """Replace the pairs by a measured Hessian of the free coordinates, if it is positive definite."""
+        matrix = (matrix + matrix.T) / 2  # differences of gradients are not symmetric
         _, info = torch.linalg.cholesky_ex(matrix)
         if not int(info):
             self.clear()
+            # Coordinates at a bound were not measured, and may become free: they get the mean curvature.
             self.matrix = float(matrix.diagonal().mean()) * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
             self.matrix[free[:, None], free] = matrix
 
@@ -88,15 +91,15 @@ class BFGS:
         self.moves = self.changes = self.matrix = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors."""
+        """All pairs and the matrix, as plain tensors."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a memory."""
+        """Restore what :meth:`state_dict` saved."""
         vars(self).update(state)
 
     def _begin(self, columns: Tensor, free: Tensor, scale: float) -> Tensor:
-        """The first guess of B^-1, times the columns."""
+        """The inverse of the initial Hessian, times the columns."""
         if self.matrix is None:
             return scale * columns
         return torch.cholesky_solve(columns, torch.linalg.cholesky(self.matrix[free][:, free]))
@@ -108,10 +111,10 @@ class BFGS:
 def line_search(
     objective: HyperObjective, start: HyperValue, direction: Tensor, project: Callable[[Tensor], Tensor], eps: float
 ) -> tuple[HyperValue | None, list[HyperValue]]:
-    """A point of lower F and smaller slope along the projected direction, and all points that were tried.
+    """Find a point along the projected direction that meets the weak Wolfe conditions; returns it and all trials.
 
-    The conditions are those of Wolfe in their weak form, found by growth and bisection; where differences of F are lost in
-    rounding, a smaller slope is enough.
+    Lengths grow until they bracket such a point, and are then bisected; this also converges where F has kinks (Lewis and
+    Overton, 2013). Where differences of F are lost in rounding, a smaller slope is enough (Hager and Zhang, 2005).
     """
     low, high, length = 0.0, math.inf, 1.0
     slope = float(torch.dot(start.gradient, direction))
@@ -123,23 +126,23 @@ def line_search(
         end = torch.add(start.x, direction, alpha=length)
         x = project(end)
         move = x - start.x
-        if not bool(move.any()):
+        if not bool(move.any()):  # X blocks the direction, or the length is below rounding
             break
         if tried and torch.equal(x, tried[-1].x):  # a bound of X holds it
             new = tried[-1]
         else:
             new = objective(x, guess)
             tried.append(new)
-        if sum(math.isinf(value.F) for value in tried) >= TUNING.unsolved:
+        if sum(math.isinf(value.F) for value in tried) >= TUNING.unsolved:  # failed solves cost most
             break
         promised = float(torch.dot(start.gradient, move))
         now = float(torch.dot(new.gradient, direction)) if math.isfinite(new.F) else 0.0
-        decreased = start.F + TUNING.decrease * promised >= new.F
+        decreased = start.F + TUNING.decrease * promised >= new.F  # Armijo, with the usual 1e-4: almost any decrease will do
         level = abs(new.F - start.F) <= noise and abs(now) <= TUNING.level * abs(slope)
         if math.isfinite(new.F) and new.regular and (decreased or level):
             if best is None or new.F <= best.F:
                 best = new
-            clipped = x is not end and not torch.equal(x, end)
+            clipped = x is not end and not torch.equal(x, end)  # at the boundary of X, a longer step need not lower the slope
             if now >= TUNING.slope * slope or clipped or length >= TUNING.longest:
                 return new if decreased or best is None else best, tried
             low, guess = length, new.y
@@ -152,18 +155,21 @@ def line_search(
 
 
 def shortest_combination(gradients: Tensor) -> Tensor:
-    """The shortest vector in the convex hull of the rows, by steps that move weight towards the best row."""
+    """The shortest vector in the convex hull of the rows, by pairwise steps that move weight from the worst to the best row.
+
+    At a kink, x is stationary if zero is a convex combination of the gradients around it, although none of them is zero.
+    """
     weights = torch.full_like(gradients[:, 0], 1 / len(gradients))
     gram = gradients @ gradients.T
     for _ in range(TUNING.kink_steps):
         slopes = gram @ weights
-        used = weights > 0
+        used = weights > 0  # weight can only be taken from these
         best = int(slopes.argmin())
         worst = int(torch.where(used, slopes, -math.inf).argmax())
         curvature = float(gram[best, best] + gram[worst, worst] - 2 * gram[best, worst])
         if not curvature > 0:
             break
-        length = min(float(slopes[worst] - slopes[best]) / curvature, float(weights[worst]))
+        length = min(float(slopes[worst] - slopes[best]) / curvature, float(weights[worst]))  # exact minimum along the pair
         weights[best] += length
         weights[worst] -= length
     return gradients.T @ weights

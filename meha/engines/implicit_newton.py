@@ -31,16 +31,17 @@ from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable
 from meha.tensors.vectors import Clock, Flat
 
-__all__ = ["HyperDescent", "LowerShape", "SaddleEscape", "StationarityMeasures", "Trail", "release_direction", "weakly_active"]
-
 
 @dataclass
 class Trail:
-    """The last points, whose smallest changes are the scales of the end: a start far away says nothing about it.
+    """The last few iterates, from which the scales of the stopping tests come.
+
+    The tests take the smallest change among them, because the first iterate may be a distant start, with values of F and
+    hypergradients beside which all later ones would seem small.
 
     Attributes:
         eps: rounding error of the variables.
-        points: x, F, and the size of the hypergradient.
+        points: x, F, and the size of the hypergradient at the last iterates.
         least, most: the range of F so far.
     """
 
@@ -50,19 +51,19 @@ class Trail:
     most: float = -math.inf
 
     def add(self, now: HyperValue) -> None:
-        """Go on to a point."""
+        """Append an iterate, and drop the oldest."""
         if math.isfinite(now.F):
             self.least, self.most = min(self.least, now.F), max(self.most, now.F)
             self.points = [*self.points, (now.x, now.F, now.size)][-TUNING.recent :]
 
     @property
-    def tells(self) -> bool:
-        """Whether there are enough points."""
+    def filled(self) -> bool:
+        """Whether there are enough iterates for the tests."""
         return len(self.points) == TUNING.recent
 
     @property
     def size(self) -> float:
-        """The size of the hypergradient: the second largest, as the first one may belong to a start far away."""
+        """The second largest hypergradient of the last iterates; the largest may belong to a distant start."""
         return sorted(size for _, _, size in self.points)[-2:][0]
 
     @property
@@ -71,23 +72,23 @@ class Trail:
 
     @property
     def moved(self) -> float:
-        """The shortest move."""
+        """The length of the shortest of the last moves."""
         return min(self._moves)
 
     @property
     def unbounded(self) -> bool:
-        """Whether F has come down to its rounding error at the start, and x goes on with moves that do not shrink."""
+        """Whether x moves on with steps that do not shrink, while F is zero up to rounding: its infimum lies at infinity."""
         steady = all(TUNING.steady * before <= after for before, after in pairwise(self._moves))
-        return self.tells and steady and abs(self.points[-1][1]) <= self.eps * (self.most - self.least)
+        return self.filled and steady and abs(self.points[-1][1]) <= self.eps * (self.most - self.least)
 
     @property
     def spread(self) -> float:
-        """The last change of F, or a part of its whole range that is next to nothing if that is more."""
+        """The last change of F, or a tiny part of its whole range if that is more."""
         return max(self._changed, self.eps**TUNING.lower_power * (self.most - self.least)) if self.points else 0.0
 
     @property
     def fallen(self) -> float:
-        """The range of F at the last points."""
+        """The range of F over the last iterates."""
         values = [F for _, F, _ in self.points]
         return max(values) - min(values)
 
@@ -97,19 +98,20 @@ class Trail:
         return max(last) - min(last)
 
     def scale(self, now: HyperValue) -> float:
-        """The scale of F at the end, at least what rounding hides."""
+        """The scale of F near the end, not less than what rounding hides."""
         return max(abs(now.F), self._changed, self.eps**2 * (self.most - self.least))
 
 
 @dataclass
 class StationarityMeasures:
-    """Measures at a point that seems to be the end.
+    """What is measured at a point that seems to be stationary.
 
     Attributes:
         pivot: the smallest pivot of the Hessian on the face, relative to its diagonal entry; NaN without a factor.
         error: the estimated error of y, relative to y.
-        stationarity: the hypergradient, relative to its largest size, or at a kink a combination of those nearby.
-        weak: the number of coordinates of y that are about to move.
+        stationarity: the norm of the hypergradient, relative to its largest; at a kink, of the shortest convex combination of
+            the hypergradients nearby.
+        weak: the number of weakly active coordinates of y, which a small change of x may free.
     """
 
     pivot: float
@@ -122,7 +124,7 @@ class StationarityMeasures:
         return words + (f"; {self.weak} coordinates of y are about to move" if self.weak else "")
 
     def converged(self, *, kink: bool = False) -> Verdict:
-        """The end at a stationary x and a strict minimum y."""
+        """The verdict at a stationary x with a strict minimum y."""
         where = ", at a kink of the hyper-objective" if kink else ""
         curvature = f"smallest pivot {self.pivot:.1e}" if math.isfinite(self.pivot) else "no negative curvature met"
         return Verdict(
@@ -131,7 +133,7 @@ class StationarityMeasures:
         )
 
     def irregular(self, factor: Factor, *, regular: bool) -> Verdict:
-        """The end at a y that is not a strict minimum."""
+        """The verdict at a y that is not a strict minimum."""
         kind = "indefinite" if factor.indefinite else "singular"
         if factor.indefinite or not regular:
             return Verdict(Status.BROKE_DOWN, f"The lower Hessian is {kind} on the face of y.")
@@ -142,51 +144,53 @@ class StationarityMeasures:
 
 
 def weakly_active(lower: NewtonLower, now: HyperValue) -> Tensor:
-    """A mask of the coordinates of y that a small change of the gradient would set free."""
+    """A mask of the weakly active coordinates of y: fixed by g or Y, but freed by a small change of the gradient of f."""
     response = now.response
     if lower.faces.smooth or response is None or response.face.index is None:
         return torch.zeros_like(now.y, dtype=torch.bool)
     at, step = response.at, lower.step
-    held = torch.ones_like(at.y, dtype=torch.bool)
-    held[response.face.index] = False
+    fixed = torch.ones_like(at.y, dtype=torch.bool)
+    fixed[response.face.index] = False
     u = at.y - step * at.f_y
     away = torch.where(u >= at.y, 1.0, -1.0).to(u)
-    weak = torch.zeros_like(held)
-    for shift in (away, -away):
+    weak = torch.zeros_like(fixed)
+    for shift in (away, -away):  # a kink frees a coordinate when f pulls harder; a bound, when f pulls the other way
         face = lower.faces.at(lower.faces.prox(at.x, u + TUNING.margin * lower.scale * shift, step))
         if face.index is not None:
             weak[face.index] = True
-    return weak & held
+    return weak & fixed
 
 
 def release_direction(lower: NewtonLower, now: HyperValue, zero: float) -> Tensor | None:
-    """A direction in x along which g lets coordinates of y go that would lower F; None if there is none.
+    """A direction in x along which g frees fixed coordinates of y that would lower F; None if there is none.
 
-    With A the free coordinates, F changes with a held y_i at the rate F_i - H_iA v; let go, y_i moves against f_i. Those
-    coordinates of x that have no influence now, with hypergradients up to ``zero``, go down the slope of g along such moves.
+    With A the free coordinates, F changes with a fixed y_i at the rate F_i - H_iA v; once free, y_i moves against f_i. The
+    coordinates of x without influence, with hypergradients up to ``zero``, move so that g falls along such moves of y. Example:
+    a lasso with one weight per feature, where a weight does not matter as long as its coefficient is zero.
     """
     response, oracle = now.response, lower.oracle
     if oracle.problem.nonsmooth is None or response is None or response.face.index is None or now.rates is None:
         return None
     at, idle = response.at, now.gradient.abs() <= zero
-    pull = torch.where(now.rates * at.f_y > 0, -at.f_y, 0.0)
+    pull = torch.where(now.rates * at.f_y > 0, -at.f_y, 0.0)  # only where the move of y_i lowers F
     pull[response.face.index] = 0.0
     length = vector_norm(pull)
     if not bool(idle.any()) or not length:
         return None
-    way = lower.eps**TUNING.loose_power * (lower.scale or 1.0) / length * pull
-    here, there = (lower.flat_x.join(oracle.g_gradient(at.x, lower.flat_y.at(y))) for y in (at.y, at.y + way))
+    # The mixed derivative of g by a difference: it tells in which direction x must go for g to grow less along the move.
+    move = lower.eps**TUNING.loose_power * (lower.scale or 1.0) / length * pull
+    here, there = (lower.flat_x.join(oracle.g_gradient(at.x, lower.flat_y.at(y))) for y in (at.y, at.y + move))
     direction = torch.where(idle, -(there - here).sign(), 0.0)
     return direction if bool(direction.any()) else None
 
 
 class SaddleEscape:
-    """Small moves around a point.
+    """Measures curvatures of the hyper-objective by small moves of x, and leaves saddles along negative ones.
 
     Args:
-        objective, domain, memory: the hyper-objective, X, and where curvatures go to.
+        objective, domain, memory: the hyper-objective, X, and the memory that learns the curvatures.
         eps: rounding error of the variables.
-        note: is shown each value.
+        note: is called with each value.
     """
 
     def __init__(
@@ -195,11 +199,12 @@ class SaddleEscape:
         self._objective, self._domain, self._memory, self._eps, self._note = objective, domain, memory, eps, note
 
     def probe(self, now: HyperValue) -> HyperValue | None:
-        """Learn the curvature along some directions; returns a point of lower F if it is negative along one.
+        """Learn the curvature along some directions; where it is negative, return a point of lower F beyond the saddle.
 
-        Up to a number of coordinates it is the whole curvature, whatever their units; beyond, that along some fixed directions.
+        With few coordinates, differences along each of them give the whole Hessian, whatever the units of x; with many, some
+        fixed directions are probed.
         """
-        if not self._domain.coordinatewise:
+        if not self._domain.coordinatewise:  # projected gradients do not use the memory
             return None
         free = self._domain.free(now.x, now.gradient).nonzero().reshape(-1)
         few, columns = len(free) <= TUNING.probes_x, []
@@ -208,7 +213,7 @@ class SaddleEscape:
             if new is None:
                 continue
             change, moved = new.gradient - now.gradient, new.x - now.x
-            if float(torch.dot(change, moved)) < 0:
+            if float(torch.dot(change, moved)) < 0:  # a saddle or maximum along this direction
                 lower = self.descend(now, moved)
                 if lower is not None:
                     return lower
@@ -216,48 +221,48 @@ class SaddleEscape:
                 columns.append(change[free] / moved[free[k]])
             else:
                 self._memory.update(moved, change)
-        if columns and len(columns) == len(free):
+        if columns and len(columns) == len(free):  # else a column is missing, where the lower level was not solved
             self._memory.replace(torch.stack(columns, dim=1), free, len(now.x))
         return None
 
-    def descend(self, now: HyperValue, move: Tensor, measures: tuple[int, ...] = (1, -1)) -> HyperValue | None:
-        """A point at which F is lower, beyond what rounding explains, at a multiple of a small move."""
-        for sign in measures:
+    def descend(self, now: HyperValue, move: Tensor, signs: tuple[int, ...] = (1, -1)) -> HyperValue | None:
+        """A point of lower F, beyond what rounding explains, on either side along a small move; None if there is none."""
+        for sign in signs:
             new = self._objective(self._domain.project(now.x + sign * TUNING.probe_growth * move), now.y)
             if new.regular and now.F - self._eps**TUNING.loose_power * abs(now.F) > new.F:
-                self._memory.clear()
+                self._memory.clear()  # its pairs belong to the region that was left
                 return new
         return None
 
     def _nearby(self, now: HyperValue, move: Tensor, *, grow: bool) -> HyperValue | None:
-        """The hyper-objective after a small move, or after a longer one where its gradient shows no difference."""
-        found = None
+        """The hyper-objective after a small move; after a longer one where the change of its gradient is lost in rounding."""
+        last = None
         for _ in range(TUNING.probe_growths if grow else 1):
             new = self._objective(self._domain.project(now.x + move), now.y)
             if not math.isfinite(new.F):
                 break
             self._note(new)
-            found = new
+            last = new
             if norm(new.gradient - now.gradient) > TUNING.seen * self._eps * now.size:
                 break
             move = TUNING.probe_growth * move
-        return found
+        return last
 
 
 def _probes(x: Tensor, free: Tensor, size: float) -> Iterator[Tensor]:
-    """Moves that test the curvature at x: along each free coordinate, or some fixed directions where these are many."""
+    """Moves along which to measure the curvature at x: each free coordinate, or a few fixed directions if there are many."""
     few, phase = len(free) <= TUNING.probes_x, torch.arange(len(x), dtype=x.dtype, device=x.device)
     for k in range(len(free) if few else TUNING.probes_many):
         move = torch.zeros_like(x)
         if few:
-            move[free[k]] = float(x[free[k]].abs()) or size
-        else:
+            move[free[k]] = float(x[free[k]].abs()) or size  # relative to each coordinate: units do not matter
+        else:  # cosines instead of random numbers: the same in a resumed run
             move[free] = ((k + 1) * (phase + 1)).cos()[free] * x[free].abs().clamp(min=size / len(x))
         yield move
 
 
 class LowerShape:
-    """Curvatures of the lower level at a solution.
+    """Tells about the curvature of f around a lower solution, from what the Newton solver knows.
 
     Args:
         lower: the lower level.
@@ -267,13 +272,13 @@ class LowerShape:
         self._lower = lower
 
     def curvatures(self, at: Expansion) -> dict[str, float]:
-        """Norms of second derivatives of f at a point, from below."""
+        """Lower bounds on the norms of second derivatives of f at a point."""
         probe = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
         coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
         return {"f_yy": 1 / (self._lower.step or self._lower.first_step(at)), "f_xy": coupling}
 
     def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
-        """The inverse of the Hessian at a point, times columns; None where it is not known, or only on a face."""
+        """The product of the inverse Hessian at a point with columns; None if it is unknown, or known on a face only."""
         lower, factor = self._lower, self._lower.factor
         if factor is None or factor.lower is None or not lower.faces.smooth or not lower.exact(at, factor.face):
             return None
@@ -281,11 +286,11 @@ class LowerShape:
         return lambda columns: torch.cholesky_solve(columns, triangle)
 
     def model(self, at: Expansion) -> QuadraticModel | None:
-        """f as a quadratic function of y, which it need not be; None if it is not convex, or if this is not known."""
+        """The quadratic model of f in y around a point, if it is convex; None if it is not, or if that is unknown."""
         lower = self._lower
-        if lower.hessians.quadratic is False or lower.oracle.problem.g.rho:
+        if lower.hessians.quadratic is False or lower.oracle.problem.g.rho:  # rho > 0: g is not convex
             return None
-        if lower.factor is None:  # conjugate gradients saw no other curvature
+        if lower.factor is None:  # y has no dense Hessian; conjugate gradients met no negative curvature
             return QuadraticModel(lambda v: at.product(v, g=False)) if lower.faces.smooth else None
         hessian = lower.hessians.matrix
         if hessian is None or not lower.hessians.known_at(at.x):
@@ -293,9 +298,9 @@ class LowerShape:
         return QuadraticModel(lambda v: hessian @ v) if bool(semidefinite(hessian, lower.eps)) else None
 
     def determines(self, response: LowerResponse, weak: Tensor) -> bool | None:
-        """Whether f + g is strictly convex on the face of y, and f on the face with the ``weak`` coordinates.
+        """Whether f + g is strictly convex on the face of y, and f on the face widened by the ``weak`` coordinates.
 
-        Then y is the only solution nearby. Without a factor, which large faces do not have, it is not known: None.
+        Then y is the only solution nearby. None if that is unknown, because the face is too large for a factor.
         """
         factor = self._lower.factor
         if factor is None or not bool(weak.any()):
@@ -309,7 +314,7 @@ class LowerShape:
 
 
 SAVED_NUMBERS = ("start", "tol", "spectral", "largest", "moving", "steps", "resting", "released", "nearby", "before")
-"""What a checkpoint keeps besides the memories."""
+"""The attributes of :class:`HyperDescent` that a checkpoint keeps as they are."""
 
 SINGULAR = "The lower Hessian is singular on the face of y."
 
@@ -317,20 +322,23 @@ SINGULAR = "The lower Hessian is singular on the face of y."
 class HyperDescent:
     """Minimise x -> F(x, y*(x)) over X, with y* by Newton steps and its derivative by the implicit function theorem.
 
+    A step takes a quasi-Newton direction and a weak Wolfe line search; where X is not a product of intervals, a projected
+    gradient with a spectral step. A point that seems stationary is confirmed: its curvature is probed, and its y re-solved.
+
     Args:
         oracle, x, y: the problem, and the variables that hold the last point.
         tol: the relative accuracy of x.
         allowed: gradients of f and products with its Hessian after which it gives up.
-        clock: where the time goes to.
+        clock: measures where the time goes.
 
     Attributes:
-        start: where it begins, if not where the variables are.
+        start: the point (x, y) of a restart; None for the first start, which is in the variables.
         now: the hyper-objective at the last point; None before the first step.
         verdict: how it ended; None while there is something to do. ``converged`` means that x is stationary and y a strict
             minimum on its face, and says nothing about other basins of the lower level.
-        signs: the measures at the end.
+        measures: what was measured at the end.
         steps: number of steps in x.
-        trail: the last points.
+        trail: the last iterates.
     """
 
     def __init__(
@@ -348,30 +356,30 @@ class HyperDescent:
         self.shape = LowerShape(self.lower)
         self.saddle_escape = SaddleEscape(self.objective, self.domain, self.memory, self.eps, self._note)
         self.start: tuple[Tensor, Tensor] | None = None
-        self._clear()
+        self._reset()
 
-    def _clear(self) -> None:
-        """Forget where it was."""
+    def _reset(self) -> None:
+        """Set everything that belongs to one descent to its initial value."""
         self.memory.clear()
         self.now: HyperValue | None = None
         self.verdict: Verdict | None = None
-        self.spectral = 0.0  # the step of projected gradients, where X is not a product of intervals
+        self.spectral = 0.0  # the Barzilai-Borwein step of projected gradients, where X is not a product of intervals
         self.largest = 0.0  # the largest size of a hypergradient so far
-        self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last steps
+        self.nearby: list[tuple[Tensor, Tensor]] = []  # points and hypergradients of the last evaluations
         self.steps, self.trail = 0, Trail(self.eps)
         self.moving: int | None = None  # the number of coordinates of y that can move
-        self.resting = 0  # steps in a row that gained nothing
-        self.released = 0  # times that held coordinates of y were let go
-        self.before: tuple[Tensor, Tensor, float] | None = None  # the point before, and when to return to it
+        self.resting = 0  # steps in a row without progress
+        self.released = 0  # times that fixed coordinates of y were freed
+        self.before: tuple[Tensor, Tensor, float] | None = None  # the stationary point before a release, and when to return
         self.measures: StationarityMeasures | None = None
 
     def restart(self, x: Tensor, y: Tensor, tol: float, allowed: float) -> None:
-        """Begin once more, at another point, with a limit on all evaluations; what is known about Hessians stays."""
-        self._clear()
+        """Restart at another point, with a limit on all evaluations; what the lower solver knows about Hessians stays."""
+        self._reset()
         self.start, self.tol, self.objective.limit = (x, y), tol, allowed
 
     def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables; after a restart, the first one only evaluates the start."""
+        """Take a step, and write the point into the variables; after a restart, the first step only evaluates the start."""
         try:
             restarted = self.now is None and self.start is not None
             now = self.now or self._begin()
@@ -397,7 +405,7 @@ class HyperDescent:
         return self.oracle.counts.lower + self.oracle.counts.hvp
 
     def _return(self, now: HyperValue) -> HyperValue:
-        """Return to the last point that was stationary, where the way from it is long."""
+        """Return to the stationary point before a release that did not reach another one within its budget."""
         assert self.before is not None
         (x, y, _), self.before = self.before, None
         back = self._confirm(self.objective(x, y))
@@ -413,9 +421,9 @@ class HyperDescent:
         return self.domain.residual(now.x, now.gradient)
 
     def _begin(self) -> HyperValue:
-        """The hyper-objective at the start."""
+        """Evaluate the hyper-objective at the start."""
         x, y = self.start or (self.flat_x.read(), self.flat_y.read())
-        if self.start is None:
+        if self.start is None:  # a restart needs no further check
             self.objective.check_dependence(x, y)
         self.domain.start_size = norm(x)
         now = self.objective(x, y)
@@ -433,35 +441,42 @@ class HyperDescent:
             self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.sampled :]
 
     def _direction(self, now: HyperValue) -> Tensor:
-        """A quasi-Newton direction, or one of the length of a first step; a projected step where X is general."""
+        """The quasi-Newton direction on the free coordinates of x; the gradient step if nothing is known of the curvature.
+
+        Where X is not a product of intervals, a projected gradient with a spectral step (Birgin, Martinez and Raydan, 2000).
+        """
         size, x_size = now.length, self.domain.x_size(now.x)
         if not size:
             return torch.zeros_like(now.x)
+        # Without a scale of x, at zero, the step promises a decrease of |F|.
         plain = TUNING.first_step * x_size / size if x_size else abs(now.F) / size**2 or 1 / size
         if not self.domain.coordinatewise:
             step = self.spectral or plain
             return self.domain.project(now.x - step * now.gradient) - now.x
         free = self._free(now)
         direction = self.memory.direction(now.gradient, free)
-        if direction is not None and float(torch.dot(direction, now.gradient)) < 0:
+        if direction is not None and float(torch.dot(direction, now.gradient)) < 0:  # rounding may turn it uphill
             length = norm(direction)
             return direction * min(1.0, TUNING.widest * (x_size or length) / length)
         self.memory.clear()
         return torch.where(free, -plain * now.gradient, 0.0)
 
     def _step(self, now: HyperValue) -> HyperValue:
+        """Take a step in x, or confirm that x is stationary."""
         direction = self._direction(now)
         if self._stationary(now, direction):
+            # Few pairs may miss a saddle, or a direction in another unit: measure the curvature before trusting the test.
             explored = self._explored(now)
-            lower = None if explored else self.saddle_escape.probe(self._sharpened(now))
+            lower = None if explored else self.saddle_escape.probe(self._resolved(now))
             if lower is not None:
                 return lower
             if explored or self._stationary(now, self._direction(now)):
                 return self._confirm(now)
             direction = self._direction(now)
         new, tried = self._search(now, direction)
+        # A search may fail because of an inaccurate y, or of a memory from another region: exclude one after the other.
         if new is None and now.error > self.lower.tol:
-            now = self._sharpened(now)
+            now = self._resolved(now)
             new, tried = self._search(now, self._direction(now))
         if new is None and self._learned():
             self.memory.clear()
@@ -470,77 +485,88 @@ class HyperDescent:
         if new is None:
             return self._confirm(now, stuck=True, tried=tried)
         move, change = new.x - now.x, new.gradient - now.gradient
-        rests = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self.trail.scale(now) >= now.F - new.F
-        self.resting = self.resting + 1 if rests else 0
-        if self.resting > TUNING.rests:  # F has come down as far as it can, and x jumps across a kink
+        stalled = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self.trail.scale(now) >= now.F - new.F
+        self.resting = self.resting + 1 if stalled else 0
+        if self.resting > TUNING.rests:  # F no longer falls, while x jumps from one side of a kink to the other
             return self._confirm(new, stuck=True)
         product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
-        self.spectral = square / product if product > 0 else 0.0
+        self.spectral = square / product if product > 0 else 0.0  # Barzilai and Borwein (1988)
         self.memory.update(move, change)
         if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0) or self.trail.unbounded:
             self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
         return new
 
     def _explored(self, now: HyperValue) -> bool:
-        """Whether the pairs tell the curvature along all free coordinates, as far as these have similar units."""
+        """Whether the pairs tell the curvature along all free coordinates, which needs coordinates of similar size."""
         sizes = now.x[self._free(now)].abs()
         even = not len(sizes) or bool((TUNING.uneven * sizes >= sizes.max()).all())
         return even and self.memory.count >= TUNING.explored * len(sizes)
 
     def _search(self, now: HyperValue, direction: Tensor) -> tuple[HyperValue | None, list[HyperValue]]:
-        """A step along a direction, with y as accurate as it needs."""
-        self.lower.accuracy = self._needed(now)
+        """Search along a direction, with y only as accurate as the step needs; returns the new point and all trials."""
+        self.lower.accuracy = self._needed_accuracy(now)
         new, tried = line_search(self.objective, now, direction, self.domain.project, self.eps)
         if new is not None and self._residual(new) < TUNING.blurred * new.error * self.largest:
-            self.lower.accuracy = self._needed(new)
-            new = self._sharpened(new)
+            # Near a solution, the error of y would hide the hypergradient of the next step.
+            self.lower.accuracy = self._needed_accuracy(new)
+            new = self._resolved(new)
         self.lower.accuracy = self.lower.tol
         for value in tried:
             self._note(value)
         return new, tried
 
-    def _needed(self, now: HyperValue) -> float:
-        """The accuracy of y that a step from a point needs."""
+    def _needed_accuracy(self, now: HyperValue) -> float:
+        """The relative accuracy of y that a step needs: a small part of the relative hypergradient."""
         relative = self._residual(now) / self.largest if self.largest else 0.0
         return max(self.lower.tol, TUNING.beyond_x * self.tol, min(TUNING.loosest, TUNING.accuracy * relative))
 
-    def _sharpened(self, now: HyperValue) -> HyperValue:
-        """A point with y as accurate as the lower level is solved now."""
+    def _resolved(self, now: HyperValue) -> HyperValue:
+        """The same x with y re-solved, if its error exceeds the accuracy that is asked for now."""
         return self.objective(now.x, now.y) if now.error > self.lower.accuracy else now
 
     def _learned(self) -> bool:
+        """Whether anything is known about the curvature in x."""
         return self.memory.known or (not self.domain.coordinatewise and self.spectral > 0)
 
     def _stationary(self, now: HyperValue, direction: Tensor) -> bool:
-        """Whether the step that remains is within tol of x, or promises nothing, at a small hypergradient."""
+        """Whether the next step is short beside tol, or promises no decrease, and the hypergradient is small."""
         size, trail = self._residual(now), self.trail
         if not size:
             return True
-        if not trail.tells or not self._learned():
+        if not trail.filled or not self._learned():  # without a curvature, the length of a step means nothing
             return size <= self.eps * trail.size
         small = norm(direction) <= TUNING.beyond_tol * self.tol * max(norm(now.x), trail.moved)
         if not (small and self._gain(now, direction) <= self.tol) and not self._negligible(now, direction):
             return size <= self.eps * trail.size
+        # A wrong memory makes steps short as well, so the hypergradient must also be small beside the parts it consists of.
         return size <= TUNING.settled * trail.size or size <= TUNING.settled * self.objective.scale(now)
 
     def _gain(self, now: HyperValue, direction: Tensor) -> float:
-        """The decrease of F that a direction promises, relative to F, or to a part of what F fell by where it goes to zero."""
+        """The decrease of F that a direction promises, relative to F; where F goes to zero, to a part of its last decrease."""
         scale = max(self.trail.scale(now), self.tol * self.trail.fallen)
         return -float(torch.dot(now.gradient, direction)) / (scale or 1.0)
 
     def _negligible(self, now: HyperValue, direction: Tensor) -> bool:
+        # Near a minimum, F exceeds its least value by the square of the error of x.
         return self._gain(now, direction) <= TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
 
     def _confirm(self, now: HyperValue, *, stuck: bool = False, tried: Sequence[HyperValue] = ()) -> HyperValue:
-        """The verdict at a point that seems to be the end: y must be a strict minimum on its face, and x stationary."""
+        """Decide whether a point is a solution: x must be stationary, and y a strict minimum on its face.
+
+        Sets the verdict, or returns a point from which the descent goes on.
+
+        Args:
+            stuck: whether no step from the point lowers F, although the hypergradient is not small.
+            tried: the trials of the line search that failed.
+        """
         response = self.lower.solve(self.flat_x.at(now.x), now.y)
         at, face = response.at, response.face
-        factor = self.lower.renew(at, face)
+        factor = self.lower.renew(at, face)  # an old factor would say nothing about the curvature here
         now = hypergradient(self.lower, response, rates=not self.lower.faces.smooth)
         pivot = factor.pivot if factor is not None else math.nan
         residual = self._residual(now)
         weak = int(weakly_active(self.lower, now).sum())
-        if not stuck and residual > TUNING.settled * self.largest:
+        if not stuck and residual > TUNING.settled * self.largest:  # not stationary with an accurate y: go on
             self.memory.clear()
             return now
         measures = self.measures = StationarityMeasures(pivot, response.error, residual / (self.largest or 1.0), weak)
@@ -555,7 +581,8 @@ class HyperDescent:
             small = measures.stationarity <= self.eps**TUNING.loose_power or self._negligible(now, self._direction(now))
             self.verdict = measures.converged() if small else Verdict(Status.FINISHED, message)
         else:
-            lower = (self._across(now) if weak else None) or self._release(now)
+            # A zero hypergradient is not enough where y can change its face: F may fall on the other side of the kink.
+            lower = (self._cross_kink(now) if weak else None) or self._release(now)
             if lower is not None:
                 return lower
             self.verdict = measures.converged(kink=stuck or weak > 0)
@@ -563,49 +590,52 @@ class HyperDescent:
 
     @property
     def model(self) -> QuadraticModel | None:
-        """f around the last point, if it seems to be a convex quadratic function of y."""
+        """The quadratic model of f in y around the last point, if f seems to be convex and quadratic."""
         assert self.now is not None
         assert self.now.response is not None
         return self.shape.model(self.now.response.at)
 
     @property
     def determined(self) -> bool | None:
-        """Whether f is strictly convex wherever y could move from the last point; None where that is not known."""
+        """Whether f is strictly convex in all directions in which y can move from the last point; None if unknown."""
         assert self.now is not None
         assert self.now.response is not None
         return self.shape.determines(self.now.response, weakly_active(self.lower, self.now))
 
-    def _around(self, now: HyperValue) -> Tensor:
-        """Hypergradients from nearby along the free coordinates of x, one in each row."""
+    def _nearby_gradients(self, now: HyperValue) -> Tensor:
+        """The hypergradients of recent evaluations close to x, on its free coordinates, one in each row."""
         reach = TUNING.near * max(self.tol, self.eps**TUNING.loose_power) * self.domain.x_size(now.x)
         rows = [gradient for x, gradient in self.nearby if norm(x - now.x) <= reach]
         return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
 
-    def _across(self, now: HyperValue) -> HyperValue | None:
-        """A point of lower F along a hypergradient of another face, where y is about to change its face."""
-        for row in self._around(now):
+    def _cross_kink(self, now: HyperValue) -> HyperValue | None:
+        """A point of lower F on the other side of a kink, along a hypergradient that was seen there; None without one."""
+        for row in self._nearby_gradients(now):
             size = norm(row)
-            if size > TUNING.settled * self.largest:
+            if size > TUNING.settled * self.largest:  # smaller ones belong to the side of x, which is stationary
                 length = self.eps**TUNING.probe_power * (self.domain.x_size(now.x) or 1.0)
-                lower = self.saddle_escape.descend(now, -length / size * row, measures=(1,))
+                lower = self.saddle_escape.descend(now, -length / size * row, signs=(1,))
                 if lower is not None:
                     return lower
         return None
 
     def _release(self, now: HyperValue) -> HyperValue | None:
-        """The best of some points with coordinates of y free that g holds now; None if F is not lower at any of them."""
+        """Move x so far that g frees fixed coordinates of y, and return the best point met; None if F is nowhere lower.
+
+        The hypergradient cannot show such a decrease: as long as y_i is fixed, the coordinate of x that fixes it has none.
+        """
         if self.released >= TUNING.rounds:
             return None
         direction = release_direction(self.lower, now, self.eps * self.largest)
         if direction is None:
             return None
         self.released += 1
-        unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))
+        unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))  # the root mean square of the coordinates
         gain, best, guess = self.tol * self.trail.scale(now), now, now.y
         for exponent in range(TUNING.releases):
             x = self.domain.project(now.x + TUNING.release * TUNING.growth**exponent * unit * direction)
             new = self.objective(x, guess)
-            if not new.regular or now.F + gain < new.F:
+            if not new.regular or now.F + gain < new.F:  # too far; an F that is merely equal may still fall beyond
                 break
             best, guess = (new if best.F - gain > new.F else best), new.y
         if best is now:
@@ -615,8 +645,12 @@ class HyperDescent:
         return best
 
     def _at_kink(self, now: HyperValue, measures: StationarityMeasures) -> bool:
-        """Whether a combination of hypergradients from nearby is zero, which makes x stationary at a kink."""
-        rows = self._around(now)
+        """Whether x is stationary at a kink: a convex combination of the hypergradients around it is nearly zero.
+
+        No single hypergradient vanishes at a kink, but zero is then in Clarke's subdifferential, the convex hull of the limits
+        of hypergradients; those of the last evaluations stand for it (gradient sampling; Burke, Lewis and Overton, 2005).
+        """
+        rows = self._nearby_gradients(now)
         if len(rows) <= 2 or not self.domain.coordinatewise:
             return False
         size = norm(shortest_combination(rows)) / (self.largest or 1.0)
@@ -630,17 +664,18 @@ class HyperDescent:
         return words if self.moving is None else words + moving
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
+        """Everything that later steps need, in plain tensors, numbers and text."""
         now = self.now
         return {
             "numbers": {name: getattr(self, name) for name in SAVED_NUMBERS},
             "calls": (self.objective.calls, self.objective.limit),
             "lower": self.lower.state_dict(),
+            # A response holds a graph, which cannot be saved; the rest is computed again.
             "now": now and {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
             "memory": self.memory.state_dict(),
             "batched": self.batch.known,
             "start_size": self.domain.start_size,
-            "signs": self.measures and vars(self.measures),
+            "measures": self.measures and vars(self.measures),
             "trail": vars(self.trail),
             "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
         }
@@ -654,13 +689,13 @@ class HyperDescent:
         self.memory.load_state_dict(state["memory"])
         self.batch.known = state["batched"]
         self.domain.start_size = state["start_size"]
-        self.measures = state["signs"] and StationarityMeasures(**state["signs"])
+        self.measures = state["measures"] and StationarityMeasures(**state["measures"])
         vars(self.trail).update(state["trail"])
         self.verdict = state["verdict"] and Verdict(Status(state["verdict"][0]), state["verdict"][1])
 
 
 def refusal(problem: Problem, x: Variable, y: Variable) -> str:
-    """Why implicit Newton steps cannot take a problem; empty if they can."""
+    """Why implicit Newton cannot take a problem; empty if it can."""
     if problem._without_x:
         return "there is no x"
     if x.has_modules or y.has_modules:
@@ -670,7 +705,7 @@ def refusal(problem: Problem, x: Variable, y: Variable) -> str:
 
 
 class ImplicitNewtonRun:
-    """The descent as a run of its own: its first stationary point is the answer."""
+    """Runs the descent alone: its first stationary point is the answer, and nothing is verified."""
 
     engine = EngineKind.IMPLICIT_NEWTON.value
 
@@ -688,12 +723,12 @@ class ImplicitNewtonRun:
         return self.descent.advance()
 
     def report(self) -> dict[str, str]:
-        """The number of steps, the shape of f, and the accuracy."""
+        """The number of steps, the kind of f, the time, and the accuracy."""
         lines = {"course": str(self.descent), "time": str(self.descent.clock)}
         return lines if self.descent.measures is None else lines | {"accuracy": str(self.descent.measures)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
+        """Everything that later steps need, in plain tensors, numbers and text."""
         return self.descent.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -24,31 +24,15 @@ from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, 
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable
 
-__all__ = [
-    "EnvelopePoint",
-    "LowerSolve",
-    "PenaltyContinuation",
-    "PenaltyEnvelope",
-    "PenaltyPass",
-    "PenaltyStage",
-    "Scales",
-    "Sizes",
-    "compare_stages",
-    "extrapolate_stages",
-    "measure",
-    "stage_accuracy",
-    "stage_verdict",
-]
-
 
 @dataclass(eq=False)
 class Sizes:
-    """The start (x0, y0), by which the sizes of x and y are judged.
+    """The sizes of x and y, to which tolerances are relative; they include the distance from the start (x0, y0).
 
     Attributes:
-        tol: the accuracy asked for, or the finest that the precision allows.
+        tol: the relative accuracy asked for, or the finest that the precision allows.
         simple: whether there is no x, so that the accuracy of y counts.
-        x_largest, y_largest: the largest sizes of x and y in stages that the lower level shapes.
+        x_largest, y_largest: the largest sizes of x and y in stages where the lower level dominates.
     """
 
     x0: Tensor
@@ -68,28 +52,29 @@ class Sizes:
         return max(vector_norm(x), vector_norm(x - self.x0)) or 1.0
 
     def y_size(self, y: Tensor) -> float:
-        """The same for y."""
+        """The size of y, or its distance from the start where that is larger."""
         return max(vector_norm(y), vector_norm(y - self.y0)) or 1.0
 
     def note(self, x: Tensor, y: Tensor, theta: Tensor) -> None:
-        """Keep the largest sizes."""
+        """Update the largest sizes."""
         self.x_largest = max(self.x_largest, self.x_size(x))
         self.y_largest = max(self.y_largest, self.y_size(y), self.y_size(theta))
 
     @classmethod
     def of(cls, levels: FlatProblem, tol: float) -> Sizes:
         """The sizes of the present point."""
+        # With rounding errors eps c and the extrapolation error 1/c^2, no c gives more than eps^(2/3).
         tol = max(tol, TUNING.least_tol * levels.eps**TUNING.least_tol_power)
         return cls(flatten(levels.x), flatten(levels.y), tol, levels.oracle.problem._without_x)
 
 
 @dataclass(eq=False, kw_only=True)
 class Scales(Sizes):
-    """What is measured at the start, before the first pass.
+    """Sizes, curvatures and penalties that are measured at the start, before the first pass.
 
     Attributes:
         slope: the norm of F_y at the start.
-        balance: the c at which both levels weigh the same.
+        balance: the c at which F and c f have the same curvature in y.
         starts: the first c of each pass.
         proximal: the weight, where the levels balance, of a proximal term that vanishes as c grows; 0 if there is none.
     """
@@ -102,19 +87,24 @@ class Scales(Sizes):
 
     @property
     def growth(self) -> float:
-        """The growth of c from stage to stage; the bias falls by the ratio."""
+        """The growth of c from stage to stage.
+
+        The error of x is proportional to 1/c, or to c^(-1/2) with a proximal term, so that it falls fourfold in both cases:
+        enough to need few stages, and little enough for the last solution to be a good start of the next stage.
+        """
         return TUNING.ratio**2 if self.proximal else TUNING.ratio
 
     def tie(self, c: float) -> float:
-        """The weight of the proximal term at c.
+        """The weight of the proximal term at c, which falls with the root of c.
 
-        It falls with the root of c: F, of weight 1/c, then draws y away from the response by as much as the term does.
+        Where f is flat, F of weight 1/c moves y by (1/c) / weight against the term. A weight of c^(-1/2) makes this error as
+        small as the one that the term causes itself.
         """
         return self.proximal * math.sqrt(self.balance / c)
 
 
 def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
-    """Probe the curvatures at the start, and balance both levels in y; for the first pass, also in x.
+    """Measure the curvatures at the start, and find the c at which F and c f balance in y; for the first pass, also in x.
 
     Raises:
         ValueError: an objective is not finite there.
@@ -131,7 +121,7 @@ def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
     slope, f_slope = vector_norm(F_y), vector_norm(lower.gradient)
     if F_yy and f_yy:
         in_y = F_yy / f_yy
-    elif f_yy and slope:  # F is linear: where it draws y as far as y is from the lower level's solution
+    elif f_yy and slope:  # F is linear: it shall move y by as much as y0 is away from the lower solution
         apart = max(vector_norm(_rough_solution(levels, y0).z - y0), vector_norm(y0))
         in_y = slope / (f_yy * apart or f_yy)
     else:  # f is linear
@@ -139,14 +129,14 @@ def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
     starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
     scales = Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
-    if levels.oracle.response_term.vanishes:  # F has no say in which basin y is
+    if levels.oracle.response_term.vanishes:  # the start decides which solution is meant: F must not move y to another basin
         scales.starts, scales.proximal = (TUNING.lower_first * in_y,), TUNING.proximal * (f_yy or 1.0)
         scales.tol = max(sizes.tol, levels.eps**TUNING.least_tol_proximal_power)
     return scales
 
 
 def _rough_solution(levels: FlatProblem, y: Tensor) -> LowerPoint:
-    """Solve the lower level roughly."""
+    """Solve the lower level roughly; the caller needs only the order of magnitude of its distance from y."""
     descent = levels.descent(levels.lower, LimitedMemory(TUNING.rough_pairs), 1 / levels.curvatures["f_yy"])
     point = descent.evaluate(y)
     first = vector_norm(descent.residual(point).r)
@@ -161,14 +151,14 @@ def _rough_solution(levels: FlatProblem, y: Tensor) -> LowerPoint:
 
 
 class PenaltyStage(NamedTuple):
-    """The end of a stage: c, x, y, values there, and the limits for c to infinity.
+    """The solution of a stage: c, x, y, values there, and the limits extrapolated to c = infinity.
 
     Attributes:
         length: the size of the next step, relative to x.
         blur: the rounding error of the gradient, relative to the largest gradient.
         apart: the distance of y from theta, relative to y.
         solved: whether x is as accurate as the stage demands.
-        bias_x, bias_y, bias_F: relative changes of the limits with this stage; the first is that of y where there is no x.
+        bias_x, bias_y, bias_F: relative changes of the limits since the last stage; without x, the first is that of y.
     """
 
     c: float
@@ -190,7 +180,7 @@ class PenaltyStage(NamedTuple):
 
 
 def stage_accuracy(stages: Sequence[PenaltyStage], scales: Scales) -> float:
-    """The relative accuracy in x of the next stage."""
+    """The relative accuracy in x of the next stage: finer as the changes of x shrink."""
     moved = 1.0
     if len(stages) >= 2:
         moved = vector_norm(stages[-1].x - stages[-2].x) / scales.x_size(stages[-1].x)
@@ -201,10 +191,11 @@ def stage_accuracy(stages: Sequence[PenaltyStage], scales: Scales) -> float:
 
 
 def extrapolate_stages(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Where x and y lead for c to infinity, if that can be said.
+    """The limits of x and y as c grows to infinity; None if the stages do not show them.
 
-    By Richardson's rule in 1/c, of second order where that agrees with the first; by a geometric series where their changes
-    shrink by another factor, and steadily, as they do when the lower level is degenerate.
+    With a non-degenerate lower level, x(c) = x + a / c + b / c^2 + ..., so Richardson's rule in 1/c removes the error a / c,
+    and applied twice also b / c^2. Where the lower level is degenerate, another power of c appears: changes still shrink by a
+    steady factor, and the geometric series is summed (as in Aitken's rule).
     """
     both = xs, ys
     changes = [[vector_norm(b - a) for a, b in itertools.pairwise(points[-4:])] for points in both]
@@ -215,6 +206,7 @@ def extrapolate_stages(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tens
         first = [richardson(points[-1], points[-2], TUNING.ratio) for points in both]
         if many and all(sizes[-2] <= TUNING.shrinking * sizes[-3] for sizes in changes):
             before = [richardson(points[-2], points[-3], TUNING.ratio) for points in both]
+            # Taken only where it changes the first order little: early stages are no power series in 1/c yet.
             second = [richardson(new, old, TUNING.ratio**2) for new, old in zip(first, before, strict=True)]
             if all(vector_norm(b - a) <= 0.5 * vector_norm(a - old) for a, b, old in zip(first, second, before, strict=True)):
                 return second[0], second[1]
@@ -230,11 +222,10 @@ def extrapolate_stages(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tens
 
 
 def compare_stages(stage: PenaltyStage, last: PenaltyStage, scales: Scales, spread: float) -> PenaltyStage:
-    """The stage with F's limit, and with its biases: changes of the limits since the last stage, those of F relative to its
-    ``spread``.
-    """
+    """Add the limit of F and the changes of all limits since the last stage, that of F relative to its ``spread``."""
     limit_F = richardson(stage.F, last.F, TUNING.ratio)
     bias_y = vector_norm(stage.limit_y - last.limit_y) / scales.y_size(stage.y)
+    # The length is the error of the stage's own x, which extrapolation amplifies by up to 5/3.
     bias_x = vector_norm(stage.limit_x - last.limit_x) / scales.x_size(stage.x) + 2 * stage.length
     return stage._replace(
         limit_F=limit_F,
@@ -245,20 +236,20 @@ def compare_stages(stage: PenaltyStage, last: PenaltyStage, scales: Scales, spre
 
 
 def stage_verdict(stages: Sequence[PenaltyStage], scales: Scales, spread: float) -> Verdict | None:
-    """Whether a pass ends with the last stage, and why; only stages that were solved are evidence."""
+    """The verdict if a pass ends with the last stage; None if it goes on. Only solved stages are evidence."""
     stage, tol = stages[-1], scales.tol
     name, bias = scales.name, f"{stage.bias_x:.1e}"
-    close = 2 * stage.c * stage.gap <= TUNING.closed * spread
+    close = 2 * stage.c * stage.gap <= TUNING.closed * spread  # for a quadratic f, F rises by 2 c gap when y moves to theta
     if scales.balance / stage.c < TUNING.may_end_below and stage.apart <= TUNING.joined and close:
         solved = all(recent.solved for recent in stages[-2:])
         if solved and stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
             return Verdict(
                 Status.CONVERGED, f"{name}, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e})."
             )
-        if solved and all(_rests(recent, tol) for recent in stages[-TUNING.F_rest_stages :]):
+        if solved and all(_F_is_steady(recent, tol) for recent in stages[-TUNING.F_rest_stages :]):
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
             return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
-        if scales.growth * stage.blur > TUNING.blurred:
+        if scales.growth * stage.blur > TUNING.blurred:  # rounding would spoil the gradients of the next stage
             message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
     if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance:
@@ -268,22 +259,23 @@ def stage_verdict(stages: Sequence[PenaltyStage], scales: Scales, spread: float)
     return None
 
 
-def _rests(stage: PenaltyStage, tol: float) -> bool:
-    """Whether F changed so little with a stage that further ones are of no use."""
+def _F_is_steady(stage: PenaltyStage, tol: float) -> bool:
+    """Whether F changed so little in a stage that further stages are of no use."""
+    # While x still changes much, a steady F means that F does not depend on it.
     flat = stage.bias_F <= tol and stage.bias_x > TUNING.unsettled
     return flat or stage.bias_F <= TUNING.F_rest * tol**TUNING.F_rest_power
 
 
 @dataclass(eq=False, kw_only=True)
 class EnvelopePoint(EvaluatedPoint):
-    """Phi_c at x.
+    """The value and gradient of Phi_c at x.
 
     Attributes:
-        y: the lower solution under the pull of F.
-        thetas: a lower solution in each basin, that of y first.
-        shares: the weight of each basin in the value function.
-        F, phi, gap: F and f + g at y, and by how much f + g at y exceeds the least at a theta.
-        slope, blur: the size of the parts of the gradient, and their rounding error.
+        y: the minimizer of F + c (f + g), near a lower solution.
+        thetas: a lower solution in each known basin, that of y first.
+        shares: the share of each basin in the gradient of the smoothed value function.
+        F, phi, gap: F and f + g at y, and by how much f + g at y exceeds the least value at a theta.
+        slope, blur: the sum of the norms of the parts of the gradient, and their rounding error.
     """
 
     y: Tensor
@@ -297,15 +289,15 @@ class EnvelopePoint(EvaluatedPoint):
 
 
 class LowerSolve(Generic[PointT]):
-    """Minimises F/c + f + g, or f + g (c infinite), again and again as x and c change.
+    """Minimises F/c + f + g over y, or f + g (c infinite), with warm starts as x and c change.
 
     Args:
-        evaluate: the point at y, with the weight 1/c of F.
+        evaluate: returns the point at y, given the weight 1/c of F.
 
     Attributes:
-        pairs, t: its memory of curvature, and the plain step.
-        force: the size of F's pull on y, 1/c of its gradient.
-        solved: whether the last solve got the residual to the size of the force.
+        pairs, t: the L-BFGS memory, and the length of a plain step.
+        force: the norm of F_y / c, which moves y away from theta; residuals must be small beside it.
+        solved: whether the last solve reduced the residual to the size of the force.
     """
 
     def __init__(self, levels: FlatProblem, scales: Scales, evaluate: Callable[[Tensor, float], PointT]) -> None:
@@ -314,23 +306,24 @@ class LowerSolve(Generic[PointT]):
         self.force, self.solved = 0.0, False
 
     def enter(self, c: float) -> None:
-        """Begin a stage."""
+        """Set the penalty of a new stage."""
         self.c, rho = c, self.levels.oracle.problem.g.rho
         self.curvature = self.scales.curvatures["F_yy"] / c + self.scales.curvatures["f_yy"]
-        self.t = min(1 / (self.curvature or 1.0), 0.5 / rho if rho else math.inf)
-        self.pairs.reweigh(1 / c)
+        self.t = min(1 / (self.curvature or 1.0), 0.5 / rho if rho else math.inf)  # prox has one value below 1 / rho
+        self.pairs.reweigh(1 / c)  # pairs keep the parts of F and f apart, so they stay exact
 
     def __call__(self, z: Tensor, other: Tensor, eps: float) -> PointT:
-        """Minimise from z on, until the distance from ``other`` is known to the relative accuracy ``eps``."""
+        """Minimise from z, until the distance of the solution from ``other`` has the relative accuracy ``eps``."""
         scales, rounding = self.scales, self.levels.eps
         descent = self.levels.descent(lambda at: self.evaluate(at, 1 / self.c), self.pairs, self.t)
         point = descent.evaluate(z)
         if not point.finite:
             return point
         smallest, idle, cleared, start = math.inf, 0, False, max(scales.y_size(z), scales.y_size(other))
+        # A steep start must not throw the first plain step over several basins; the last term is for a zero gradient.
         descent.t = min(descent.t, TUNING.leap * start / (vector_norm(point.gradient) or math.inf) or descent.t)
         for _ in range(TUNING.inner_steps):
-            if point.upper is not None:
+            if point.upper is not None:  # F/c + f + g; a solve for theta gets the force of y from its caller
                 self.force = max(vector_norm(point.upper), TUNING.least_force * scales.tol * scales.slope) / self.c
             d, remembered = descent.direction(point)
             r = descent.residual(point).r
@@ -341,7 +334,7 @@ class LowerSolve(Generic[PointT]):
             idle = 0 if residual < 0.5 * smallest else idle + 1
             smallest = min(smallest, residual)
             nothing = -float(r @ d) <= TUNING.within_noise * point.noise
-            if idle >= TUNING.patience and (nothing or length <= rounding**0.5 * here):
+            if idle >= TUNING.patience and (nothing or length <= rounding**0.5 * here):  # values cannot tell such steps apart
                 break
             if length <= TUNING.within_rounding * rounding * here:
                 break
@@ -349,18 +342,18 @@ class LowerSolve(Generic[PointT]):
             if new is None:
                 if cleared or not remembered or nothing:
                     break
-                self.pairs.clear()
+                self.pairs.clear()  # the memory may be of another basin: try a plain step before giving up
                 cleared = True
                 continue
             point, cleared = new, False
             if vector_norm(point.z) > TUNING.far * max(start, scales.y_largest):
-                return replace(point, smooth=-math.inf)
+                return replace(point, smooth=-math.inf)  # no minimum: the infinite value tells the caller
         self.solved = vector_norm(descent.residual(point).r) <= TUNING.solved * max(self.force, scales.tol * scales.slope)
         self.t = descent.t
         return point
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next solve depends on."""
+        """Everything that the next solve depends on."""
         return {"c": self.c, "t": self.t, "force": self.force, "solved": self.solved, "pairs": self.pairs.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -371,20 +364,21 @@ class LowerSolve(Generic[PointT]):
 
 
 class PenaltyEnvelope:
-    """Phi_c as a function of x, with c and the accuracy ``eps`` of the solves.
+    """Evaluates Phi_c as a function of x, with the solves in y and theta that it needs, to the accuracy ``eps``.
 
-    The value function is the least over the basins that are known, smoothed where several are as low: with the weights p of
-    the basins and mu = kappa / c it is
+    The value function is the least over all known basins, v = min_i v_i, which has a kink where two basins are equally low. It
+    is smoothed: with the weights p of the basins and mu = kappa / c,
 
         v(x) = - mu log( sum_i p_i exp( - v_i(x) / mu ) ).
 
-    Its gradient is that of sum_i s_i v_i, with shares s_i that are multipliers: where the optimum lies on the border between
-    two basins, F alone would cross it, and the share of the basin beyond is what holds x back. From stage to stage the shares
-    become the weights, divided by the growth of c, so that the smoothing leaves no error.
+    Its gradient is sum_i s_i grad v_i, with shares s_i >= 0 that sum to 1, so that c s_i is the multiplier of the constraint
+    f + g <= v_i. If the optimum lies on the border between two basins, F alone would cross it, and the multiplier of the basin
+    beyond holds x back. As in the exponential method of multipliers (Kort and Bertsekas, 1972), the shares of a stage become
+    the weights of the next, divided by the growth of c, because c s_i has a limit. So the smoothing leaves no error.
 
     Attributes:
         weights: p, one for each basin; the first is the one of y.
-        kappa: the part of the range of F over which the smoothing extends.
+        kappa: the part of the range of F over which the minimum is smoothed.
     """
 
     def __init__(self, levels: FlatProblem, scales: Scales) -> None:
@@ -397,13 +391,13 @@ class PenaltyEnvelope:
         return LowerSolve(self.levels, self.scales, lambda theta, weight: self.levels.lower(theta))
 
     def enter(self, c: float, eps: float) -> None:
-        """Begin a stage."""
+        """Set the penalty and the accuracy of a new stage."""
         self.c, self.eps = c, eps
         if self.scales.proximal:
             self.levels.oracle.response_term.weight = self.scales.tie(c)
         self.solve_y.enter(c)
         for solve in self.solve_thetas:
-            solve.enter(math.inf)
+            solve.enter(math.inf)  # theta minimises f + g alone
 
     def choose(self, kept: Sequence[int]) -> None:
         """Keep some of the basins, in this order."""
@@ -411,7 +405,7 @@ class PenaltyEnvelope:
         self.reweigh([self.weights[i] for i in kept])
 
     def extend(self, n: int) -> None:
-        """Make room for further basins, ``n`` in all."""
+        """Add solvers and weights for further basins, up to ``n`` in all."""
         while len(self.solve_thetas) < n:
             self.solve_thetas.append(self._new())
             self.solve_thetas[-1].enter(math.inf)
@@ -419,6 +413,7 @@ class PenaltyEnvelope:
 
     def reweigh(self, weights: Sequence[float]) -> None:
         """Set the weights of all basins; the first gets what the others leave."""
+        # A weight of zero would stay zero: the basin could not come back when it becomes the lowest.
         least = TUNING.least_weight * min(1.0, self.scales.balance / self.c)
         others = [max(weight, least) for weight in weights[1:]]
         first = max(1 - sum(others), least)
@@ -431,41 +426,42 @@ class PenaltyEnvelope:
         return solve(theta, other, self.eps)
 
     def solve_elsewhere(self, theta: Tensor) -> LowerPoint:
-        """Solve the lower level from another point; it leaves no trace in the memory."""
+        """Solve the lower level from another point, with a memory of its own."""
         solve = self._new()
         solve.enter(math.inf)
         solve.force = self.solve_y.force
         return solve(theta, theta, self.eps)
 
     def branch(self, theta: Tensor) -> PenaltyPoint:
-        """The lower solution under the pull of F, from another basin; it leaves no trace in the memory."""
+        """Minimise F + c (f + g) from the theta of another basin, with a memory of its own."""
         solve = LowerSolve(self.levels, self.scales, self.levels.penalty)
         solve.enter(self.c)
         return solve(theta, theta, self.eps)
 
     def __call__(self, x: Tensor, y: Tensor, thetas: Sequence[Tensor], far: float) -> EnvelopePoint:
         """Evaluate Phi_c at x, with solves that start at y and the thetas; NaN where one fails, or x is larger than ``far``."""
-        nowhere = EnvelopePoint(x, math.nan, torch.full_like(x, math.nan), y=y, thetas=list(thetas), shares=self.weights)
+        failed = EnvelopePoint(x, math.nan, torch.full_like(x, math.nan), y=y, thetas=list(thetas), shares=self.weights)
         if vector_norm(x) > far:
-            return nowhere
+            return failed
         self.levels.move(x)
         at_y = self.solve_y(y, thetas[0], self.eps)
         if not at_y.finite:
-            return nowhere
+            return failed
         y, F, F_x, phi = at_y.z, at_y.F, at_y.F_x, at_y.f + at_y.nonsmooth
         ends = [self.lower(thetas[0], y)]
-        if not ends[0].value <= phi + ends[0].noise:
+        if not ends[0].value <= phi + ends[0].noise:  # theta is in a higher basin than y: start it at y, whose gap is >= 0 then
             ends = [self.lower(y, y)]
         ends += [self.lower(theta, y, i) for i, theta in enumerate(thetas) if i]
         if not all(end.finite for end in ends):
-            return nowhere
+            return failed
         c, least = self.c, min(ends, key=lambda end: end.value)
         shares, smooth = self._shares([end.value - least.value for end in ends])
+        # Danskin's theorem: y and theta are minimizers, so only the partial derivatives in x count.
         pull = c * sum(
             (share * self.levels.pull(at_y, end) for share, end in zip(shares, ends, strict=True) if share), torch.zeros_like(x)
         )
         gap, slope = phi - least.value, vector_norm(F_x) + vector_norm(c * self.levels.pull(at_y, ends[0]))
-        noise = c * (at_y.noise + least.noise) + self.eps**2 * c * abs(gap)
+        noise = c * (at_y.noise + least.noise) + self.eps**2 * c * abs(gap)  # values at minimizers err by the square of eps
         blur = 2 * self.levels.eps * c * (vector_norm(least.f_x) + self.scales.curvatures["f_xy"] * vector_norm(y))
         value = F + c * (gap - smooth)
         point = EnvelopePoint(x, value, F_x + pull, noise=noise, y=y, thetas=[end.z for end in ends], shares=shares)
@@ -476,12 +472,12 @@ class PenaltyEnvelope:
         """The shares of basins of these heights above the lowest, and by how much the smoothed minimum differs from it."""
         if len(heights) == 1:
             return [1.0], 0.0
-        mu = self.kappa / self.c
+        mu = self.kappa / self.c  # c (v_i - v) is then compared with a part of the range of F
         parts = [p * (math.exp(-h / mu) if mu else float(h <= 0)) for p, h in zip(self.weights, heights, strict=True)]
         return [part / sum(parts) for part in parts], -mu * math.log(sum(parts))
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next evaluation depends on."""
+        """Everything that the next evaluation depends on."""
         thetas = [solve.state_dict() for solve in self.solve_thetas]
         own = {"c": self.c, "eps": self.eps, "weights": self.weights, "kappa": self.kappa}
         return own | {"solve_y": self.solve_y.state_dict(), "solve_thetas": thetas}
@@ -498,7 +494,7 @@ class PenaltyEnvelope:
 
 
 class StageEvaluation(NamedTuple):
-    """The largest gradient and change of F, which fade from stage to stage, and the range of F since the levels balance."""
+    """The largest gradient and change of F, halved with each stage, and the range of F since c passed the balance."""
 
     slope: float = 0.0
     span: float = 0.0
@@ -512,30 +508,30 @@ class StageEvaluation(NamedTuple):
 
 
 class PenaltyPass:
-    """One pass; ``result`` is set when it is over.
+    """One pass of the penalty continuation: minimise Phi_c over X in stages of growing c; ``result`` is set at the end.
 
     Args:
-        start: where it begins.
+        start: the first c, and the point (x, y).
         allowed: gradients of f that it may take.
 
     Attributes:
         x, y, thetas: the last accepted point; ``point`` is Phi_c there, None when it has to be evaluated.
-        asleep: lower solutions in basins that are too high to matter in this stage.
-        t: a step along the gradient.
-        weight: that of the upper level in the stage, 1 where the levels balance.
+        inactive_basins: lower solutions in known basins that this stage does not follow, because others are lower.
+        t: the length of a plain gradient step.
+        weight: that of F in the stage, relative to the lower level; 1 where both balance.
         origin: x, y and ``seen`` at the beginning of the stage.
         tau: the relative accuracy in x of the stage.
-        steps, failures: the steps of the stage, and those that failed.
+        steps, failures: the number of steps in the stage, and of those that failed.
         widest: the largest size of x so far.
-        passed: the number of stages before the present basin was entered.
-        end: the gradients of f, counted from the start of the run, at which it is over.
+        passed: the number of stages before y entered its present basin.
+        end: the gradients of f, counted from the start of the run, at which the budget of the pass ends.
     """
 
     PLAIN = (
         "x",
         "y",
         "thetas",
-        "asleep",
+        "inactive_basins",
         "t",
         "weight",
         "tau",
@@ -555,6 +551,7 @@ class PenaltyPass:
         self.thetas, self.inactive_basins = [start.y, *start.others[: TUNING.basins]], start.others[TUNING.basins :]
         self.envelope = PenaltyEnvelope(levels, scales)
         self.passed, self.widest = 0, 0.0
+        # Damped, because Phi is almost flat along some x: without added curvature, steps there would be huge.
         self.pairs = LimitedMemory.sized(TUNING.outer_pairs, len(self.x), TUNING.damping)
         self.stages: list[PenaltyStage] = []
         self.end = levels.spent + allowed
@@ -562,10 +559,11 @@ class PenaltyPass:
         self._begin_stage(start.c)
 
     def _begin_stage(self, c: float) -> None:
-        """Begin a stage."""
+        """Begin a stage with the penalty c."""
         before, self.weight = self.weight, self.scales.balance / c
+        # Scales fade, so that a distant start does not keep the tests of later stages loose.
         seen = self.seen._replace(slope=0.5 * self.seen.slope, span=0.5 * self.seen.span)
-        if before >= 1 > self.weight and self.stages:
+        if before >= 1 > self.weight and self.stages:  # before the balance, y is no lower solution
             seen = seen._replace(lowest=self.stages[-1].F, highest=self.stages[-1].F)
         self.tau = stage_accuracy(self.stages, self.scales) if self.weight < 1 else TUNING.first_stage_accuracy
         self.envelope.enter(c, min(TUNING.coarsest_solve, max(self.tau, TUNING.finest_solve_first)))
@@ -577,18 +575,18 @@ class PenaltyPass:
         self.steps = self.failures = 0
 
     def _displaced_theta(self) -> Tensor:
-        """A point near y, from which theta finds its way down even if y is at a maximum or saddle of f."""
+        """A start for theta beside y. A descent that starts at y could not leave a maximum or a saddle of f."""
         if self.levels.composite:  # a kink of g holds y where a displacement would only cost steps
             return self.y
-        generator = torch.Generator().manual_seed(self.passed + len(self.stages))
+        generator = torch.Generator().manual_seed(self.passed + len(self.stages))  # the same in a resumed run
         d = torch.randn(len(self.y), generator=generator, dtype=torch.float64, device="cpu").to(self.y)
-        way = max(TUNING.displaced_least * self.scales.y_size(self.y), TUNING.displaced * vector_norm(self.y - self.thetas[0]))
-        return self.levels.inside(self.y + way / vector_norm(d) * d)
+        far = max(TUNING.displaced_least * self.scales.y_size(self.y), TUNING.displaced * vector_norm(self.y - self.thetas[0]))
+        return self.levels.inside(self.y + far / vector_norm(d) * d)
 
     def step(self) -> dict[str, float]:
-        """Take a step in x, or end the stage; the numbers are those before it."""
+        """Take a step in x, or end the stage; returns the numbers before it."""
         try:
-            with self.levels.until(self.end - TUNING.reserve * self.allowed):
+            with self.levels.until(self.end - TUNING.reserve * self.allowed):  # the last lower solve needs gradients, too
                 return self._step()
         except BudgetError:
             last = self.stages[-1] if self.stages else None
@@ -602,6 +600,7 @@ class PenaltyPass:
             return {"upper": F, "gap": gap, "residual": residual, "c": self.envelope.c}
 
     def _step(self) -> dict[str, float]:
+        """Evaluate Phi_c, and take an L-BFGS step, end the stage, or abandon it."""
         c, tau, scales, envelope = self.envelope.c, self.tau, self.scales, self.envelope
         point = self.point or self._phi(self.x)
         if not point.finite:
@@ -622,6 +621,7 @@ class PenaltyPass:
         )
         d, remembered = descent.direction(point)
         residual, length = vector_norm(descent.residual(point).r), vector_norm(d) / scale
+        # A direction may be short because the memory is wrong, so the gradient must have fallen as well.
         small = length <= tau or -float(point.gradient @ d) <= TUNING.negligible * tau**2 * span
         done = small and residual <= TUNING.stationary * seen.slope
         done = done or residual <= max(TUNING.negligible * tau**2 * seen.slope, point.blur)
@@ -630,6 +630,7 @@ class PenaltyPass:
         enough = self.failures >= TUNING.max_failures or self.steps >= (TUNING.early_steps if early else TUNING.late_steps)
         if not done and not enough:
             self.steps += 1
+            # As the gradient falls, y and theta must become more accurate, for Phi_c to show the decrease.
             envelope.eps = min(
                 envelope.eps, max(TUNING.finest_solve_after_step, TUNING.in_step * min(1.0, residual / seen.slope))
             )
@@ -648,24 +649,24 @@ class PenaltyPass:
         return point
 
     def _accept(self, point: EnvelopePoint) -> None:
-        self.point, self.x, self.y, self.thetas = point, point.z, point.y, point.thetas
+        self.point, self.x, self.y, self.thetas = point, point.z, point.y, point.thetas  # warm starts of the next solves
         if self.weight < TUNING.lower_shapes_below:
             self.scales.note(self.x, self.y, self.thetas[0])
 
     def _move(self, descent: QuasiNewtonDescent[EnvelopePoint], point: EnvelopePoint, new: EnvelopePoint | None) -> None:
-        """Accept a new point; without one, solve more accurately, and then forget the curvatures."""
+        """Accept a new point; without one, solve y and theta more accurately, then also clear the memory."""
         if new is None:
             self.failures, self.point = self.failures + 1, None
             self.envelope.eps = max(TUNING.retry * self.envelope.eps, TUNING.finest_solve_after_failure)
             if self.failures > 1:
                 self.pairs.clear()
         else:
-            s, change = new.z - point.z, new.gradient - point.gradient
+            s, change = new.z - point.z, new.gradient - point.gradient  # the Barzilai-Borwein step (1988)
             self.t = float(s @ s / (s @ change)) if float(s @ change) > 0 else descent.t
             self._accept(new)
 
     def _abandon_stage(self) -> None:
-        """Leave a stage that has no solution nearby: return to where it began, with more weight on the lower level."""
+        """Leave a stage without a minimum nearby: go back to where it began, and give the lower level more weight."""
         self.x, self.y, self.seen = self.origin
         self.pairs.clear()
         self.envelope.solve_y.pairs.clear()
@@ -679,12 +680,12 @@ class PenaltyPass:
         return self._close(self.x, self.y, Verdict(Status.DIVERGED, message))
 
     def _end_stage(self, point: EnvelopePoint, residual: float, length: float, done: bool) -> None:
-        """End a stage; then begin the next, or end the pass."""
+        """End a stage: extrapolate, compare basins, and begin the next stage from a predicted point, or end the pass."""
         levels, scales, x, y, c = self.levels, self.scales, self.x, self.y, self.envelope.c
-        ends = (
+        limits = (  # before the balance, x(c) is no series in 1/c
             extrapolate_stages([s.x for s in self.stages] + [x], [s.y for s in self.stages] + [y]) if self.weight < 1 else None
         )
-        limit_x, limit_y = ends or (x, y)
+        limit_x, limit_y = limits or (x, y)
         limit_x = levels.project(limit_x)
         apart, blur = vector_norm(y - self.thetas[0]) / scales.y_size(y), point.blur / (self.seen.slope or 1.0)
         stage = PenaltyStage(c, x, y, point.F, point.gap, residual, length, blur, apart, done, limit_x, limit_y, point.F)
@@ -693,33 +694,31 @@ class PenaltyPass:
         levels.move(x)
         self.envelope.reweigh(point.shares)
         if (len(self.thetas) > 1 or self.inactive_basins) and self._select_basins(point.phi - point.gap):
-            return self._begin_stage(c)  # there is a lower basin than those that were followed
+            return self._begin_stage(c)  # the value function was wrong: an inactive basin is lower
         self.envelope.reweigh([weight / scales.growth for weight in self.envelope.weights])
         moved = self._change_basin(point, stage)
         self.stages.append(stage)
         end = None if moved else stage_verdict(self.stages, scales, self.seen.spread)
         if end is not None:
             return self._close(limit_x, limit_y, end)
-        border = max(point.shares[1:], default=0.0) > TUNING.borderline * self.weight
+        border = max(point.shares[1:], default=0.0) > TUNING.borderline * self.weight  # another basin has a multiplier
         if (len(self.thetas) > 1 and apart > TUNING.joined) or self._left_basin(stage, self.stages[:-1]):
-            self.inactive_basins = [
-                *self.inactive_basins,
-                self.thetas[0],
-            ]  # y may have left the basin of its theta, which is not forgotten
-        if moved:
+            # Theta starts beside y in the next stage, and would lose a basin that y has left.
+            self.inactive_basins = [*self.inactive_basins, self.thetas[0]]
+        if moved:  # stages of another basin have another limit
             self.passed += len(self.stages)
             self.stages = []
-        elif ends is not None and not border:  # the next solution is closer to the limit by the ratio of the c
+        elif limits is not None and not border:  # predict: the error a / c of the next solution is smaller by the ratio
             self.x = levels.project(limit_x + (x - limit_x) / TUNING.ratio)
-            if not levels.composite:
+            if not levels.composite:  # a predicted y would leave the kinks of g
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
         return self._begin_stage(scales.growth * c)
 
     def _select_basins(self, least: float) -> bool:
-        """Keep the lowest of all basins that are known, each once, besides that of y; others sleep until the next stage.
+        """Follow the lowest of all known basins besides that of y; the others are inactive until the next stage.
 
         Returns:
-            Whether one that was asleep is lower than ``least``, the lowest of the others.
+            Whether an inactive basin turned out to be lower than ``least``, the lowest of the active ones.
         """
         scales, known = self.scales, [*self.thetas[1:], *self.inactive_basins]
         ends = [
@@ -728,26 +727,26 @@ class PenaltyPass:
         ]
         order = sorted((i for i, end in enumerate(ends) if end.finite), key=lambda i: ends[i].value)
         kept: list[int] = []
-        for i in order:
+        for i in order:  # basins merge as x moves: each minimizer counts once
             others = [self.thetas[0], *(ends[j].z for j in kept)]
             if all(vector_norm(ends[i].z - other) > TUNING.merged * scales.y_size(other) for other in others):
                 kept.append(i)
-        awake, inactive_basins = kept[: TUNING.basins], kept[TUNING.basins :]
+        active, inactive = kept[: TUNING.basins], kept[TUNING.basins :]
         n = len(self.thetas) - 1
-        awake.sort(key=lambda i: i >= n)
-        self.envelope.choose([0, *(i + 1 for i in awake if i < n)])
-        self.thetas = [self.thetas[0], *(ends[i].z for i in awake)]
-        self.inactive_basins = [ends[i].z for i in inactive_basins]
+        active.sort(key=lambda i: i >= n)  # those with a solver and a weight come first, as choose() and extend() need
+        self.envelope.choose([0, *(i + 1 for i in active if i < n)])
+        self.thetas = [self.thetas[0], *(ends[i].z for i in active)]
+        self.inactive_basins = [ends[i].z for i in inactive]
         self.envelope.extend(len(self.thetas))
-        return any(ends[i].value < least - ends[i].noise for i in awake if i >= n)
+        return any(ends[i].value < least - ends[i].noise for i in active if i >= n)
 
     def _change_basin(self, point: EnvelopePoint, stage: PenaltyStage) -> bool:
-        """Go with y to another basin if F + c (f + g) is smaller there."""
+        """Move y to another basin if F + c (f + g) is smaller there; returns whether it moved."""
         c, thetas = stage.c, self.thetas
         left_basin = self._left_basin(stage, self.stages)
         here = point.value + c * (point.phi - point.gap)  # F + c (f + g), less what the smoothing does not yet penalise
         best, least = None, here - TUNING.better * max(self.seen.spread, 0.0) - point.noise
-        for i in range(0 if left_basin else 1, len(thetas)):
+        for i in range(0 if left_basin else 1, len(thetas)):  # the first basin only if y is no longer in it
             at = self.envelope.branch(thetas[i])
             if at.finite and c * at.value < least:
                 best, least = (i, at), c * at.value
@@ -761,14 +760,14 @@ class PenaltyPass:
         return best is not None
 
     def _left_basin(self, stage: PenaltyStage, before: Sequence[PenaltyStage]) -> bool:
-        """Whether y seems to be in another basin than its theta: the gap does not fall as it should."""
+        """Whether y seems to be in another basin than its theta: within one basin, the gap falls as 1/c^2."""
         return self.weight < TUNING.lower_shapes_below and bool(before) and stage.gap > TUNING.fallen * before[-1].gap
 
     def _close(self, x: Tensor, y: Tensor, end: Verdict) -> None:
-        """End the pass, with the lower level solved at x."""
+        """End the pass: solve the lower level accurately at x, and set the result."""
         self.envelope.eps = min(self.envelope.eps, TUNING.last_accuracy * self.scales.tol)
         solved, lower = False, math.nan
-        with contextlib.suppress(BudgetError), self.levels.until(self.end):
+        with contextlib.suppress(BudgetError), self.levels.until(self.end):  # without gradients, y stays as it is
             x, theta = self._settle(x, y)
             if theta.finite:
                 y, lower, solved = theta.z, theta.value, self.envelope.solve_thetas[0].solved
@@ -785,7 +784,10 @@ class PenaltyPass:
         )
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:
-        """Solve the lower level at x; where another basin is hardly lower, move x to where both are the same."""
+        """Solve the lower level at x; where another basin is slightly lower, move x to the border of the two basins.
+
+        An optimum on the border is only approximated, and just beyond it y is no solution of the lower level.
+        """
         levels, scales = self.levels, self.scales
         levels.move(x)
         theta = self.envelope.lower(y, y)
@@ -795,8 +797,8 @@ class PenaltyPass:
             difference, normal = theta.value - lowest.value, levels.pull(theta, lowest)
             if not difference > theta.noise + lowest.noise or not vector_norm(normal) > 0:
                 break
-            new = levels.project(x - difference / float(normal @ normal) * normal)
-            if not vector_norm(new - x) <= TUNING.tie_reach * scales.x_size(x):
+            new = levels.project(x - difference / float(normal @ normal) * normal)  # Newton step to equal values, the shortest
+            if not vector_norm(new - x) <= TUNING.tie_reach * scales.x_size(x):  # the optimum is not on this border
                 break
             x = new
             levels.move(x)
@@ -804,7 +806,7 @@ class PenaltyPass:
         return x, theta
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors and numbers."""
+        """Everything that later steps need, in plain tensors and numbers."""
         x, y, seen = self.origin
         return {name: getattr(self, name) for name in self.PLAIN} | {
             "seen": tuple(self.seen),
@@ -828,7 +830,7 @@ class PenaltyPass:
 
 
 class PenaltyRun:
-    """One pass as a run of its own: its end is the answer.
+    """Runs one pass alone: its end is the answer, and nothing is verified.
 
     Args:
         levels: the problem.
@@ -868,7 +870,7 @@ class PenaltyRun:
         return {"course": result.course, "accuracy": result.accuracy} if result else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
+        """Everything that later steps need, in plain tensors, numbers and text."""
         now = self.now
         if now is None:
             return {"now": None}
@@ -904,7 +906,7 @@ class PenaltyContinuation(Engine):
 
     Args:
         tol: the relative error of x at which to stop, an estimate.
-        lower_first: begin with a c at which f decides; otherwise F decides at first, and shows the way from far.
+        lower_first: begin with a c at which f decides; otherwise F decides at first, and leads x on from a distant start.
         max_gradients: upper bound on the gradients of f.
 
     >>> import meha

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TUNING", "DefaultTuning"]
-
 
 @dataclass(frozen=True)
 class DefaultTuning:
@@ -83,9 +81,9 @@ class DefaultTuning:
     joined: float = 0.01  # largest distance of y and theta, relative to y
     y_tol: float = 10.0  # accuracy in y, in units of that in x: the lower level determines y less well
     unsettled: float = 0.01  # while x changes by more than this, an F that changes by less than tol does not depend on it
-    F_rest: float = 1e-3  # otherwise F rests if it changes by less than this times tol to the power below
+    F_rest: float = 1e-3  # otherwise F is steady if it changes by less than this times tol to the power below
     F_rest_power: float = 1.5  # between 1, for F as accurate as x, and 2, since F is quadratic near a solution
-    F_rest_stages: int = 3  # stages in a row in which F must rest
+    F_rest_stages: int = 3  # stages in a row in which F must be steady
     blurred: float = 0.1  # rounding error of the next gradient, relative to its largest, at which accuracy ends
     tie_steps: int = 4  # Newton steps to where two basins are as low, if the optimum lies there
     tie_reach: float = 0.01  # longest of them, relative to x
@@ -103,7 +101,7 @@ class DefaultTuning:
         6  # random points, at x and at other x, at which the curvature of f shows whether the lower level is convex
     )
     least_pass: int = 200  # gradients of f that must be left for a further pass
-    basins: int = 3  # basins, besides that of y, that a pass follows; it looks at others between stages
+    basins: int = 3  # basins, besides that of y, that a pass follows; it compares others between stages
     remembered: int = 12  # basins whose lowest points are kept as starts of later searches
     holding: float = 10.0  # c, in units of the difference of F by that of f, at which F does not draw y out of a lower basin
     sampling_share: float = 0.2  # part of those taken so far for samples at other x, where nothing speaks for another solution
@@ -138,8 +136,8 @@ class DefaultTuning:
     quadratic_misfit_far: float = 1e-6  # or by this part, from where the attempt begins
     resolved: float = 0.5  # power of the rounding error, relative to F, below which differences of F are not seen
     # The lower level solved again
-    as_low: float = 1e-6  # a fresh solution is as low as y within this part of what it gained from y0
-    hollow: float = 1e-3  # F at a fresh solution differs from F by more than this, relative to F and its range
+    as_low: float = 1e-6  # a re-solved y is as low as y within this part of the decrease of f + g from y0
+    hollow: float = 1e-3  # F at a re-solved y differs from F by more than this, relative to F and its range
     # The choice between the results
     agreeing_attempts: int = 3  # where there are several solutions, attempts of the engine that must end at the best
     agreeing_passes: int = 2  # the same for passes, which take longer

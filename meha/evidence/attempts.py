@@ -25,15 +25,13 @@ from meha.lower.quadratic_model import QuadraticModel
 from meha.method.status import Status, Verdict
 from meha.numerics.limited_memory import LimitedMemory, vector_norm
 
-__all__ = ["Attempts", "attach_resolved_F", "final_verdict", "nearest_solution", "rank_key", "use_nearest"]
-
 
 def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSolution:
     """The lower solution at x nearest to y0, or to where the response of the problem begins."""
     response_term = levels.oracle.response_term
     levels.move(x)
     if response_term.nearest:
-        response_term.weight = 0.0
+        response_term.weight = 0.0  # the proximal term of the last stage would shift the solution
         start = torch.cat([leaf.detach().reshape(-1) for leaf in response_term.centre(levels.x)]).to(sizes.y0)
     else:
         start = sizes.y0
@@ -41,7 +39,7 @@ def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSol
 
 
 def use_nearest(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
-    """The result with the response in the place of y, which the proximal term still held."""
+    """Replace the y of a result, which still depends on the proximal term, by the lower solution nearest to y0."""
     fresh = nearest_solution(levels, sizes, result.x)
     end = result.verdict
     if not fresh.solved and end.status is Status.CONVERGED:
@@ -52,21 +50,21 @@ def use_nearest(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
 
 
 def attach_resolved_F(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
-    """The result with F at a fresh lower solution; without one where this is higher than y, in another basin."""
+    """Re-solve the lower level from y0, and add F there to the result, unless that solution is in a higher basin than y."""
     fresh = nearest_solution(levels, sizes, result.x)
-    fell = abs(levels.lower(sizes.y0).value - fresh.lower)
+    fell = abs(levels.lower(sizes.y0).value - fresh.lower)  # the scale of differences of f + g
     if fresh.lower - result.lower > TUNING.as_low * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
         return result
     return result._replace(fresh=levels.upper(fresh.y)[0])
 
 
 def rank_key(result: Result) -> tuple[bool, bool, bool]:
-    """What counts before F: whether there is an answer, whether y is not refuted, whether the lower level was solved."""
+    """What ranks attempts before F does: there is an answer, y is not refuted, the lower level was solved."""
     return result.verdict.status is not Status.DIVERGED, not result.refuted, result.solved
 
 
 def final_verdict(result: Result) -> Verdict:
-    """The end in the light of what is known about y, and of F at a fresh one."""
+    """The verdict of an attempt, given the evidence about its y and F at the re-solved y."""
     end, note = _verified(result), _hollow(result)
     return Verdict(end.status, f"{end.message} {note}") if note else end
 
@@ -76,7 +74,7 @@ def _verified(result: Result) -> Verdict:
     if end.status is not Status.CONVERGED:
         return end
     if evidence is None:
-        doubt = "y could not be verified, since no gradients of f were left; allow more (max_gradients)"
+        doubt = "y could not be verified, because the gradient budget is exhausted (max_gradients)"
     elif evidence.excess:
         doubt = f"A better point of the lower level was found, and could not be used: {evidence}"
     elif not evidence.certain:
@@ -87,22 +85,23 @@ def _verified(result: Result) -> Verdict:
 
 
 def _hollow(result: Result) -> str:
-    """What to say where F depends on the choice among the solutions of the lower level; nothing where it does not."""
+    """A warning where F depends on the choice among several lower solutions; empty where it does not."""
     scale = max(result.spread, abs(result.F))
     if result.fresh is None or not result.fresh - result.F > TUNING.hollow * scale:
         return ""
     return (
-        f"But a fresh lower solution has F = {result.fresh:.3g}, not {result.F:.3g}: the lower level has several solutions"
-        " at this x, and F chose among them. If y is to be computed afresh, state it:"
+        f"Warning: the lower level has several solutions at this x. F = {result.F:.3g} at the returned y, but"
+        f" {result.fresh:.3g} at the one nearest to y0. If y will be computed again, for example by training, pass"
         " Problem(..., response=meha.responses.Nearest())."
     )
 
 
 FLAGS = ("several", "explored", "confirmed")
+"""What a checkpoint keeps besides results, plan and basins."""
 
 
 class Attempts:
-    """The results of a run, and what searches of the lower level found out about them.
+    """Collects the results of all attempts, verifies the best, and plans passes that may refute or confirm it.
 
     Args:
         levels: the problem.
@@ -111,12 +110,12 @@ class Attempts:
 
     Attributes:
         results: those of the attempts that are over.
-        plan: passes that a judgement asks for.
-        basins: the lowest points of basins of the lower level that were met, whatever x was.
-        several: whether some of them differ in height, at some x.
-        explored: whether other x were tried.
-        confirmed: whether it was asked if the best solution should be found once more.
-        pairs: what is known about the curvature of f.
+        plan: starts of further passes.
+        basins: minimizers of the basins of the lower level that were met, at any x.
+        several: whether basins of different height were met at some x.
+        explored: whether other x were sampled.
+        confirmed: whether passes were planned that may find the best solution again.
+        pairs: the L-BFGS memory with which descents of the lower level begin.
     """
 
     def __init__(self, levels: FlatProblem, sizes: Sizes, left: Callable[[], int]) -> None:
@@ -125,14 +124,14 @@ class Attempts:
         self.plan: list[Start] = []
         self.basins: list[Tensor] = []
         self.several = self.explored = self.confirmed = False
-        self.pairs = LimitedMemory(1)
+        self.pairs = LimitedMemory(1)  # replaced by that of an engine before the first search
 
     # The results
 
     @property
     def best(self) -> int:
-        """The result to return: y may not be refuted, then F counts; the first unless another is clearly better."""
-        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)
+        """The index of the answer: the best by rank, then by F; an earlier one unless a later one is clearly better."""
+        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)  # a pass that failed has -inf
         best = 0
         for i, other in enumerate(self.results):
             own, others = rank_key(self.results[best]), rank_key(other)
@@ -142,14 +141,14 @@ class Attempts:
 
     @property
     def verdict(self) -> Verdict:
-        """The end of the best result, and what is known about its y."""
+        """The verdict of the best attempt, with what the other attempts say about it."""
         best = self.results[self.best]
         end = final_verdict(best)
         rivals, _ = self._other_solutions(best)
         if rivals:
-            note = f"Another start ended at another local solution, F = {min(rivals):.6g}; there may be more."
+            note = f"Another start converged to another local solution, F = {min(rivals):.6g}; there may be more."
         elif not self.is_confident:
-            note = "A start on another side of the answer did not end there; there may be better solutions."
+            note = "A second start converged to a different x; there may be better solutions."
         else:
             return end
         status = Status.LOCAL if end.status is Status.CONVERGED and not self.is_confident else end.status
@@ -157,37 +156,41 @@ class Attempts:
 
     @property
     def unverified(self) -> Verdict:
-        """The end of the best result, of which nothing more is known."""
+        """The verdict of the best attempt, where nothing was verified."""
         return unverified(self.results[self.best].verdict)
 
     def _other_solutions(self, best: Result) -> tuple[list[float], int]:
-        """F of the results that are other solutions, as far as is known, and how many are the best or have its F."""
+        """F of attempts that ended elsewhere, and the number of attempts that agree with the best."""
         solutions = [result for result in self.results if rank_key(result) == rank_key(best)]
         others = [result.F for result in solutions if not self.same_solution(best, result)]
         return others, len(solutions) - len(others)
 
     @property
     def is_confident(self) -> bool:
-        """Whether no other solution than the best is to be expected, or it was found several times."""
+        """The one rule for other x: nothing else was met, or the best was found often enough.
+
+        With k other solutions of different F, implicit Newton must find the best in k + 2 attempts, passes in 2: they are slow.
+        """
         rivals, alike = self._other_solutions(self.results[self.best])
         cheap = all(result.engine is EngineKind.IMPLICIT_NEWTON for result in self.results)
         if rivals:
+            # Attempts that ended at the same F count as one other solution.
             kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.least_agreement * abs(F) for G in rivals[:i])]
             return alike >= (TUNING.agreeing_attempts + len(kinds) - 1 if cheap else TUNING.agreeing_passes)
         return self.few_coordinates or not cheap or alike >= TUNING.agreeing_attempts_large_x
 
     @property
     def few_coordinates(self) -> bool:
-        """Whether x has few enough coordinates for some points to say where other solutions may be."""
+        """Whether x has few enough coordinates for a handful of samples to show where other solutions are."""
         return self.sizes.x0.numel() <= TUNING.searchable
 
     def same_solution(self, a: Result, b: Result) -> bool:
-        """Whether two results are the same point, or have the same F."""
+        """Whether two results are the same point, or have the same F: x may not matter."""
         alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
         return a is b or ((self.same_point(a, b.x, b.y) or alike) and rank_key(a) == rank_key(b))
 
     def same_point(self, result: Result, x: Tensor, y: Tensor) -> bool:
-        """Whether a point is that of a result, as far as their accuracy shows."""
+        """Whether a point is that of a result, within the accuracy of both."""
         sizes = self.sizes
         same, y_size = max(TUNING.agreement * sizes.tol, TUNING.least_agreement), max(sizes.y_size(y), sizes.y_largest)
         return vector_norm(result.x - x) <= same * sizes.x_size(x) and vector_norm(result.y - y) <= same * y_size
@@ -195,12 +198,12 @@ class Attempts:
     # What to do next
 
     def verify_newton(self, engine: HyperDescent, others: Tensor) -> Samples | None:
-        """Verify the only result, that of the second-order engine, which is there; None if it cannot be the end.
+        """Verify the only result, that of implicit Newton; None if it is refuted or doubtful, so that passes must follow.
 
-        Where the lower level is not convex, it may have other basins at other x, and passes follow.
+        Where the lower level is not convex, it may have other basins at other x, which implicit Newton does not follow.
 
         Args:
-            engine: at the result.
+            engine: the descent, at the result.
             others: the x, one in each row, at which F is sampled; far ones first.
         """
         (result,), model = self.results, engine.model
@@ -211,12 +214,15 @@ class Attempts:
         given = [self.sizes.y0, self.levels.inside(-result.y)]  # products and squares of y do not change with its sign
         assert engine.now is not None
         origins = search.draw(given, TOGETHER)
+        # One batch: curvature at far points, descents of the lower level at x, and F at the other x.
         samples = Samples(engine.objective, engine.batch, engine.now.x, search.point, origins, (elsewhere, points), others)
+        # A quadratic model of f needs no samples at x: its curvature is the same everywhere.
         if not samples.convex(far=True) or (model is None and not samples.convex(far=False)):
             return None
         search.joined(samples.descents(search.scale))
-        evidence = search.run([], self._allowed(), most=2)
+        evidence = search.run([], self._allowed(), most=2)  # a second basin is enough to call for passes
         bent = model is not None and search.model is None and not samples.convex(far=False)
+        # ``bent``: the descents showed that f is not that quadratic, and samples at x show negative curvature.
         if bent or not evidence.certain or evidence.excess or len(search.basins) > 1:
             self.results = [result._replace(evidence=evidence if evidence.excess else None)]
             return None
@@ -230,11 +236,11 @@ class Attempts:
         return samples
 
     def judge(self, scales: Scales) -> None:
-        """Verify the best result; plan further passes where it is refuted, or where there are other basins."""
+        """Verify the best result; plan further passes where it is refuted, or where other basins or x may be better."""
         if scales.proximal:
             self._select(scales)
             return
-        while not self.plan:
+        while not self.plan:  # each test may make another result the best, which then must pass the same tests
             i = self.best
             if self.results[i].verdict.status is Status.DIVERGED:
                 return
@@ -250,7 +256,7 @@ class Attempts:
                 return
 
     def _select(self, scales: Scales) -> None:
-        """Find the response at the x of the best result; no point of the lower level may be lower."""
+        """Find the response ``Nearest`` at the x of the best result, and verify that no lower value exists there."""
         while not self.plan:
             i = self.best
             if self.results[i].verdict.status is Status.DIVERGED:
@@ -263,36 +269,38 @@ class Attempts:
             self.results[i] = result._replace(evidence=search.run([scales.y0], self._allowed()))
 
     def _compare(self, i: int) -> None:
-        """Note F at a fresh y, unless the problem says which y it means."""
+        """Add F at the re-solved y to a result, unless the problem says which lower solution it means."""
         if self.sizes.simple or self.levels.oracle.response_term.response is not None:
             return
         with contextlib.suppress(BudgetError):
             self.results[i] = attach_resolved_F(self.levels, self.sizes, self.results[i])
 
     def _search(self, x: Tensor, y: Tensor, *, solved: bool, model: QuadraticModel | None = None) -> LowerMultistart:
-        """A search of the lower level at x, around y."""
+        """A multistart of the lower level at x, around y."""
         sizes, levels = self.sizes, self.levels
         levels.move(x)
         scale, t = max(sizes.y_size(y), sizes.y_largest), 1 / (levels.curvatures["f_yy"] or 1.0)
         return LowerMultistart(levels, y, self.pairs, t, scale, sizes.tol * sizes.x_size(x), solved=solved, model=model)
 
     def _allowed(self) -> int:
+        """The budget of one search, in gradients of f: a share of those spent so far."""
         return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
 
     def _learn(self, search: LowerMultistart, evidence: Evidence) -> None:
+        """Keep what a search learned about the basins of the lower level."""
         self._remember_basins(sorted(search.basins, key=lambda basin: basin.value))
         self.several = self.several or evidence.values > 1
 
     def _polished(self, result: Result, search: LowerMultistart, evidence: Evidence) -> Result:
-        """A result with its evidence, and with y as low as the search found it in its basin."""
+        """Add the evidence to a result, and move its y to the lowest point that the search found in its basin."""
         if evidence.excess:
             return result._replace(evidence=evidence)
         own = search.basins[0]
-        F = result.F if own is search.point else self.levels.upper(own.z)[0]
+        F = result.F if own is search.point else self.levels.upper(own.z)[0]  # saves a gradient of F where y did not move
         return result._replace(y=own.z, F=F, lower=own.value, evidence=evidence)
 
     def _verify(self, i: int, scales: Scales) -> None:
-        """Search the lower level at the x of a result; a lower point gives rise to passes that know of it."""
+        """Search the lower level at the x of a result; a lower basin leads to two passes that follow it."""
         levels, result = self.levels, self.results[i]
         search = self._search(result.x, result.y, solved=True)
         given = [other.y for other in self.results if other is not result] + result.others + self.basins + [scales.y0]
@@ -304,6 +312,7 @@ class Attempts:
                 r._replace(evidence=evidence) if self.same_point(r, result.x, result.y) else r for r in self.results
             ]
             others = [basin.z for basin in basins if basin is not own][: TUNING.remembered]
+            # With a larger c, F cannot pull y out of the lower basin again.
             holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
             self._add(Start("back from a higher basin", scales.starts[0], result.x, result.y, others))
             c = max(scales.starts[-1], holding)
@@ -311,27 +320,28 @@ class Attempts:
                 self._fall_back(result, basins[0], evidence)
             return
         self.results[i] = polished = self._polished(result, search, evidence)
-        for basin in basins:
+        for basin in basins:  # an equally low basin in which F is smaller is a better answer (the optimistic response)
             equal = basin is not own and basin.value <= own.value + search.equal(basin)
             if equal and levels.upper(basin.z)[0] < polished.F - TUNING.better * max(result.spread, 0.0):
                 self._add(Start("from a basin of the same height", scales.starts[-1], result.x, basin.z, [own.z]))
                 break
 
     def _remember_basins(self, basins: Sequence[LowerPoint]) -> None:
-        """Remember the lowest points of basins that were met, whatever x was."""
+        """Keep the minimizers of basins for later searches, each once."""
         for basin in basins:
             far = TUNING.merged * self.sizes.y_size(basin.z)
             if len(self.basins) < TUNING.remembered and all(vector_norm(basin.z - known) > far for known in self.basins):
                 self.basins.append(basin.z)
 
     def _explore(self, i: int, scales: Scales) -> None:
-        """Solve the lower level at some x far and near; plan passes from those that may lead to another solution."""
+        """Sample other x, and plan passes from those that may lead to another solution."""
         self.explored = True
         for _, x, ys in self._promising_x(self.results[i]):
+            # With a smaller c, F would first pull the pass away from that x.
             self._add(Start("from another x", TUNING.faithful * scales.starts[-1], x, ys[0], ys[1:]))
 
     def _promising_x(self, best: Result) -> list[tuple[float, Tensor, list[Tensor]]]:
-        """Some x at which F is less than at the best, or which F rises from on the way there; with F, and with lower points."""
+        """Sampled x that are better than the best attempt or separated from it by a barrier, as (F, x, lower solutions)."""
         levels = self.levels
         found: list[tuple[float, Tensor, list[Tensor]]] = []
         doubtful = self.several or len(self.basins) > 1 or bool(self._other_solutions(best)[0])
@@ -339,22 +349,22 @@ class Attempts:
         with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
             found.extend(self._lowest_basin(x, best.y) for x in self.samples(best.x))
             found.sort(key=lambda point: point[0])
-            if not self.several:  # only where F rises on the way to the best
-                humps = [self._lowest_basin(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
-                found = [point for point, hump in zip(found, humps, strict=False) if hump or point[0] < best.F]
+            if not self.several:  # with one basin, F is continuous: without a barrier, a pass would end at the best again
+                barriers = [self._lowest_basin(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
+                found = [point for point, barrier in zip(found, barriers, strict=False) if barrier or point[0] < best.F]
         return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
 
     def _confirm(self, i: int, scales: Scales) -> None:
-        """Where several solutions were found, and the best of them once, plan passes that may find it again."""
+        """Where several solutions were met, and the best not often enough, plan passes that may find it again."""
         best, self.confirmed = self.results[i], True
         if not self.is_confident:
             for x in itertools.islice(self.samples(best.x), TUNING.confirming):
                 self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
 
     def _lowest_basin(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
-        """F in the lowest basin that is known at x, x, and the bottoms of all of them, the lowest first.
+        """F in the lowest known basin at x, x, and the minimizers of all of them, the lowest first.
 
-        Where the nearest solution is meant, it is the only one.
+        With the response ``Nearest``, the nearest solution is the only one.
         """
         if self.levels.oracle.response_term.vanishes:
             y = nearest_solution(self.levels, self.sizes, x).y
@@ -369,16 +379,16 @@ class Attempts:
         return self.levels.upper(basins[0].z)[0], x, [basin.z for basin in basins]
 
     def samples(self, x: Tensor) -> Iterator[Tensor]:
-        """Points of X: between its bounds where there are such, spread over each coordinate; elsewhere -x and around x."""
+        """Points of X: a Latin hypercube between its bounds; in coordinates without bounds, -x and random points around x."""
         low, high = self.levels.x_bounds()
-        held = torch.isfinite(low) & torch.isfinite(high)
-        generator = torch.Generator().manual_seed(len(x))
+        boxed = torch.isfinite(low) & torch.isfinite(high)
+        generator = torch.Generator().manual_seed(len(x))  # the same points in every run, and after a resume
         parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
         units, away = self._units(x), -2 * x
         for k, part in enumerate(parts.to(x)):
             share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
-            yield self.levels.project(torch.where(held, low + share * (high - low), x + away))
-            if k % 2:  # on the other side
+            yield self.levels.project(torch.where(boxed, low + share * (high - low), x + away))
+            if k % 2:  # antithetic: the next point lies opposite
                 away = -away
                 continue
             d = torch.randn(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)
@@ -391,28 +401,28 @@ class Attempts:
         return self.levels.project(x + signs * self._units(x))
 
     def _units(self, x: Tensor) -> Tensor:
-        """How far from x other solutions may be: the size of each coordinate, or how far it has gone."""
+        """The distance at which to look for other solutions: the size of each coordinate, or how far it moved from x0."""
         units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
         return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))
 
     def _check_infinity(self, i: int, upper: Callable[[Tensor], float]) -> bool:
-        """Note whether F stays as low when the coordinates of x that went furthest go twice as far, or by the size of x.
+        """Check whether the optimum lies at infinity: F stays as low when the coordinates that moved most move twice as far.
 
-        ``upper`` is F as a function of x. Returns False where F stays as low, but does not stay the same further away, so that
-        another solution may lie there.
+        ``upper`` is F as a function of x. Returns False where F is as low there, but changes further away, so that another
+        solution may lie beyond.
         """
         sizes, levels, result = self.sizes, self.levels, self.results[i]
         x, moved = result.x, result.x - sizes.x0
         distance = moved.abs()
-        if not vector_norm(moved) > sizes.tol * sizes.x_size(x):
+        if not vector_norm(moved) > sizes.tol * sizes.x_size(x):  # x did not move: there is no direction to test
             return True
-        furthest = distance >= 0.5 * distance.max()
+        furthest = distance >= 0.5 * distance.max()  # one coordinate may go to infinity while the others converge
         if vector_norm(moved) <= TUNING.moved * sizes.x_size(x):  # a start near the solution says nothing about what is far
             moved = moved * (sizes.x_size(x) / vector_norm(moved))
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
-        if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X holds them
+        if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X bounds them
             return True
-        slack = TUNING.better if levels.oracle.response_term.vanishes else sizes.tol
+        slack = TUNING.better if levels.oracle.response_term.vanishes else sizes.tol  # with ``Nearest``, tol is raised to 1e-4
 
         def rise(share: float) -> float:
             return upper(torch.where(furthest, x + share * moved, x)) - result.F
@@ -427,7 +437,7 @@ class Attempts:
         return all(abs(rise(share)) <= slack * result.spread for share in TUNING.further)
 
     def _upper_at(self, y: Tensor, x: Tensor) -> float:
-        """F at another x, with the response there, or the lowest point of the lower level that is found from y."""
+        """F at another x, with the nearest solution there, or the lowest one that descents from y and known basins find."""
         if self.levels.oracle.response_term.vanishes:
             return self.levels.upper(nearest_solution(self.levels, self.sizes, x).y)[0]
         search = self._search(x, y, solved=False)
@@ -438,18 +448,18 @@ class Attempts:
         return self.levels.upper(search.lowest.z)[0] if search.basins else math.nan
 
     def _add(self, start: Start) -> bool:
-        """Plan a pass, if there may be another."""
+        """Plan a pass, if number and budget allow another one."""
         may = len(self.results) + len(self.plan) < TUNING.passes and self.left() > TUNING.least_pass
         if may:
             self.plan.append(start)
         return may
 
     def _fall_back(self, result: Result, lowest: LowerPoint, evidence: Evidence) -> None:
-        """Add the lowest point of the lower level at the x of a refuted result, where no further pass can start from it."""
+        """Add the lower basin that refuted a result as a result of its own, where the budget allows no pass from it."""
         F = self.levels.upper(lowest.z)[0]
         message = "A better point of the lower level was found at this x, and could not be used to improve x."
         end = Verdict(Status.LOCAL, message)
-        evidence = evidence._replace(excess=0.0)
+        evidence = evidence._replace(excess=0.0)  # the excess was that of the refuted y
         self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
 
     def state_dict(self) -> dict[str, Any]:
@@ -462,7 +472,7 @@ class Attempts:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another judgement was."""
+        """Continue where other attempts were."""
         self.results = [restored(saved) for saved in state["results"]]
         self.plan = [Start(*saved) for saved in state["plan"]]
         self.basins = list(state["basins"])

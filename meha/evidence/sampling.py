@@ -1,4 +1,4 @@
-"""Survey: what is seen from a solution, which tells whether it may be the only one."""
+"""Samples around a solution: curvatures, descents and values of F that tell whether it may be the only one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from meha.lower.newton_tuning import TUNING
 from meha.numerics.limited_memory import vector_norm
 from meha.tensors.torch_private import BREAKDOWNS
 
-__all__ = ["Samples"]
-
 
 class Samples:
-    """Curvatures of f far from a solution, ends of descents of f at its x, and F at other x.
+    """Samples three things around a solution: the curvature of f at distant points, descents of f at its x, F at other x.
 
-    Where a batch is possible, it finds all of them at once. Elsewhere each is found when it is asked for.
+    Where the problem allows it, one batch computes all of them. Otherwise each is computed when it is asked for.
 
     Args:
-        objective, batch: the hyper-objective, and what takes several points at once.
+        objective, batch: the hyper-objective, and the solver for several points at once.
         x: that of the solution.
         bottom: f at the solution y.
-        origins: where descents at x begin.
-        far: other x, one in each row, and a y for each, at which f should be convex.
-        others: the x, one in each row, at which F is of interest.
+        origins: the starts of descents at x.
+        far: other x, one in each row, and a y for each, at which the curvature of f is sampled.
+        others: the x, one in each row, at which F is sampled.
     """
 
     def __init__(
@@ -47,32 +45,38 @@ class Samples:
         self._objective, self._batch, self._lower = objective, batch, objective.lower
         self._x, self._bottom, self._origins, self._far, self._points_to_sample = x, bottom, origins, far, others
         first = len(far[0]) + sum(not origin.random for origin in origins)
-        self._here = slice(first, first + len(far[0]))  # the rows of the first random starts
+        self._random_rows = slice(first, first + len(far[0]))  # of random starts at x, which follow the given ones
         self._ends = self._solve_batch()
 
     def _solve_batch(self) -> Ends | None:
-        """The ends of all at once: far points, where nothing is to be done, descents at x, and the lower level at other x."""
+        """Solve all points in one batch: curvature only at far points, descents at x, and the lower level at other x.
+
+        For small problems, a batch of 40 points takes little more time than one. Returns None where it is not possible.
+        """
         (far_x, far_y), y, others, origins = self._far, self._bottom.z, self._points_to_sample, self._origins
         x = torch.cat([far_x, self._x.expand(len(origins), -1), others])
         starts = torch.cat([far_y, torch.stack([origin.y for origin in origins]), y.expand(len(others), -1)])
+        # An infinite tol takes no step; F at other x only ranks them, so a coarse y is enough.
         tol = [math.inf] * len(far_x) + [TUNING.descended] * len(origins) + [TUNING.look_accuracy] * len(others)
         reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [0.0] * len(others)
-        looks = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        looks[: len(far_x)] = looks[self._here] = True
-        return self._batch.solve(x, starts, y.new_tensor(tol), self._bottom, y.new_tensor(reach), looks)
+        checked = torch.zeros(len(x), dtype=torch.bool, device=x.device)  # negative curvature at one of these ends the batch
+        checked[: len(far_x)] = checked[self._random_rows] = True
+        return self._batch.solve(x, starts, y.new_tensor(tol), self._bottom, y.new_tensor(reach), checked)
 
     def convex(self, *, far: bool) -> bool:
-        """Whether f shows no negative curvature, at far points or at random points of x, and g has none anywhere."""
-        if self._lower.oracle.problem.g.rho:
+        """Whether g is convex, and f has no negative curvature at the far points, or else at random points at x."""
+        if self._lower.oracle.problem.g.rho:  # g is only weakly convex
             return False
         if self._ends is not None:
-            return bool(self._ends.convex[slice(len(self._far[0])) if far else self._here].all())
+            return bool(self._ends.convex[slice(len(self._far[0])) if far else self._random_rows].all())
         random = [(self._x, origin.y) for origin in self._origins if origin.random]
         return all(self._convex(*point) for point in (zip(*self._far, strict=True) if far else random[: len(self._far[0])]))
 
     def _convex(self, x: Tensor, y: Tensor) -> bool:
+        """Whether f has no negative curvature at (x, y); along the Krylov space of a fixed vector where y is large."""
         lower = self._lower
         at = lower.expand(lower.flat_x.at(x), y)
+        # Conjugate gradients stop at negative curvature, and take far fewer products than a Hessian of that size.
         if lower.flat_y.size > 2 * TUNING.looking_steps and lower.hessians.groups is None:
             right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
             _, _, positive = lower.iterate(at, SmoothFace(), right, lower.tol, TUNING.looking_steps, None)
@@ -80,7 +84,7 @@ class Samples:
         return bool(semidefinite(lower.hessians.at(at), lower.eps))
 
     def descents(self, scale: float) -> list[float] | None:
-        """By how much f fell in each descent that ended at y, and NaN for the others; None where they were not made."""
+        """The decrease of f in each descent that ended at y, and NaN for the others; None without a batch."""
         if self._ends is None:
             return None
         begin, end = len(self._far[0]), len(self._ends.y) - len(self._points_to_sample)
@@ -91,35 +95,36 @@ class Samples:
         return [fallen if joined else math.nan for joined, fallen in same]
 
     def upper(self) -> list[tuple[float, Tensor, Tensor]]:
-        """F, x and y at the other x; F is infinite where the lower level was not solved."""
+        """F, x and y at each of the other x; F is infinite where the lower level was not solved."""
         ends, rows = self._ends, len(self._points_to_sample)
         values = None if ends is None or not rows else self._batch.upper(self._points_to_sample, ends.y[-rows:])
         if ends is None or values is None:
             return self._solve_each()
-        found = []
+        samples = []
         for x, y, F, solved in zip(
             self._points_to_sample, ends.y[-rows:], values.tolist(), ends.solved[-rows:].tolist(), strict=True
         ):
-            self._objective.count()
-            found.append((F if solved and math.isfinite(F) else math.inf, x, y))
-        return found
+            self._objective.count()  # as if solved one by one: budgets must not depend on the batch
+            samples.append((F if solved and math.isfinite(F) else math.inf, x, y))
+        return samples
 
     def _solve_each(self) -> list[tuple[float, Tensor, Tensor]]:
-        """The same, from the nearest x to the furthest, each from the solution at the nearest one so far."""
+        """Solve the lower level at each sampled x, from near to far, warm-started from the nearest solved one."""
         lower, known = self._lower, [(self._x, self._bottom.z)]
-        found = {}
+        samples = {}
         distances = torch.linalg.vector_norm(self._points_to_sample - self._x, dim=1)
         for i in distances.argsort().tolist():
             x = self._points_to_sample[i]
+            # From the solution itself, distant x would take more Newton steps, and fail more often.
             _, guess = min(known, key=lambda point: vector_norm(point[0] - x))
             lower.accuracy = TUNING.look_accuracy
             try:
                 F, y = self._objective.sample(x, guess)
-            except (BudgetError, RuntimeError, *BREAKDOWNS):
+            except (BudgetError, RuntimeError, *BREAKDOWNS):  # a sample that fails says nothing, and must not end the run
                 F, y = math.inf, guess
             finally:
                 lower.accuracy = lower.tol
             if math.isfinite(F):
                 known.append((x, y))
-            found[i] = F, x, y
-        return [found[i] for i in range(len(found))]
+            samples[i] = F, x, y
+        return [samples[i] for i in range(len(samples))]  # in the order in which they were given

@@ -50,7 +50,7 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: An
     if not isinstance(problem, Problem):
         raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
     states = random_states()
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # tensors made in inference mode would have no gradients
         y = Variable(y0, "y")
         problem, x0 = problem._with_dummy_x(x0, y)
         x = Variable(x0, "x")
@@ -60,8 +60,8 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: An
                     f"{variable.argument}0: is divided among processes, and a check looks at whole variables in one; check the"
                     " problem on a small module that is not sharded."
                 )
-        inspection = Inspection(problem, x, y, batch, other_batch)
+        inspection = Inspection(problem, x, y, batch, other_batch)  # it works on copies of x and y
         try:
             return inspection.report()
         finally:
-            set_random_states(states)
+            set_random_states(states)  # a run after a check draws what it would have drawn without

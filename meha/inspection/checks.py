@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.inspection.measuring import StartNeighbourhood, root_mean_square, unevenness
+from meha.inspection.measuring import Derivative, StartNeighbourhood, root_mean_square, unevenness
 from meha.inspection.report import Report
 from meha.lower.constrained import ConstrainedLower, SampleBox
 from meha.lower.curvature import flatten, probe
@@ -26,21 +26,19 @@ from meha.problem.problem import Problem
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
 
-__all__ = ["Inspection", "check_carried", "check_constraints", "check_open"]
-
-
 SLOW = 0.1  # seconds for a gradient, beyond which, as with modules, only the most important points are visited
 UNEVEN = 1e4  # gradients in coordinates of x that differ by more than this factor count as badly scaled
 HUGE = 1e8  # values and gradients beyond this get a warning
 SEARCH, PAIRS = 300, 20  # gradients of f that the search for basins may take, and the memory of its descents
 NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest one on; less is within the error
 
+LOWER_IN_Y = Derivative("f", "y")
 SMOOTH = "smooth it (softplus instead of relu, Huber's function instead of abs)"
 MOVE = "move abs and norms of y to nonsmooth=, such as meha.nonsmooth.L1(weight) or GroupL2(groups, weight), or else "
 
 
 class Inspection:
-    """A check at work; it fills a report."""
+    """Runs the checks of one problem, and collects what they find in a report."""
 
     def __init__(self, problem: Problem, x: Variable, y: Variable, batch: Any, other_batch: Any = None) -> None:
         self.problem, self.x, self.y, self.batch = problem, x.copy(), y.copy(), batch
@@ -50,11 +48,11 @@ class Inspection:
         self.stochastic = isinstance(method, StochasticMEHA)
         self.result = Report(method=type(method).__name__)
         self.seconds = {"F": math.nan, "f": math.nan}
-        self.wrong: dict[str, list[str]] = {}  # variables and leaves with wrong gradients
-        self.largest: dict[str, Leaves] = {}  # largest size of each component of a gradient over several points
+        self.wrong: dict[Derivative, list[str]] = {}  # variables and leaves with wrong gradients
+        self.largest: dict[Derivative, Leaves] = {}  # largest size of each component of a gradient over several points
 
     def report(self) -> Report:
-        """Run all checks for which the previous ones left a basis."""
+        """Run the checks in order; each is skipped if an earlier one found that it cannot be done."""
         result = self.result
         if self.problem.coupled:
             if self.check_start() and self.check_values() and self.check_repeats():
@@ -79,7 +77,8 @@ class Inspection:
             result.counts = self.around.oracle.counts
         result.seconds = (self.seconds["F"], self.seconds["f"])
         cost = [f"{1e3 * seconds:.2g} ms per gradient of {name}" for name, seconds in self.seconds.items() if seconds > 0]
-        cost.append(f"this check took {result.counts.upper} gradients of F and {result.counts.lower} of f")
+        upper = result.counts.upper
+        cost.append(f"this check took {upper} gradient{'s' * (upper != 1)} of F and {result.counts.lower} of f")
         self.find("cost", "; ".join(cost) + ".")
         return result
 
@@ -97,12 +96,12 @@ class Inspection:
             message = f"{level}: raised {type(error).__name__} at the start ({message}){hint}; fix it, or start elsewhere"
         self.warn(f"{message}.")
 
-    def uses(self, key: str) -> bool:
-        """Whether a gradient, such as that of ``"F in x"``, was nonzero somewhere."""
+    def uses(self, key: Derivative) -> bool:
+        """Return whether a gradient was nonzero somewhere."""
         return any(bool(leaf.any()) for leaf in self.largest[key])
 
     def check_start(self) -> bool:
-        """Whether the start fits the problem; it is projected on X and Y."""
+        """Project the start on X and Y; return whether it fits the problem."""
         x, y, problem = self.x, self.y, self.problem
         dtypes = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in x.leaves + y.leaves})
         first = "no x" if problem._without_x else f"x: {_count(x)}"
@@ -127,7 +126,7 @@ class Inspection:
         return True
 
     def check_values(self) -> bool:
-        """Whether both objectives have finite values at the start."""
+        """Return whether both objectives have finite values at the start."""
         oracle, values = self.around.oracle, {"F": math.nan, "f": math.nan}
         for name, function in (("F", oracle.upper), ("f", oracle.lower)):
             try:
@@ -145,13 +144,13 @@ class Inspection:
         return all(math.isfinite(value) for value in values.values())
 
     def check_repeats(self) -> bool:
-        """Whether the objectives return the same values twice, at least with the same seed; otherwise the check ends."""
+        """Return whether the objectives give the same values twice, at least with the same seed; else the check ends."""
         around, variables = self.around, (self.x, self.y)
         before = [buffer.clone() for variable in variables for buffer in variable.buffers().values()]
         repeatable = self.result.repeatable = around.repeats()
         after = [buffer for variable in variables for buffer in variable.buffers().values()]
         moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        around.frozen = not repeatable
+        around.frozen = not repeatable  # from now on, every call begins with the same seed
         measurable = repeatable or around.repeats()
         values = "the same values" if repeatable else "different values"
         consequence = "" if measurable else ", even with the same seed, so the remaining checks were skipped"
@@ -165,7 +164,7 @@ class Inspection:
         return measurable
 
     def check_dependence(self) -> bool:
-        """Whether gradients exist at the start; their sizes there, and which are zero there and at two points around it."""
+        """Return whether gradients exist at the start; record their sizes, and which are zero there and at two other points."""
         around = self.around
         for spread in (0.0, 0.3, 1.0):
             if spread:
@@ -194,8 +193,8 @@ class Inspection:
         return True
 
     def record(self, name: str, argument: str, gradient: Leaves, size: float) -> None:
-        """Keep the largest components; those of g count for f, because a run differentiates f + g in x."""
-        key, on, depends = f"{'f' if name == 'g' else name} in {argument}", f"{name} on {argument}", self.result.depends
+        """Record the largest components; those of g count for f, because a run differentiates f + g in x."""
+        key, on, depends = Derivative("f" if name == "g" else name, argument), f"{name} on {argument}", self.result.depends
         before = self.largest.setdefault(key, [torch.zeros_like(leaf) for leaf in gradient])
         depends[on] = depends.get(on, False) or 0 < size < math.inf
         if math.isfinite(size):
@@ -204,33 +203,34 @@ class Inspection:
     def check_gradients(self) -> None:
         """Compare gradients along random lines near the start with differences of values; then judge the dependences."""
         around, wrong, deviations = self.around, self.wrong, self.result.deviations
-        for spread in (0.3, 0.01, 0.0):
+        for spread in (0.3, 0.01, 0.0):  # not at the start itself, where kinks (y = 0) and zero gradients are common
             around.scatter(spread)
             if all(math.isfinite(around.value(function)) for _, function, _ in around.pairs()):
                 break
         for key, function, variable in around.pairs():
-            deviations[key], wrong[key] = 0.0, []
+            deviations[str(key)], wrong[key] = 0.0, []
             for label, line in around.lines(variable, spread or 0.01):
                 deviation, failed = around.deviation(function, variable, line)
-                deviations[key] = max(deviations[key], deviation)
+                deviations[str(key)] = max(deviations[str(key)], deviation)
                 wrong[key] += [label] if failed else []
-            if wrong[key]:
-                self.result.depends[key.replace(" in ", " on ")] = True
+            if wrong[key]:  # the values change, even if autograd sees no dependence
+                self.result.depends[key.dependence] = True
                 self.warn_of_gradient(key, function, variable)
         around.go_back()
         self.judge_dependence()
-        right = {key: deviation for key, deviation in deviations.items() if self.uses(key) and not wrong[key]}
+        right = {key: deviations[str(key)] for key in wrong if self.uses(key) and not wrong[key]}
         beyond = ", ".join(f"{key} {deviation:.0e}" for key, deviation in right.items() if deviation)
-        agree = f"{', '.join(right)} agree with finite differences" + (
+        agree = f"{', '.join(map(str, right))} agree with finite differences" + (
             f"; deviations beyond rounding: {beyond}" if beyond else ""
         )
         self.find("gradients", f"{agree}." if right else "all are zero or wrong, see below.")
 
-    def warn_of_gradient(self, key: str, function: Function, variable: Variable) -> None:
+    def warn_of_gradient(self, key: Derivative, function: Function, variable: Variable) -> None:
         """Warn of a gradient that finite differences contradict."""
         name = variable.argument
         where = ", ".join(dict.fromkeys(label for label in self.wrong[key] if label != name)) or name
-        mistake = f"its gradient in {where} deviates from finite differences (relative error {self.result.deviations[key]:.1e})"
+        error = self.result.deviations[str(key)]
+        mistake = f"its gradient in {where} deviates from finite differences (relative error {error:.1e})"
         remedy = "look for .detach() or .item() in it, or a mistake in your backward()"
         if not self.uses(key):
             mistake = f"its value changes with {name}, but autograd does not see it"
@@ -257,12 +257,12 @@ class Inspection:
             self.warn(f"upper: does not depend on y, so the lower level has no influence on it; {alone}.")
         if not on["f on y"]:
             self.warn("lower: does not depend on y, so every y solves it; use y, as it is passed, in lower.")
-        held = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}
+        penalised = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}  # g determines these
         for variable in (self.x, self.y):
-            keys = [f"{name} in {variable.argument}" for name in ("F", "f")]
+            keys = [Derivative(name, variable.argument) for name in ("F", "f")]
             for i, name in enumerate(variable.names if len(variable.names) > 1 else []):
                 reached = any(bool(self.largest[key][i].any()) or variable.label(name) in self.wrong[key] for key in keys)
-                if any(map(self.uses, keys)) and not reached and not (variable is self.y and name in held):
+                if any(map(self.uses, keys)) and not reached and not (variable is self.y and name in penalised):
                     unused.append(variable.label(name))
         if unused:
             more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
@@ -270,28 +270,28 @@ class Inspection:
 
     def check_kinks(self) -> None:
         """Search kinks on lines through the start; for f in y also through 0, where absolute values and norms have theirs."""
-        around, kinks = self.around, self.result.kinks
+        around, jumps = self.around, dict[Derivative, float]()
         for key, function, variable in around.pairs():
             start = around.start[variable]
             zero = [torch.zeros_like(leaf) for leaf in start]
-            for centre in [start, zero] if key == "f in y" and bool(norm(start) > 0) else [start]:
+            for centre in [start, zero] if key == LOWER_IN_Y and bool(norm(start) > 0) else [start]:
                 around.go_back()
                 if variable is self.x:  # away from y = 0, where weights of |y| have no influence
                     around.scatter(0.3)
                 jump = around.jump(function, variable, centre) if self.uses(key) else 0.0
                 if jump:
-                    kinks[key] = max(jump, kinks.get(key, 0.0))
+                    jumps[key] = max(jump, jumps.get(key, 0.0))
         around.go_back()
-        jumps = ", ".join(f"{key} (its gradient jumps by {jump:.2g} of its size)" for key, jump in kinks.items())
-        self.find("smoothness", f"kinks: {jumps}." if jumps else "no kinks found.")
-        for key in kinks:
-            level, move = "upper" if key[0] == "F" else "lower", MOVE if key == "f in y" else ""
-            kink = f"has a kink as a function of {key[-1]} (abs, relu, max, sort?), where methods stall"
-            self.warn(f"{level}: {kink}; {move}{SMOOTH}.")
+        self.result.kinks |= {str(key): jump for key, jump in jumps.items()}
+        listed = ", ".join(f"{key} (its gradient jumps by {jump:.2g} of its size)" for key, jump in jumps.items())
+        self.find("smoothness", f"kinks: {listed}." if listed else "no kinks found.")
+        for key in jumps:
+            kink = f"has a kink as a function of {key.argument} (abs, relu, max, sort?), where methods stall"
+            self.warn(f"{key.level}: {kink}; {MOVE if key == LOWER_IN_Y else ''}{SMOOTH}.")
 
     def check_convexity(self) -> None:
         """Classify f in y by its curvatures."""
-        ranges, eps = self.around.curvatures(smooth="f in y" not in self.result.kinks), self.around.eps
+        ranges, eps = self.around.curvatures(smooth=str(LOWER_IN_Y) not in self.result.kinks), self.around.eps
         if not ranges:
             return self.find("convexity", "of f in y is unknown, because its gradients around the start are not finite.")
         low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
@@ -316,7 +316,7 @@ class Inspection:
         curved = self.result.convexity == "non-convex" or problem.g.rho > 0
         if not curved or not self.around.thorough or self.stochastic or self.result.kinks:
             return None
-        levels = FlatProblem(self.around.oracle, self.x.copy(), self.y.copy())
+        levels = FlatProblem(self.around.oracle, self.x.copy(), self.y.copy())  # copies: descents move them
         y = flatten(self.y)
         scale, high = float(norm([y])) or 1.0, self.result.curvature[1]
         search = LowerMultistart(
@@ -325,9 +325,9 @@ class Inspection:
         evidence = search.run([y], SEARCH)
         if search.basins:
             self.result.basins = evidence.values
-            ends = f"{evidence.starts} descents of f + g from points around the start"
+            ends = f"{evidence.starts} descent{'s' * (evidence.starts != 1)} of f + g from points around the start"
             if evidence.values == 1:
-                return self.find("basins", f"{ends} ended at the same height.")
+                return self.find("basins", f"{ends} all reached the same value.")
             lowest = f"the lowest {evidence.above:.2g} below the next"
             self.find(
                 "basins", f"{ends} ended in {evidence.values} basins, {lowest}; a solution must be in the lowest at its x."
@@ -336,21 +336,21 @@ class Inspection:
 
     def check_scales(self) -> None:
         """Report sizes, and warn of those that make a problem hard."""
-        names, sizes = ("F_x", "F_y", "f_x", "f_y"), self.result.sizes
+        names, sizes = {"F_x": "dF/dx", "F_y": "dF/dy", "f_x": "df/dx", "f_y": "df/dy"}, self.result.sizes
         sizes |= {variable.argument: root_mean_square(start) for variable, start in self.around.start.items()}
-        gradients = ", ".join(f"{name} {sizes[name]:.2g}" for name in names)
-        self.find("scales", f"root mean squares x {sizes['x']:.2g}, y {sizes['y']:.2g}; gradient norms {gradients}.")
+        gradients = ", ".join(f"{shown} {sizes[name]:.2g}" for name, shown in names.items())
+        self.find("scales", f"RMS of x {sizes['x']:.2g}, y {sizes['y']:.2g}. Gradient norms at the start: {gradients}.")
         if self.around.eps > 1e-10 and not self.stochastic:
             self.find("precision", "differences of f cancel in this dtype: expect about 3 digits of x, more with float64.")
         named = {"upper": self.result.upper, "lower": self.result.lower} | {f"gradient {name}": sizes[name] for name in names}
         huge = [f"{name} ({value:.1e})" for name, value in named.items() if abs(value) > HUGE]
         if huge:
             self.warn(f"{', '.join(huge)}: huge at the start; use larger units, or means instead of sums.")
-        for key, level in (("F in x", "upper"), ("f in x", "lower")):
+        for key in (Derivative("F", "x"), Derivative("f", "x")):
             ratio = unevenness(self.largest[key], self.around.eps, by_leaf=self.x.has_modules)
             if ratio > UNEVEN:
                 among = f"in the {'tensors' if self.x.has_modules else 'coordinates'} of x"
-                self.warn(f"{level}: its gradients {among} differ by a factor of {ratio:.0e}; rescale x (x = scale * z).")
+                self.warn(f"{key.level}: its gradients {among} differ by a factor of {ratio:.0e}; rescale x (x = scale * z).")
 
 
 def _count(variable: Variable) -> str:
@@ -366,7 +366,7 @@ SHOWN = 5  # constraints that are named
 
 
 def check_constraints(inspection: Inspection) -> None:
-    """Values and gradients at the start, a feasible point of the lower level at x0, its active constraints and their rank."""
+    """Check values and gradients at the start, a feasible point of the lower level at x0, and the rank of its active set."""
     result = inspection.result
     try:
         coupling = NonlinearProgram(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
@@ -376,7 +376,8 @@ def check_constraints(inspection: Inspection) -> None:
     rows, z = coupling.rows, coupling.read()
     lower, upper = rows.lower_equations.stop - rows.lower.start, rows.upper_equations.stop - rows.upper.start
     kinds = "linear" if coupling.linear[2:].all() else "quadratic" if coupling.quadratic[2:].all() else "smooth"
-    inspection.find("constraints", f"{lower} rows of the lower level, {upper} of the upper level, sets included; {kinds}.")
+    rows_of_lower = f"{lower} row{'s' * (lower != 1)} of the lower level"
+    inspection.find("constraints", f"{rows_of_lower}, {upper} of the upper level, sets included; {kinds}.")
     values = coupling.values(z)
     unknown = [coupling.names[k] for k in np.flatnonzero(~np.isfinite(values))]
     if unknown:
@@ -388,17 +389,18 @@ def check_constraints(inspection: Inspection) -> None:
     convexity = {True: "convex", None: "convex as far as seen", False: "non-convex"}[level.convex]
     result.convexity = "unknown" if level.convex is None else convexity
     inspection.find("lower level", f"{convexity} in y, with its constraints.")
-    found = level.search(z[: coupling.n], z[coupling.n :])
-    if found is None:
+    solution = level.search(z[: coupling.n], z[coupling.n :])
+    if solution is None:
         inspection.warn(
             "lower_constraints: no y was found that meets them at x0; such x are excluded from the solution. Check the signs"
             " (h(x, y) <= 0), or start where they can be met."
         )
         return
-    _check_active(inspection, coupling, np.concatenate([z[: coupling.n], found.w]), found.lam)
+    _check_active(inspection, coupling, np.concatenate([z[: coupling.n], solution.w]), solution.lam)
 
 
 def _check_start(inspection: Inspection, coupling: NonlinearProgram, values: Array) -> None:
+    """Report which constraints the start violates; a run may begin there."""
     rows = coupling.rows
     excess = np.concatenate([values[rows.lower], np.abs(values[rows.lower_equations]), values[rows.upper]])
     excess = np.concatenate([excess, np.abs(values[rows.upper_equations])])
@@ -413,10 +415,11 @@ def _check_start(inspection: Inspection, coupling: NonlinearProgram, values: Arr
 
 
 def _check_gradients(inspection: Inspection, coupling: NonlinearProgram, z: Array) -> None:
+    """Compare the gradients of F, f and the constraints along one random direction with central differences."""
     generator = np.random.default_rng(0)
     direction = generator.normal(size=len(z))
     direction /= np.linalg.norm(direction)
-    step = STEP * coupling.eps ** (1 / 3) * (1 + float(np.abs(z).max()))
+    step = STEP * coupling.eps ** (1 / 3) * (1 + float(np.abs(z).max()))  # eps^(1/3) balances truncation and rounding
     ends = [coupling.call(z + sign * step * direction) for sign in (1.0, -1.0)]
     slopes = coupling.jacobian(z) @ direction
     differences = (ends[0] - ends[1]) / (2 * step)
@@ -433,28 +436,29 @@ def _check_gradients(inspection: Inspection, coupling: NonlinearProgram, z: Arra
 
 
 def _check_active(inspection: Inspection, coupling: NonlinearProgram, z: Array, lam: Array) -> None:
+    """Report the active constraints at the lower solution z, and whether their gradients in y are independent (LICQ)."""
     rows = coupling.rows
     values = coupling.values(z)
     active = [k for k in range(rows.lower.start, rows.lower.stop) if values[k] >= -MET]
-    held = [*active, *range(rows.lower_equations.start, rows.lower_equations.stop)]
+    active_set = [*active, *range(rows.lower_equations.start, rows.lower_equations.stop)]
     inspection.result.active = [coupling.names[k] for k in active]
     texts = [f"{coupling.names[k]} (multiplier {lam[k - rows.lower.start]:.2g})" for k in active[:SHOWN]]
     listed = ", ".join(texts) or "none"
     inspection.find("active", f"at the lower solution for x0: {listed}.")
-    if not held:
+    if not active_set:
         return
-    gradients = coupling.jacobian(z)[held][:, coupling.n :]
+    gradients = coupling.jacobian(z)[active_set][:, coupling.n :]
     singular = np.linalg.svd(gradients, compute_uv=False)
     rank = int((singular > INDEPENDENT * max(float(singular[0]), 1.0)).sum())
-    flat = [coupling.names[k] for k, row in zip(held, gradients, strict=True) if np.abs(row).max() <= MET]
+    flat = [coupling.names[k] for k, row in zip(active_set, gradients, strict=True) if np.abs(row).max() <= MET]
     if flat:
         inspection.warn(
             f"{flat[0]}: its gradient in y vanishes where it is active, so that the lower level may have no multipliers; state"
             " the constraint in another way, such as y = 0 instead of y^2 <= 0."
         )
-    elif rank < len(held):
+    elif rank < len(active_set):
         inspection.find(
-            "multipliers", f"not unique at x0: the gradients of {len(held)} active constraints have rank {rank} in y."
+            "multipliers", f"not unique at x0: the gradients of {len(active_set)} active constraints have rank {rank} in y."
         )
 
 
@@ -471,26 +475,26 @@ SHARED = 0.1  # part of that fall which must show on the other batch, if y is fo
 
 
 def check_open(inspection: Inspection) -> None:
-    """Solve the lower level from y0, and count the directions in which f is flat there, on the face that g and Y leave."""
+    """Solve the lower level from y0, and count the directions of the face of g and Y at its solution in which f is flat."""
     result, problem = inspection.result, inspection.problem
-    if result.convexity == "strongly convex":
+    if result.convexity == "strongly convex":  # then the lower solution is unique
         result.flat = 0
         return
     small = inspection.around.thorough and inspection.y.numel <= MOST
-    if inspection.stochastic or not small or "f in y" in result.kinks or any(inspection.wrong.values()):
+    if inspection.stochastic or not small or str(LOWER_IN_Y) in result.kinks or any(inspection.wrong.values()):
         return
     levels = FlatProblem(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
     curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=PROBES)
     try:
         with levels.until(levels.spent + ALLOWED):
-            fresh = solve_nearest(levels, flatten(levels.y), ACCURACY, curvatures["f_yy"])
+            nearest = solve_nearest(levels, flatten(levels.y), ACCURACY, curvatures["f_yy"])
     except (BudgetError, RuntimeError, ValueError, ArithmeticError):
-        return  # too hard for a look before the run, or outside the domain of f
-    point = levels.lower(fresh.y)
-    residual = levels.descent(levels.lower, _none(fresh.y), 1 / (curvatures["f_yy"] or 1.0)).residual(point)
-    free = torch.ones_like(fresh.y) if residual.free is None else residual.free
-    kept = [int(i) for i in torch.nonzero(free).reshape(-1)]
-    hessian = _hessian(levels, fresh.y, point.gradient, kept)
+        return  # too hard for a check before the run, or outside the domain of f
+    point = levels.lower(nearest.y)
+    residual = levels.descent(levels.lower, _empty_memory(nearest.y), 1 / (curvatures["f_yy"] or 1.0)).residual(point)
+    free = torch.ones_like(nearest.y) if residual.free is None else residual.free
+    kept = [int(i) for i in torch.nonzero(free).reshape(-1)]  # coordinates at a bound of Y or a kink of g do not move
+    hessian = _hessian(levels, nearest.y, point.gradient, kept)
     if hessian is None:
         return
     values, vectors = torch.linalg.eigh(hessian)
@@ -500,9 +504,10 @@ def check_open(inspection: Inspection) -> None:
     if not result.flat:
         inspection.find("determined", "the lower level determines y at its solution.")
         return
-    F_y = levels.upper(fresh.y)[2][kept]
+    F_y = levels.upper(nearest.y)[2][kept]
     result.open = float((null.T @ F_y).norm()) > FELT * float(F_y.norm()) > 0
-    where = f"f is flat in {result.flat} of {len(fresh.y)} directions of y at its solution nearest to y0"
+    directions = f"{len(nearest.y)} direction{'s' * (len(nearest.y) != 1)}"
+    where = f"f is flat in {result.flat} of {directions} of y at its solution nearest to y0"
     if problem._selected_response is not None:
         inspection.find("determined", f"{where}; {type(problem._selected_response).__name__} says which solution is meant.")
     elif problem._without_x or not result.open:
@@ -517,7 +522,7 @@ def check_open(inspection: Inspection) -> None:
 
 
 def check_carried(inspection: Inspection) -> None:
-    """Take steps on one batch; if these spoil the other, y belongs to its batch."""
+    """Take steps on one batch; if f does not fall on the other one as well, y belongs to its batch."""
     if inspection.other_batch is None:
         return
     oracle, x, y = inspection.around.oracle, inspection.x, inspection.y.copy()
@@ -542,7 +547,7 @@ def check_carried(inspection: Inspection) -> None:
 
 
 def _descend(inspection: Inspection, x: Variable, y: Variable) -> None:
-    """Gradient steps on the first batch, each half as long when f does not fall."""
+    """Take proximal gradient steps on the first batch, with step sizes found by backtracking."""
     oracle, batch = inspection.around.oracle, inspection.batch
     step = 1.0
     for _ in range(DESCENT):
@@ -551,20 +556,20 @@ def _descend(inspection: Inspection, x: Variable, y: Variable) -> None:
         while step > torch.finfo(value.dtype).eps:
             add_(y.leaves, gradient, -step)
             oracle.prox(x.value, y.leaves, step)
-            if float(oracle.lower(x, y, batch)) <= float(value) - 0.25 * step * size**2:
-                step *= 2
+            if float(oracle.lower(x, y, batch)) <= float(value) - 0.25 * step * size**2:  # sufficient decrease (Armijo)
+                step *= 2  # the next search may begin with a longer step
                 break
             copy_(y.leaves, here)
             step /= 2
 
 
-def _none(y: Tensor) -> LimitedMemory:
+def _empty_memory(y: Tensor) -> LimitedMemory:
     return LimitedMemory.sized(1, len(y))
 
 
 def _hessian(levels: FlatProblem, y: Tensor, gradient: Tensor, kept: list[int]) -> Tensor | None:
-    """The Hessian of f on some coordinates, by differences of gradients; None where they are not finite."""
-    step = math.sqrt(levels.eps) * max(float(y.abs().max()), LEAST)
+    """Return the Hessian of f on some coordinates, by differences of gradients; None where they are not finite."""
+    step = math.sqrt(levels.eps) * max(float(y.abs().max()), LEAST)  # sqrt(eps) balances truncation and rounding
     rows = []
     for i in kept:
         z = y.clone()
@@ -573,4 +578,4 @@ def _hessian(levels: FlatProblem, y: Tensor, gradient: Tensor, kept: list[int]) 
     if not rows:
         return None
     matrix = torch.stack(rows)
-    return (matrix + matrix.T) / 2 if bool(torch.isfinite(matrix).all()) else None
+    return (matrix + matrix.T) / 2 if bool(torch.isfinite(matrix).all()) else None  # differences are not quite symmetric

@@ -7,20 +7,17 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from meha.analysis.theory import Probe
+from meha.lower.estimation import Probe
 from meha.lower.proximal_gradient import solve_lower
 from meha.problem.loaders import random_states, set_random_states
 from meha.problem.oracle import JOINT_LIMIT, Function, Oracle
 from meha.problem.problem import Objective, Problem
 from meha.tensors.variables import Leaves, Variable, copy_, inner, norm, subtract
-
-__all__ = ["Line", "StartNeighbourhood", "root_mean_square", "unevenness"]
-
 
 # Heuristics, in units of the size of a variable or of its rounding error eps.
 STEPS = (30, 3, 0.3)  # of finite differences, in eps^(1/3): a wrong gradient shows at two of them, whatever the curvature
@@ -32,8 +29,28 @@ KINK = 1e-3  # a jump of a gradient counts as a kink from this share of the larg
 ENTER = 1e-30  # a step of the proximal map that only brings y into Y and the domain of g
 
 
+class Derivative(NamedTuple):
+    """The gradient of F, or of f, in x or y; in x, f stands for f + g."""
+
+    function: str
+    argument: str
+
+    def __str__(self) -> str:
+        return f"{self.function} in {self.argument}"  # the name in a report
+
+    @property
+    def dependence(self) -> str:
+        """The name in a report of whether the function depends on the argument."""
+        return f"{self.function} on {self.argument}"
+
+    @property
+    def level(self) -> str:
+        """The argument of Problem that the function is."""
+        return "upper" if self.function == "F" else "lower"
+
+
 class Line:
-    """The points centre + t v of a variable, |t| <= 1, between two ends."""
+    """The segment centre + t v of a variable, |t| <= 1, between two ends."""
 
     def __init__(self, variable: Variable, first: Leaves, second: Leaves) -> None:
         self.leaves = variable.leaves
@@ -42,7 +59,7 @@ class Line:
         self.length = float(norm(self.v))
 
     def go(self, t: float) -> None:
-        """Move the variable to the point t."""
+        """Move the variable to the point at t."""
         copy_(self.leaves, _moved(self.centre, self.v, t))
 
 
@@ -57,12 +74,12 @@ class _FiniteProbe(Probe):
 
 
 class StartNeighbourhood:
-    """A problem around its start: x and y, which move, and measurements at their current position.
+    """Measures a problem around its start, at the present values of x and y, which it moves.
 
     Attributes:
         g: the non-smooth term.
         frozen: whether every call of an objective gets the same random numbers.
-        thorough: whether there is time for all measurements.
+        thorough: whether there is time for all measurements; False for modules, many variables and slow objectives.
         secants: curvatures of f along lines in y, collected while kinks are searched.
         outside: message of an error that g raised at a point of X.
     """
@@ -81,6 +98,8 @@ class StartNeighbourhood:
         self.start = {variable: [leaf.detach().clone() for leaf in variable.leaves] for variable in (x, y)}
 
     def steady(self, objective: Objective) -> Objective:
+        """Return the objective with the same random numbers in every call, once ``frozen`` is set."""
+
         def call(*arguments: Any) -> Tensor:
             if self.frozen:
                 set_random_states(self.states)
@@ -88,12 +107,12 @@ class StartNeighbourhood:
 
         return call
 
-    def pairs(self) -> Iterator[tuple[str, Function, Variable]]:
-        """The derivatives that a run takes: F in y and x, f in y, f + g in x."""
-        yield "F in y", self.oracle.upper, self.y
-        yield "f in y", self.oracle.lower, self.y
-        yield "F in x", self.oracle.upper, self.x
-        yield "f in x", self.oracle.phi, self.x
+    def pairs(self) -> Iterator[tuple[Derivative, Function, Variable]]:
+        """Yield the derivatives that a run takes: F in y and x, f in y, f + g in x."""
+        yield Derivative("F", "y"), self.oracle.upper, self.y
+        yield Derivative("f", "y"), self.oracle.lower, self.y  # g has kinks in y; a run uses its proximal map there
+        yield Derivative("F", "x"), self.oracle.upper, self.x
+        yield Derivative("f", "x"), self.oracle.phi, self.x
 
     # Positions.
 
@@ -110,7 +129,7 @@ class StartNeighbourhood:
             copy_(variable.leaves, leaves)
 
     def scatter(self, spread: float) -> None:
-        """Move to a random point around the start; closer to it, if g has no value there."""
+        """Move to a random point around the start; closer to the start if g has no value there."""
         for factor in (1.0, 0.1, 0.01, 0.0):
             for variable, leaves in self.start.items():
                 copy_(variable.leaves, _moved(leaves, self.noise(variable), factor * spread))
@@ -122,22 +141,23 @@ class StartNeighbourhood:
                 self.outside = self.outside or str(error)
 
     def noise(self, variable: Variable, even: bool = False) -> Leaves:
-        """Normal noise of the size of each leaf at the start (exactly, if ``even``); of all leaves, or 1, where that is 0."""
+        """Return normal noise of the size of each leaf at the start (exactly, if ``even``); that of all leaves, or 1, if 0."""
         draws, start = [], self.start[variable]
         for leaf in start:
             size = root_mean_square([leaf]) or root_mean_square(start) or 1.0
+            # Drawn on the CPU in double precision, so that all devices and dtypes visit the same points.
             draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64, device="cpu")
             draws.append((size / (root_mean_square([draw]) or 1.0 if even else 1.0) * draw).to(leaf))
         return draws
 
     def line(self, variable: Variable, first: Leaves, second: Leaves) -> Line:
-        """The line between two points, after both are moved into the (convex) set of the variable."""
+        """Return the segment between two points that are first moved into the set of the variable, which is convex."""
         for end in (first, second):
             self.enter(end, variable)
         return Line(variable, first, second)
 
     def lines(self, variable: Variable, spread: float) -> Iterator[tuple[str, Line]]:
-        """Random lines near here with their names: along all leaves, and along single leaves if there are few."""
+        """Yield random lines near here with their names: along all leaves, and along single leaves if there are few."""
         here, count = [leaf.detach().clone() for leaf in variable.leaves], len(variable.leaves)
         along = [(variable.argument, range(count))] * (2 if self.thorough else 1)
         if self.thorough and 1 < count <= 6:
@@ -150,7 +170,7 @@ class StartNeighbourhood:
     # Measurements.
 
     def value(self, function: Function, line: Line | None = None, t: float = 0.0) -> float:
-        """The value here, or at a point of a line; NaN outside the domain of the function."""
+        """Return the value here, or at a point of a line; NaN outside the domain of the function."""
         if line is not None:
             line.go(t)
         try:
@@ -159,7 +179,7 @@ class StartNeighbourhood:
             return math.nan
 
     def gradient(self, function: Function, *wrt: Variable, strict: bool = False) -> list[Leaves]:
-        """The gradients here; NaN outside the domain of the function, or with ``strict`` the error."""
+        """Return the gradients here; outside the domain of the function NaN, or with ``strict`` raise its error."""
         try:
             return self.oracle.gradients(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
         except Exception:
@@ -168,12 +188,12 @@ class StartNeighbourhood:
             return [[torch.full_like(leaf, math.nan) for leaf in variable.leaves] for variable in wrt]
 
     def repeats(self) -> bool:
-        """Whether a second call of F and f returns the values of the first, up to rounding."""
+        """Return whether a second call of F and f gives the same values as the first, up to rounding."""
         calls = [(self.value(function), self.value(function)) for function in (self.oracle.upper, self.oracle.lower)]
         return all(abs(first - second) <= 100 * self.eps * max(abs(first), abs(second)) for first, second in calls)
 
     def deviation(self, function: Function, variable: Variable, line: Line) -> tuple[float, bool]:
-        """Relative deviation of the slope along a line from differences of values, and whether the gradient is wrong.
+        """Return the relative deviation of the slope along a line from differences of values, and if the gradient is wrong.
 
         A gradient counts as wrong if the differences at two of three step sizes agree with each other much better than with
         the gradient. They do not if a kink is within a step, or if rounding dominates.
@@ -185,9 +205,9 @@ class StartNeighbourhood:
         for factor in STEPS:
             h = factor * self.eps ** (1 / 3)
             up, down = self.value(function, line, h), self.value(function, line, -h)
-            differences.append((up - down) / (2 * h))
+            differences.append((up - down) / (2 * h))  # central: the error is of second order in h
             rounding = min(rounding, 8 * self.eps * max(abs(up), abs(down)) / h)
-        typical = float(norm(gradient)) * line.length / math.sqrt(variable.numel)
+        typical = float(norm(gradient)) * line.length / math.sqrt(variable.numel)  # in case the slope is small by chance
         scale = max(abs(slope), typical, *map(abs, differences))
         if not (math.isfinite(scale + sum(differences)) and scale > 0):
             return 0.0, False
@@ -197,10 +217,10 @@ class StartNeighbourhood:
         return max(error - rounding, 0.0) / scale, wrong
 
     def jump(self, function: Function, variable: Variable, centre: Leaves) -> float:
-        """Jump of the gradient at the sharpest kink on a random line, relative to the largest gradient; 0 if smooth.
+        """Return the jump of the gradient at the sharpest kink on a random line, relative to its largest size; 0 if smooth.
 
-        Among a dozen points, the gap is chosen where the change of the gradient stands out from its neighbours, and halved
-        repeatedly: where the function is smooth, the change shrinks with the gap.
+        Among a dozen points, the gap in which the gradient changes most unexpectedly is split again and again: where the
+        function is smooth, the change shrinks with the gap; at a kink it stays.
         """
         for spread in SPREADS:
             away = self.noise(variable, even=True)
@@ -217,7 +237,7 @@ class StartNeighbourhood:
         points = [(t, gradient(t)) for t in (2 * i / GAPS - 1 for i in range(GAPS + 1))]
         steps = [subtract(b, a) for (_, a), (_, b) in itertools.pairwise(points)]
         size = max(float(norm(at)) for _, at in points)
-        if function is self.oracle.lower and variable is self.y and line.length:
+        if function is self.oracle.lower and variable is self.y and line.length:  # curvatures that cost nothing more
             bends = [float(inner(step, line.v)) for step in steps if float(norm(step)) > 1e3 * self.eps * size]
             self.secants += [bend * GAPS / (2 * line.length**2) for bend in bends if math.isfinite(bend)]
         apart = {i: _unexpected(*steps[i - 2 : i + 3]) for i in range(2, GAPS - 2)}
@@ -236,7 +256,7 @@ class StartNeighbourhood:
         return change / size
 
     def curvatures(self, smooth: bool) -> list[tuple[float, float]]:
-        """Smallest and largest curvature of f in y at several points; only along lines, unless f is smooth."""
+        """Return the smallest and largest curvature of f in y at several points; only along lines, unless f is smooth."""
 
         def approach_solution() -> None:
             copy_(
@@ -261,12 +281,12 @@ class StartNeighbourhood:
 
 
 def root_mean_square(leaves: Leaves) -> float:
-    """Root mean square of all numbers."""
+    """Return the root mean square of all numbers."""
     return float(norm(leaves)) / math.sqrt(sum(leaf.numel() for leaf in leaves) or 1)
 
 
 def unevenness(sizes: Leaves, eps: float, *, by_leaf: bool) -> float:
-    """Ratio of the largest to the smallest size, ignoring sizes within rounding of zero.
+    """Return the ratio of the largest to the smallest size, ignoring sizes within rounding of zero.
 
     Args:
         by_leaf: whether to compare root mean squares of leaves instead of single numbers.
@@ -282,5 +302,5 @@ def _moved(leaves: Leaves, direction: Leaves, scale: float) -> Leaves:
 
 
 def _unexpected(*steps: Leaves) -> float:
-    """Distance of the third of five successive steps from what a cubic through the others predicts."""
+    """Return the distance of the third of five successive steps from what a cubic through the others predicts."""
     return float(norm([c - (4 * (b + d) - a - e) / 6 for a, b, c, d, e in zip(*steps, strict=True)]))

@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 
 from meha.problem.oracle import Counts
 
-__all__ = ["Report"]
-
-
-WIDTH = 100
-"""Length of printed lines."""
+WIDTH = 100  # columns of printed lines
 
 
 @dataclass(eq=False, repr=False)
@@ -70,23 +66,23 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no warnings."""
+        """Return whether there are no warnings."""
         return not self.warnings
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __repr__(self) -> str:
-        return f"Report({len(self.warnings)} warnings, f {self.convexity} in y)"
+        return f"Report({len(self.warnings)} warning{'s' * (len(self.warnings) != 1)}, f {self.convexity} in y)"
 
     def _repr_html_(self) -> str:
-        """The printed report in notebooks."""
+        """Return the printed report, for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         n = len(self.warnings)
         lines = ["check: no problems found" if self.ok else f"check: {n} warning{'s' if n > 1 else ''}"]
-        for topic, sentence in [*self.findings, *(("!", warning) for warning in self.warnings)]:
+        for topic, sentence in [*self.findings, *(("!", warning) for warning in self.warnings)]:  # what to act on comes last
             margin = f"  {topic:<11}" if topic != "!" else "  ! "
             lines += textwrap.wrap(sentence, WIDTH, initial_indent=margin, subsequent_indent=" " * len(margin))
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The levels at several points in one call: what a small problem takes for twenty points is little more than for one."""
+"""Both levels at several points in one call: on a small problem, twenty points take little more time than one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from meha.lower.quadratic_model import matches_quadratic
 from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back
 from meha.tensors.variables import Variable
 
-__all__ = ["Batch", "Ends"]
-
 
 class Ends(NamedTuple):
     """Where Newton steps from several points ended.
 
     Attributes:
         y: the ends, one in each row.
-        fallen: by how much f fell on the way.
-        solved: whether each is the lowest point of a basin.
-        convex: whether f shows no negative curvature at the start.
+        fallen: the decrease of f.
+        solved: whether each end is a local minimum.
+        convex: whether f has no negative curvature at the start.
     """
 
     y: Tensor
@@ -39,15 +37,15 @@ class Ends(NamedTuple):
 class Batch:
     """f, F and Newton steps at several (x, y) at once, one in each row.
 
-    It is possible without g and Y, for few unknowns and little data: there, calls take the time, not numbers. The methods
-    return None where it is not, which includes objectives that torch cannot map over a batch, such as those with random numbers
-    or with branches that depend on values.
+    It needs a problem without g and Y, with few unknowns and little data: there, the overhead of calls dominates. The methods
+    return None elsewhere, which includes objectives that torch cannot map over a batch, such as those with random numbers or
+    with branches that depend on values.
 
     Args:
-        lower: the lower level, which counts, and whose clock runs.
+        lower: the solver of the lower level, whose counts and clock are used.
 
     Attributes:
-        known: whether it is possible; None before this was found out.
+        known: whether batches are possible; None before the first test.
     """
 
     def __init__(self, lower: NewtonLower) -> None:
@@ -55,12 +53,12 @@ class Batch:
         self.known: bool | None = None
 
     def possible(self, x: Tensor, y: Tensor) -> bool:
-        """Whether several points may be taken at once; found out at one point."""
+        """Whether several points may be evaluated at once; tested once, at the given point."""
         if self.known is None:
             lower = self._lower
             self.known = lower.faces.smooth and lower.oracle.group is None and len(y) <= TUNING.batched
             if self.known:
-                elements = _Elements()
+                elements = _Elements()  # the size of the graph tells how much data f touches
                 with saved_tensors_hooks(elements, lambda tensor: tensor):
                     lower.expand(lower.flat_x.at(x), y)
                 self.known = elements.count * len(y) <= TUNING.batched_elements
@@ -72,21 +70,21 @@ class Batch:
         try:
             with torch.no_grad():
                 F: Tensor = vmap(lambda a, b: oracle.upper(*self._variables(a, b)))(x, y)
-        except (*BREAKDOWNS, RuntimeError):
+        except (*BREAKDOWNS, RuntimeError):  # torch cannot map every objective over a batch
             return None
         oracle.counts.upper += len(x)
         self._lower.clock.functions += time.perf_counter() - begin
         return F
 
     def solve(self, x: Tensor, y: Tensor, tol: Tensor, bottom: LowerPoint, reach: Tensor, looks: Tensor) -> Ends | None:
-        """Minimise f over y at all points, from there, by Newton steps with absolute curvatures and backtracking.
+        """Minimise f over y from all points by Newton steps with absolute eigenvalues and backtracking.
 
         Args:
             x, y: the points.
-            tol: the accuracy of y in each row, relative to y; infinity for a look at the start alone.
-            bottom: a solution at one x, which a row joins once it is as near as its ``reach``, and f as convex as it must be
-                between them.
-            looks: the rows of which one with negative curvature at its start ends all.
+            tol: the accuracy of y in each row, relative to y; infinity to evaluate the start alone.
+            bottom: a solution at one x; a row ends there once it is within its ``reach`` and f between them looks convex
+                quadratic.
+            looks: the rows at whose starts negative curvature ends the whole batch.
         """
         if not self.possible(x[0], y[0]):
             return None
@@ -102,7 +100,7 @@ class Batch:
         eps = self._lower.eps
         first, gradients, hessians = self._expand(x, y)
         convex = semidefinite(hessians, eps)
-        if not bool(convex[looks].all()):
+        if not bool(convex[looks].all()):  # the caller needs a convex lower level, so the descents would be in vain
             return Ends(y, torch.zeros_like(first), torch.zeros_like(convex), convex)
         values, lengths, (steps, strict) = first, torch.ones_like(first), _newton(gradients, hessians)
         goals = tol * torch.linalg.vector_norm(y, dim=1).clamp(min=self._lower.largest)
@@ -113,10 +111,11 @@ class Batch:
             done = joined | (torch.linalg.vector_norm(steps, dim=1) <= goals)
             if bool((done | ~torch.isfinite(values)).all()):
                 break
-            trial = torch.where(done[:, None], y, y + lengths[:, None] * steps)
+            trial = torch.where(done[:, None], y, y + lengths[:, None] * steps)  # rows that are done stay in the batch
             new, new_gradients, new_hessians = self._expand(x, trial)
             slopes = (gradients * steps).sum(1)
             noise = eps**TUNING.loose_power * values.abs()
+            # Armijo's rule, up to the rounding of the values.
             better = ~done & (new <= values + torch.minimum(TUNING.decrease * lengths * slopes + noise, noise))
             rows = better[:, None]
             y, values = torch.where(rows, trial, y), torch.where(better, new, values)
@@ -125,6 +124,7 @@ class Batch:
             lengths = torch.where(better, 1.0, TUNING.shorter * lengths)
             steps, strict = _newton(gradients, hessians)
         solved = joined | (done & strict & torch.isfinite(values))
+        # The last Newton step is shorter than the tolerance: it is taken without an evaluation.
         y = torch.where(joined[:, None], bottom.z, torch.where((solved & torch.isfinite(tol))[:, None], y + steps, y))
         return Ends(y, first - torch.where(joined, bottom.smooth, values), solved, convex)
 
@@ -137,11 +137,11 @@ class Batch:
         with torch.enable_grad():
             at = y.detach().requires_grad_()
             values = vmap(lambda a, b: lower.oracle.lower(*self._variables(a, b)))(x, at)
-            (gradients,) = backward(values.sum(), (at,), graph=True)
+            (gradients,) = backward(values.sum(), (at,), graph=True)  # rows are independent: one pass for all gradients
         assert gradients is not None
         counts.lower += len(y)
         known = lower.hessians
-        if not gradients.requires_grad:
+        if not gradients.requires_grad:  # f is linear in y
             hessians = torch.zeros(len(y), n, n, dtype=y.dtype, device=y.device)
         elif known.constant and known.matrix is not None and self._same(gradients, at, known.matrix):
             hessians = known.matrix.expand(len(y), n, n)
@@ -154,7 +154,7 @@ class Batch:
         return values.detach(), gradients.detach(), hessians
 
     def _same(self, gradients: Tensor, y: Tensor, matrix: Tensor) -> bool:
-        """Whether products show that all Hessians are the same matrix, which is symmetric."""
+        """Whether one product for each row shows that all Hessians equal a symmetric matrix."""
         known = self._lower.hessians
         probe = known.probe(matrix)
         (products,) = pull_back((gradients,), (probe.expand_as(y),), (y,))
@@ -167,7 +167,7 @@ class Batch:
 
 
 class _Elements:
-    """Counts the numbers that a graph keeps for its derivatives."""
+    """A hook that counts the numbers which an autograd graph saves for its derivatives."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -178,12 +178,13 @@ class _Elements:
 
 
 def _newton(gradients: Tensor, hessians: Tensor) -> tuple[Tensor, Tensor]:
-    """Newton steps, with absolute eigenvalues where a Hessian is not positive definite, and whether each is."""
+    """Newton steps, with absolute eigenvalues where a Hessian is not positive definite, and whether each Hessian is."""
     factors, info = torch.linalg.cholesky_ex(hessians)
     convex = info == 0
     if bool(convex.all()):
         return -torch.cholesky_solve(gradients[:, :, None], factors)[:, :, 0], convex
-    values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(hessians), hessians, 0.0))
+    values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(hessians), hessians, 0.0))  # it raises at NaN, for all rows
+    # As in Factor.solve: a lower bound on |H|, and no division by zero where H = 0.
     sizes = values.abs()
     sizes = sizes.clamp(min=TUNING.floor * sizes.amax(1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
     parts = (vectors.transpose(1, 2) @ gradients[:, :, None])[:, :, 0] / sizes

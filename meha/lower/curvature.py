@@ -1,4 +1,4 @@
-"""Curvatures of F and f at a point from differences of gradients, by power steps that continue where the last ones ended."""
+"""Measure the curvatures of F and f at a point by the power method on differences of gradients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from torch import Tensor
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable
 
-__all__ = ["Curvatures", "balance", "describe", "flatten", "lower_gradients", "probe", "upper_gradients", "write"]
-
-
 STEP_POWER = 1 / 3
 """Differences are taken over this power of the rounding error, relative to the point, which balances rounding and curvature."""
 
@@ -24,10 +21,10 @@ SEEN = 30.0
 """A difference counts if it exceeds this multiple of the rounding error of the gradients."""
 
 MOVED = 0.3
-"""If a set leaves less than this share of a step, the opposite step is taken."""
+"""If the projection on a set leaves less than this share of a step, the opposite step is taken."""
 
 HARMLESS = 1e-3
-"""A prox that shall only bring y into its set moves it by this share of a step."""
+"""A prox that is only meant to project y on its set moves it by at most this share of a step."""
 
 Curvatures = dict[str, float]
 """Norms of second derivatives by name: F_xx, F_yy, F_xy, f_yy, and f_xy, in which f stands for f + g."""
@@ -64,9 +61,9 @@ def balance(F_xx: float, F_yy: float, L: float, L_xy: float) -> float:
     >>> balance(F_xx=1.0, F_yy=2.0, L=4.0, L_xy=2.0), balance(F_xx=0.0, F_yy=0.0, L=4.0, L_xy=2.0)
     (0.5, inf)
     """
-    in_y = F_yy / L if L else 0.0
+    in_y = F_yy / L if L else 0.0  # F and c f are curved alike in y at c = F_yy / L
     in_x = F_xx * L / L_xy**2 if L_xy else 0.0
-    return min(in_y or math.inf, in_x or math.inf)
+    return min(in_y or math.inf, in_x or math.inf)  # 0 means that there is nothing to balance
 
 
 def flatten(*variables: Variable) -> Tensor:
@@ -77,7 +74,7 @@ def flatten(*variables: Variable) -> Tensor:
 def write(vector: Tensor, *variables: Variable) -> None:
     """Put the numbers of a vector into variables, in place."""
     leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
-    if len(leaves) == 1:
+    if len(leaves) == 1:  # the usual case, without a split
         leaves[0].copy_(vector.view(leaves[0].shape))
         return
     for leaf, part in zip(leaves, vector.split([leaf.numel() for leaf in leaves]), strict=True):
@@ -85,13 +82,13 @@ def write(vector: Tensor, *variables: Variable) -> None:
 
 
 def upper_gradients(oracle: Oracle, x: Variable, y: Variable, *, strict: bool = False) -> Value:
-    """F, F_x and F_y: one gradient."""
+    """F, F_x and F_y, at the cost of one gradient."""
     (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], strict=strict)
     return value, _joined(gradients[0]), _joined(gradients[1])
 
 
 def lower_gradients(oracle: Oracle, x: Variable, y: Variable) -> Value:
-    """f + g, its gradient in x, and that of f alone in y, since g is left to its prox: one gradient."""
+    """f + g, its gradient in x, and that of f alone in y (g is left to its prox), at the cost of one gradient."""
     (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.lower, x, y)], strict=False)
     in_x = _joined(gradients[0])
     if oracle.phi is not oracle.lower:
@@ -100,13 +97,13 @@ def lower_gradients(oracle: Oracle, x: Variable, y: Variable) -> Value:
 
 
 def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], rounds: int) -> Curvatures:
-    """The norms of second derivatives at (x, y), from below, after ``rounds`` power steps each.
+    """Lower bounds on the norms of second derivatives at (x, y), by ``rounds`` steps of the power method each.
 
     Products with a vector are differences of gradients between (x, y) and a point nearby in X, Y and the domain of g. They cost
     3 gradients of f and 2 of F a round (up to 3 times as many for linear functions), and one of each for the point itself.
 
     Args:
-        vectors: where the power steps start, random if empty; where they end is put there.
+        vectors: the start of the power steps, random if empty; overwritten by their end, so that the next call goes on there.
 
     >>> from meha.problem.problem import Problem
     >>> problem = Problem(lambda x, y: (x - y).square().sum(), lambda x, y: (3 * y.square() - x * y).sum())
@@ -119,14 +116,14 @@ def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], 
         generator = torch.Generator().manual_seed(0)
         for name, like in (("F_xx", here.x), ("F_yy", here.y), ("f_yy", here.y), ("f_xy", here.x)):
             vectors[name] = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like)
-    found = dict.fromkeys(("F_xx", "F_yy", "F_xy", "f_yy", "f_xy"), 0.0)
+    norms = dict.fromkeys(("F_xx", "F_yy", "F_xy", "f_yy", "f_xy"), 0.0)
 
     def note(name: str, image: Tensor, start: str = "") -> bool:
-        """Keep the norm of an image of a unit vector, and the image as the next start; whether there is something to keep."""
+        """Record the norm of the image of a unit vector, and make it the next start; False if it is zero or not finite."""
         size = float(torch.linalg.vector_norm(image))
         if not 0 < size < math.inf:
             return False
-        found[name] = max(found[name], size)
+        norms[name] = max(norms[name], size)  # any image is a lower bound of the norm
         if start:
             vectors[start] = image / size
         return True
@@ -142,14 +139,14 @@ def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], 
         note("f_yy", in_y, "f_yy")
         note("f_xy", in_x)
         _, in_y = here.product(lower_gradients, x, vectors["f_xy"])
-        if note("f_xy", in_y):
+        if note("f_xy", in_y):  # the power method on f_yx f_xy: from x to y and back
             in_x, _ = here.product(lower_gradients, y, in_y)
             note("f_xy", in_x, "f_xy")
-    return found
+    return norms
 
 
 class _Here:
-    """A point with its gradients, and differences from it."""
+    """A point with its gradients, from which difference quotients are taken."""
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle, self.first, self.second = oracle, x, y
@@ -157,7 +154,7 @@ class _Here:
         self.gradients = {function: function(oracle, x, y) for function in (upper_gradients, lower_gradients)}
 
     def product(self, gradients: Callable[..., Value], along: Variable, vector: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivatives of both gradients along ``vector`` of any length.
+        """The derivatives of both gradients along ``vector``, whose length does not matter.
 
         A difference within rounding may come from a linear function or from a large gradient; a longer step tells which.
         """
@@ -170,14 +167,15 @@ class _Here:
             write(start, along)
             pairs = [(a - b, float(a.norm() + b.norm())) for a, b in zip(new[1:], old[1:], strict=True)]
             seen = [moved > 0 and float(difference.norm()) > SEEN * accuracy * size for difference, size in pairs]
-            if any(seen):
+            if any(seen):  # the other one is then zero, up to rounding
                 break
         in_x, in_y = (pairs[i][0] / moved if seen[i] else zero[i] for i in range(2))
         return in_x, in_y
 
     def _go(self, variable: Variable, start: Tensor, direction: Tensor, h: float) -> float:
-        """Go h along a unit vector, or against it where that leads out of the set; how far that was."""
+        """Move by h along a unit vector, or against it where that leaves the set; returns the distance moved."""
         moved = 0.0
+        # A corner of the set may block one side only.
         for step in (h, -h):
             write(start + step * direction, variable)
             self._enter(variable, h)
@@ -187,7 +185,7 @@ class _Here:
         return moved
 
     def _enter(self, variable: Variable, h: float) -> None:
-        """Bring a variable into its set; a prox with a step that is too short to do anything else does so for y."""
+        """Project a variable on its set; for y by its prox, with a step too short for g to move it."""
         if variable is self.first:
             self.oracle.project(self.first.value, variable.leaves, 1.0)
         else:

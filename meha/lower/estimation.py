@@ -1,4 +1,4 @@
-"""Estimation of the constants of a problem from finite differences of gradients."""
+"""Estimate the constants of a problem (Lipschitz constants, curvatures) from finite differences of gradients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from meha.tensors.checks import check_count
 from meha.tensors.distributed import distribute, is_dtensor, local, total
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm, subtract
 
-__all__ = ["Probe", "estimate", "estimate_at"]
-
-
 NOISE = 1e3
-"""Differences of gradients below this multiple of their rounding say nothing; a longer step is taken."""
+"""Differences of gradients below this multiple of their rounding error are noise; a longer step is taken."""
 
 LONGER = 30
 """Factor by which the step of a difference grows when rounding prevails."""
@@ -71,10 +68,11 @@ def estimate_at(
         if not math.isfinite(value):
             raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
     probe = Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
+    # The probe moves its own copies, and all random points lie around the given one.
     centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
     constants = probe.measure()
     for _ in range(points - 1):
-        probe.move(centre)
+        probe.move(centre)  # a point at which the constants may be larger
         try:
             here = probe.measure()
         except (RuntimeError, ValueError, ArithmeticError):  # outside the domain of an objective; the start was inside
@@ -84,7 +82,7 @@ def estimate_at(
 
 
 class Probe:
-    """Curvatures at a point (x, y), from differences of gradients.
+    """Measures curvatures at a point (x, y) by differences of gradients.
 
     Args:
         x, y: the point; their tensors move while a product is computed, and return.
@@ -103,6 +101,7 @@ class Probe:
 
     def _draw(self, leaf: Tensor) -> Tensor:
         """Draw normal numbers in the form of a leaf."""
+        # Drawn on the host, so that all devices get the same numbers.
         draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
         return distribute(draw.to(leaf.device, leaf.dtype), leaf)
 
@@ -129,11 +128,11 @@ class Probe:
         """
         zero = [torch.zeros_like(leaf) for leaf in wrt.leaves]
         size = float(norm(vector))
-        if not 0 < size < math.inf:
+        if not 0 < size < math.inf:  # zero, infinite or NaN
             return zero
         eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
         start = [leaf.detach().clone() for leaf in along.leaves]
-        h = eps ** (1 / 3) * (float(norm(start)) or 1.0) / size
+        h = eps ** (1 / 3) * (float(norm(start)) or 1.0) / size  # balances rounding and truncation of a central difference
         for _ in range(3):
             with torch.no_grad():
                 add_(along.leaves, vector, h)
@@ -141,7 +140,7 @@ class Probe:
                 copy_(along.leaves, start)
                 add_(along.leaves, vector, -h)
                 down = self.gradient(function, wrt)
-                copy_(along.leaves, start)
+                copy_(along.leaves, start)  # bit for bit, unlike a step back
                 difference = subtract(up, down)
                 if float(norm(difference)) > NOISE * eps * float(norm(up, down)):
                     return [part / (2 * h) for part in difference]
@@ -157,9 +156,9 @@ class Probe:
             image = apply(vector)
             parts = [(a * b).sum() for a, b in zip(local(vector), local(image), strict=True)]
             alpha = float(total(parts, vector) if any(map(is_dtensor, vector)) else sum(parts))
-            rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]
+            rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]  # Lanczos' recurrence
             size = float(norm(rest))
-            if not math.isfinite(alpha + size):
+            if not math.isfinite(alpha + size):  # what was measured before still counts
                 break
             diagonal.append(alpha)
             if size <= INVARIANT * max(abs(alpha), *coupling, 0.0):
@@ -168,13 +167,13 @@ class Probe:
             before, vector, beta = vector, [leaf / size for leaf in rest], size
         if not diagonal:
             return 0.0, 0.0
-        side = torch.tensor(coupling[: len(diagonal) - 1], dtype=torch.float64)
+        side = torch.tensor(coupling[: len(diagonal) - 1], dtype=torch.float64)  # the last one leads out of the space
         matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(side, 1) + torch.diag(side, -1)
         eigenvalues = torch.linalg.eigvalsh(matrix)
         return float(eigenvalues[0]), float(eigenvalues[-1])
 
     def mixed(self, function: Function) -> float:
-        """The norm of the mixed derivative: y -> x -> y."""
+        """The norm of the mixed derivative f_xy, as the root of the largest eigenvalue of f_yx f_xy."""
 
         def there_and_back(vector: Leaves) -> Leaves:
             return self.product(function, self.x, self.product(function, self.y, vector, self.x), self.y)
@@ -196,7 +195,7 @@ class Probe:
         return {
             "L_F": _norm_of_blocks(F_xx, F_yy, F_xy),
             "L_f": _norm_of_blocks(f_xx, f_yy, f_xy),
-            "rho_f": -low if low < -NEGATIVE * f_yy else 0.0,
+            "rho_f": -low if low < -NEGATIVE * f_yy else 0.0,  # noise must not make a convex f weakly convex
             "F_xx": F_xx,
             "F_yy": F_yy,
             "F_xy": F_xy,
@@ -206,13 +205,13 @@ class Probe:
         }
 
     def nonsmooth_coupling(self) -> float:
-        """Largest change of grad_x g seen, relative to the change of y."""
+        """A lower bound of L_g: the largest change of grad_x g over some short random moves of y, relative to the move."""
         oracle, y = self.oracle, self.y
-        if oracle.phi is oracle.lower:
+        if oracle.phi is oracle.lower:  # there is no g
             return 0.0
 
         def gradient() -> Leaves:
-            terms: list[Term] = [(1.0, oracle.phi, self.x, y), (-1.0, oracle.lower, self.x, y)]
+            terms: list[Term] = [(1.0, oracle.phi, self.x, y), (-1.0, oracle.lower, self.x, y)]  # g alone = (f + g) - f
             return oracle.gradient(self.x, terms, self.batch, strict=False)[1]
 
         start, here = [leaf.detach().clone() for leaf in y.leaves], gradient()

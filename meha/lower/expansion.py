@@ -1,4 +1,4 @@
-"""Second derivatives of the lower level on flat vectors: value, gradients and curvature at a point, from one graph."""
+"""The lower level around a point, on flat vectors: value, gradient and second derivatives from one autograd graph."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from meha.tensors.torch_private import backward, pull_back
 from meha.tensors.variables import Leaves, Variable
 from meha.tensors.vectors import Clock, Flat
 
-__all__ = ["Expansion", "UpperValue", "upper_value"]
-
-
 CHUNK = 256
-"""Rows of a Hessian that one batched pass computes: more take no less time, and more memory."""
+"""Rows of a Hessian that one batched backward pass computes: more rows save no time and take more memory."""
 
 FEW = 4
 """Products that take less time one by one than as one batch."""
 
 
 class Expansion:
-    """f + g around one point (x, y), with second derivatives on demand.
+    """f + g at one point (x, y), with second derivatives on demand from the graph of the first ones.
 
     Attributes:
         x, y: the point.
@@ -47,9 +44,9 @@ class Expansion:
             f = oracle.lower(x, self._y)
             self._first = differentiate(f, self._y.leaves)
             g = oracle.g(x, self._y)
-            curved = isinstance(g, Tensor) and g.requires_grad
+            curved = isinstance(g, Tensor) and g.requires_grad  # without g it is the number 0
             self._second = differentiate(g, self._y.leaves) if isinstance(g, Tensor) and curved else []
-        oracle.counts.lower += 1
+        oracle.counts.lower += 1  # value and gradient together count as one
         self.f, self.g = float(oracle.mean(f.detach())), float(g.detach() if isinstance(g, Tensor) else g)
         self.f_y = oracle.mean(flat_y.join([leaf.detach() for leaf in self._first]))
         self.gradient = self.f_y + flat_y.join([leaf.detach() for leaf in self._second]) if self._second else self.f_y
@@ -57,19 +54,20 @@ class Expansion:
 
     @property
     def value(self) -> float:
-        """f + g; infinity where it is not a number."""
+        """f + g; infinity in place of NaN, so that comparisons reject the point."""
         total = self.f + self.g
         return math.inf if math.isnan(total) else total
 
     @property
     def x(self) -> Variable:
-        """The upper variable, with leaves of its own."""
+        """The upper variable; its identity tells whether two expansions share x."""
         return self._x
 
     def product(self, vector: Tensor, *, g: bool = True) -> Tensor:
-        """f_yy v, or (f + g)_yy v."""
+        """The Hessian-vector product (f + g)_yy v, or f_yy v with ``g=False``."""
         begin = time.perf_counter()
         self._oracle.counts.hvp += 1
+        # The mean is over processes, which share the data of f; g is the same in all.
         result = self._oracle.mean(self._pull(self._first, vector, self._y, self._flat_y))
         if g and self._second:
             result = result + self._pull(self._second, vector, self._y, self._flat_y)
@@ -77,7 +75,7 @@ class Expansion:
         return result
 
     def products(self, vectors: Tensor) -> Tensor:
-        """f_yy v for each row v."""
+        """The products f_yy v for all rows v of a matrix."""
         begin = time.perf_counter()
         self._oracle.counts.hvp += len(vectors)
         if len(vectors) <= FEW:
@@ -99,7 +97,7 @@ class Expansion:
         return result
 
     def rows(self, chosen: Tensor | None = None) -> Tensor:
-        """Rows of f_yy: those of the chosen coordinates, or all."""
+        """The rows of f_yy for the chosen coordinates, or all of them."""
         begin = time.perf_counter()
         rows = self._oracle.mean(self._rows(self._first, chosen))
         self._oracle.counts.hvp += len(rows)
@@ -107,15 +105,16 @@ class Expansion:
         return rows
 
     def by_formula(self) -> Tensor | None:
-        """f_yy where f is a sum of multiples of losses of ``meha.losses`` at leaves of y and of other terms; None without them.
+        """f_yy by closed forms, where f is a sum of multiples of ``meha.losses`` at leaves of y and of other terms; else None.
 
-        The losses know their second derivatives; those of the other terms take batched passes, which see no data. It is wrong
-        where f is another function of the losses.
+        The losses know their second derivatives; those of the other terms take batched passes, which see no data. The result is
+        wrong where f is a nonlinear function of the losses, so the caller checks it by a product.
         """
         begin = time.perf_counter()
         matrix, leaves = None, self._y.leaves
         with torch.enable_grad(), record_known_hessians(leaves) as calls:
             f = self._oracle.lower(self._x, self._y)
+            # The factors of the losses in f, then the gradient of all other terms.
             gradient = differentiate(f, [*(call.value for call in calls), *leaves]) if calls else []
         if calls:
             rest = gradient[len(calls) :]
@@ -124,18 +123,19 @@ class Expansion:
             for slope, (function, y, weights, _) in zip(gradient, calls, strict=False):
                 begins = sum(self._flat_y.sizes[: next(i for i, leaf in enumerate(leaves) if leaf is y)])
                 part = slice(begins, begins + y.numel())
-                matrix[part, part] += slope.detach() * function.hessian(y, weights)
-            self._oracle.counts.hvp += n
+                matrix[part, part] += slope.detach() * function.hessian(y, weights)  # slope is the factor of this loss in f
+            self._oracle.counts.hvp += n  # as many as its rows would cost
         self._clock.functions += time.perf_counter() - begin
         return matrix
 
     def g_rows(self, chosen: Tensor | None, separable: bool) -> Tensor | None:
-        """Rows of g_yy, from one pass if g is separable; None where g is linear."""
+        """Rows of g_yy, by one backward pass if g is separable; None where g is linear."""
         if not any(leaf.requires_grad for leaf in self._second):
             return None
         begin = time.perf_counter()
         rows: Tensor | None
         if separable:
+            # A product of a diagonal matrix with ones is its diagonal.
             diagonal = self._pull(self._second, torch.ones_like(self.f_y), self._y, self._flat_y)
             rows = torch.diag(diagonal) if bool(diagonal.any()) else None
             rows = rows if rows is None or chosen is None else rows[chosen]
@@ -145,8 +145,9 @@ class Expansion:
         return rows
 
     def _pull(self, outputs: Leaves, vector: Tensor, wrt: Variable, flat: Flat) -> Tensor:
+        """The vector-Jacobian product of ``outputs`` in ``wrt``, as a flat vector."""
         pairs = [pair for pair in zip(outputs, self._flat_y.split(vector), strict=True) if pair[0].requires_grad]
-        if not pairs:
+        if not pairs:  # linear outputs have no graph
             return torch.zeros(flat.size, dtype=flat.dtype, device=vector.device)
         first, cotangents = zip(*pairs, strict=True)
         return flat.join(_grad(first, wrt.leaves, cotangents))
@@ -162,6 +163,7 @@ class Expansion:
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _images(self, outputs: Leaves, vectors: Tensor) -> Tensor:
+        """One vector-Jacobian product for each row, batched."""
         if not len(vectors):  # a batch without rows breaks the derivatives of indexing
             return torch.zeros(0, self._flat_y.size, dtype=vectors.dtype, device=vectors.device)
         images: Tensor = vmap(lambda row: self._pull(outputs, row, self._y, self._flat_y))(vectors)
@@ -170,7 +172,7 @@ class Expansion:
 
 @dataclass(frozen=True)
 class UpperValue:
-    """F and its gradients at a point, as vectors."""
+    """F and its gradients at a point, as flat vectors."""
 
     F: float
     F_x: Tensor

@@ -1,4 +1,4 @@
-"""Both levels of a problem as functions of flat vectors, at one x at a time."""
+"""Both levels of a problem as functions of a flat vector y, at the x that is set."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from meha.problem.problem import Prox
 from meha.tensors.variables import Variable
 from meha.tensors.vectors import Clock
 
-__all__ = ["BudgetError", "FlatProblem", "LowerPoint", "PenaltyPoint"]
-
-
 SUMMANDS = 5.0
-"""Rounding errors that a value is taken to have."""
+"""Number of rounding errors that a value is assumed to have."""
 
 ENDLESS = 1e30
-"""A projection that leaves a coordinate as large as this does not bound it."""
+"""A coordinate that a projection leaves as large as this is unbounded."""
 
 
 class BudgetError(Exception):
-    """The gradients of f that are allowed have been taken."""
+    """The budget of gradients of f is used up."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -56,21 +53,21 @@ class FlatProblem:
         x, y: variables to write to; afterwards they hold the last point evaluated.
 
     Attributes:
-        curvatures: those of F and f, which say how accurate a value is.
+        curvatures: those of F and f, from which the rounding errors of values are estimated.
         eps: the rounding error of a number.
         composite: whether g is more than the indicator of Y.
         constrained: whether X is not the whole space.
         bounded: whether there is a g or a Y.
         limit: gradients of f, counted from the start of the run, after which :class:`BudgetError` is raised; a product with
             its Hessian counts as one.
-        clock: where the time of evaluations goes to.
+        clock: adds up the time of evaluations.
     """
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle, self.x, self.y = oracle, x, y
         self.curvatures: Curvatures = {"F_yy": 0.0, "f_yy": 0.0}
         self.eps = max(torch.finfo(leaf.dtype).eps for leaf in x.leaves + y.leaves)
-        self.composite = oracle.phi is not oracle.lower
+        self.composite = oracle.phi is not oracle.lower  # the oracle has f + g = f where there is no g
         self.constrained = not oracle.project.identity
         self.bounded = not oracle.prox.identity
         self.limit = math.inf
@@ -78,12 +75,12 @@ class FlatProblem:
 
     @property
     def spent(self) -> int:
-        """The gradients of f taken so far, and the products with its Hessian."""
+        """The number of gradients of f and products with its Hessian so far."""
         return self.oracle.counts.lower + self.oracle.counts.hvp
 
     @contextlib.contextmanager
     def until(self, limit: float) -> Iterator[None]:
-        """Allow gradients of f up to this number, or up to the limit that holds already if that is smaller."""
+        """Lower the budget of gradients of f to ``limit`` inside a block; it is never raised."""
         before, self.limit = self.limit, min(self.limit, limit)
         try:
             yield
@@ -99,7 +96,7 @@ class FlatProblem:
         return self._map(self.oracle.prox, y, step, self.y) if self.bounded else y
 
     def _map(self, prox: Prox, z: Tensor, step: float, like: Variable) -> Tensor:
-        parts = z.clone().split([leaf.numel() for leaf in like.leaves])
+        parts = z.clone().split([leaf.numel() for leaf in like.leaves])  # the map works in place, on views
         leaves = [part.view(leaf.shape) for part, leaf in zip(parts, like.leaves, strict=True)]
         prox(self.x.value, leaves, step)
         return torch.cat([leaf.reshape(-1) for leaf in leaves])
@@ -107,7 +104,7 @@ class FlatProblem:
     def upper(self, y: Tensor) -> tuple[float, Tensor, Tensor]:
         """F(x, y) with its gradients in x and y."""
         begin = time.perf_counter()
-        write(y, self.y)
+        write(y, self.y)  # the oracle evaluates at the variables
         value, in_x, in_y = upper_gradients(self.oracle, self.x, self.y, strict=True)
         F = float(value)
         self.clock.functions += time.perf_counter() - begin
@@ -139,12 +136,12 @@ class FlatProblem:
         return PenaltyPoint(y, weight * F + f, gradient, g, noise, upper=F_y, f_x=at.f_x, F=F, F_x=F_x, f=f)
 
     def _rounding(self, value: float, curvature: float, z: Tensor) -> float:
-        """The error of a value whose summands may be as large as the curvature makes them."""
+        """Estimate the rounding error of a value, whose summands may be as large as curvature * ||z||^2 and cancel."""
         noise = self.eps * (SUMMANDS * value + curvature * float(z @ z))
-        return noise if math.isfinite(noise) else 0.0
+        return noise if math.isfinite(noise) else 0.0  # an infinite tolerance would accept any point
 
     def descent(self, evaluate: Callable[[Tensor], PointT], pairs: LimitedMemory, t: float) -> QuasiNewtonDescent[PointT]:
-        """Steps in y."""
+        """A quasi-Newton descent of ``evaluate`` in y, with the proximal map of g and Y."""
         return QuasiNewtonDescent(evaluate, pairs, self.prox if self.bounded else None, self.composite, t, clock=self.clock)
 
     def pull(self, y: LowerPoint, theta: LowerPoint) -> Tensor:
@@ -157,27 +154,27 @@ class FlatProblem:
         return torch.cat([part.reshape(-1) for part in self.oracle.g_gradient(self.x, self.y)])
 
     def inside(self, y: Tensor) -> Tensor:
-        """A point of Y, in the domain of g, near y."""
+        """Project y on Y and the domain of g, by a proximal map with a vanishing step."""
         return self.prox(y, INSIDE)
 
     def y_bounds(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest y in each coordinate; infinite where Y is no product of intervals."""
+        """Lower and upper bounds of y in each coordinate; infinite where Y is not a box."""
         domain = self.oracle.problem.y_set
         return self._bounds(self.inside, self.y, domain is not None and domain.coordinatewise)
 
     def x_bounds(self) -> tuple[Tensor, Tensor]:
-        """The same for x."""
+        """Lower and upper bounds of x in each coordinate; infinite where X is not a box."""
         domain = self.oracle.problem.x_set
         return self._bounds(self.project, self.x, domain is not None and domain.coordinatewise)
 
     @staticmethod
     def _bounds(project: Callable[[Tensor], Tensor], like: Variable, coordinatewise: bool) -> tuple[Tensor, Tensor]:
-        far = torch.full_like(flatten(like), ENDLESS)
+        far = torch.full_like(flatten(like), ENDLESS)  # its projection on a box shows the bounds
         low, high = (project(-far), project(far)) if coordinatewise else (-far, far)
         return (torch.where(low > -ENDLESS, low, -math.inf), torch.where(high < ENDLESS, high, math.inf))
 
     def move(self, x: Tensor, y: Tensor | None = None) -> None:
-        """Put vectors into the variables."""
+        """Write flat vectors into the variables."""
         write(x, self.x)
         if y is not None:
             write(y, self.y)

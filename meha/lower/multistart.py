@@ -1,8 +1,8 @@
-"""Whether y solves the lower level: descents of f + g at one x, from many starts, and the basins in which they end.
+"""Multistart for the lower level at one x: descents of f + g from many starts show whether y is its global minimum.
 
-A lower value is a proof that y is no solution. That none is found is evidence, which grows with the number of descents: after n
-of them with w different values at their ends, w (n - 1) / (n - w - 2) values are to be expected in all (Boender and Rinnooy
-Kan, 1987, for starts and basins of which nothing else is known).
+A lower value proves that y is no solution. That none is found is evidence, which grows with the number of descents: after n of
+them with w different values at their ends, w (n - 1) / (n - w - 2) values are to be expected in all (the Bayesian estimate of
+Boender and Rinnooy Kan, 1987, for starts and basins of which nothing else is known).
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from meha.lower.curvature import flatten
 from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
 from meha.lower.quadratic_model import QuadraticModel, in_same_quadratic
 from meha.numerics.limited_memory import LimitedMemory, vector_norm
-
-__all__ = ["JOINED", "TOGETHER", "Evidence", "LowerMultistart", "StartingPoint"]
-
 
 STEPS = 200  # upper bound on the steps of a descent
 ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
@@ -52,11 +49,11 @@ class Evidence(NamedTuple):
     """What the descents at one x found.
 
     Attributes:
-        starts: their number.
-        values: how many basins they met that differ in height, at this x or at others.
+        starts: the number of descents.
+        values: the number of basins they met that differ in height, at this x or at others.
         excess: by how much f + g at y is larger than the least of them; 0 if y is the lowest.
         above: by how much the next basin is higher than the lowest; NaN if there is none.
-        certain: whether hardly any further values are to be expected.
+        certain: whether hardly any further basins are to be expected.
     """
 
     starts: int
@@ -66,14 +63,16 @@ class Evidence(NamedTuple):
     certain: bool
 
     def __str__(self) -> str:
-        basins = "at the same height" if self.values == 1 else f"in {self.values} different basins"
-        lowest = f"y is {self.excess:.1e} above the lowest" if self.excess else "none below y"
-        above = "" if self.values == 1 or self.excess else f" and the next {self.above:.1e} above it"
-        return f"{self.starts} descents of the lower level ended {basins}, {lowest}{above}"
+        descents = f"{self.starts} descents of the lower level from other starts"
+        if self.excess:
+            return f"{descents} ended in {self.values} basins of different height; y is {self.excess:.1e} above the lowest"
+        if self.values == 1:
+            return f"{descents} found no lower value"
+        return f"{descents} ended in {self.values} basins of different height, the next {self.above:.1e} above that of y"
 
 
 class StartingPoint(NamedTuple):
-    """Where a descent begins: y, the distance from the verified y at which it may join its basin, whether y is random."""
+    """The start of a descent: y, the distance from the verified y within which it may join that basin, whether y is random."""
 
     y: Tensor
     reach: float
@@ -91,14 +90,14 @@ class LowerMultistart:
         scale: the size of y.
         tolerance: the error of x; a difference that vanishes when x changes by that is none.
         slack: the difference of f + g that the error of y may cause.
-        solved: whether y is the lowest point of a basin at this x, as far as is known.
-        model: f around a solved y, if it seems to be quadratic, and g and Y are convex; given up where f is something else.
+        solved: whether y is a local minimum at this x, as far as is known.
+        model: f around a solved y, if it seems quadratic, and g and Y are convex; dropped where a point contradicts it.
 
     Attributes:
-        basins: the ends of the descents, of which the lowest are kept, each apart from the others, in the order in which they
-            were met; the first is y, if it is solved.
+        basins: the distinct ends of the descents, of which the lowest are kept, in the order in which they were met; the first
+            is y, if it is solved.
         starts: the number of descents.
-        heights: where those from random starts ended.
+        heights: the values at which those from random starts ended.
         between: starts in the middle of two basins.
         origins: the first starts, where they were drawn before the search.
     """
@@ -118,7 +117,7 @@ class LowerMultistart:
     ) -> None:
         self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
         rho = levels.oracle.problem.g.rho
-        self.t = min(t, 0.5 / rho if rho else math.inf)
+        self.t = min(t, 0.5 / rho if rho else math.inf)  # below 1 / rho, the proximal map of a weakly convex g has one value
         self.generator = torch.Generator().manual_seed(SEED)
         self.point = levels.lower(y)
         self.basins = [self.point] if solved else []
@@ -146,33 +145,35 @@ class LowerMultistart:
         return distance * (MUCH_NEARER if distance <= 2 * CLOSE * self.scale else NEARER)
 
     def close(self) -> Iterable[Tensor]:
-        """Displaced y."""
+        """Two points beside y, on opposite sides, from which descents leave a maximum or a saddle."""
         d = self._random(self.point.z)
         yield from (self.levels.inside(self.point.z + step * CLOSE * self.scale * d / vector_norm(d)) for step in (1.0, -1.0))
 
     def corners(self) -> Iterable[Tensor]:
-        """The middle and the bounds of Y, where all coordinates have them."""
+        """The centre and two opposite corners of Y, if it is a bounded box."""
         low, high = self.low, self.high
         if bool(torch.isfinite(low).all() and torch.isfinite(high).all()):
             yield from (low + share * (high - low) for share in (0.5, 0.0, 1.0))
 
     def random(self) -> Iterator[Tensor]:
-        """Random points, two at a time on opposite sides: between the bounds of Y where there are such, around y elsewhere."""
+        """Random points in opposite pairs: between the bounds of Y in bounded coordinates, around y in the others."""
         y, low, high = self.point.z, self.low, self.high
-        held = torch.isfinite(low) & torch.isfinite(high)
-        free = not bool(held.any())
+        bounded = torch.isfinite(low) & torch.isfinite(high)
+        free = not bool(bounded.any())
         for radius in itertools.cycle(self._radii):
             direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
             away = radius * shorter / vector_norm(direction) * direction
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
+            # Antithetic pairs: a basin on one side of y is not missed because all draws went to the other.
             for d, s in ((away, share), (-away, 1 - share)):
-                yield self.levels.inside(y + d if free else torch.where(held, low + s * (high - low), y + d))
+                yield self.levels.inside(y + d if free else torch.where(bounded, low + s * (high - low), y + d))
 
     @cached_property
     def _radii(self) -> list[float]:
-        """Distances of random starts from y: up to where y is, F would have it, or x could move it."""
+        """Distances of random starts from y, up to where F would draw y, or x could move it."""
         curvatures, F_y = self.levels.curvatures, vector_norm(self.levels.upper(self.point.z)[2])
-        wanted = F_y / curvatures["F_yy"] if curvatures["F_yy"] else 0.0
+        wanted = F_y / curvatures["F_yy"] if curvatures["F_yy"] else 0.0  # the Newton step of F
+        # By the implicit function theorem, dy/dx is of the size f_xy / f_yy.
         moved = curvatures.get("f_xy", 0.0) * vector_norm(flatten(self.levels.x)) / (curvatures["f_yy"] or math.inf)
         least = NEAR * self.scale
         most = AWAY * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
@@ -185,7 +186,7 @@ class LowerMultistart:
     # Descents
 
     def descend(self, start: Tensor) -> LowerPoint | None:
-        """Go down from a start, and note the basin at the end; None if there is no end."""
+        """Descend from a start, and record the basin at the end; None if the descent does not converge."""
         close = vector_norm(start - self.point.z) <= 2 * CLOSE * self.scale
         end = self._descend(self.levels.lower(start), MUCH_NEARER if close else NEARER)
         if end is not None:
@@ -194,8 +195,8 @@ class LowerMultistart:
         return end
 
     def joined(self, fallen: Iterable[float] | None) -> None:
-        """Take note of descents from the first starts, if they were made: what f fell by, or NaN where y was not the end."""
-        left: list[StartingPoint] = []
+        """Record descents from the first starts that are made already: the decrease of each, NaN if it did not end at y."""
+        left: list[StartingPoint] = []  # to be descended from in run(), which finds out where they lead
         if fallen is None:
             return
         for origin, gain in zip(self.origins, fallen, strict=True):
@@ -208,13 +209,15 @@ class LowerMultistart:
         self.origins = left
 
     def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
+        """Descend by quasi-Newton steps, until the end or until a known basin is certain to be the end."""
         if self.model is not None and self.model.matches(point, self.point):
             self.gains.append(point.value - self.point.value)
-            return self.basins[0]
+            return self.basins[0]  # a convex quadratic f has one basin: the descent need not be made
         self.model = None
         levels, pairs, start = self.levels, self.pairs.copy(), point.z
         descent = levels.descent(levels.lower, pairs, self.t)
         first, bounds = point.value, [nearer * vector_norm(start - basin.z) for basin in self.basins]
+        # A steep start must not throw the first plain step over several basins.
         descent.t = min(descent.t, LEAP * self.scale / (vector_norm(point.gradient) or math.inf) or descent.t)
         cleared = False
         for _ in range(STEPS):
@@ -230,23 +233,20 @@ class LowerMultistart:
                 break
             new = descent.step(point, d, remembered)
             if new is None:
-                if cleared or not remembered:
+                if cleared or not remembered:  # the plain step failed, too: only rounding is left
                     break
-                pairs.clear()
+                pairs.clear()  # the memory may be of another basin: try plain steps before giving up
                 cleared = True
                 continue
             point, cleared = new, False
         else:
             if point.value >= self.point.value:
-                return None  # it did not arrive
+                return None  # it did not converge, and shows nothing below y
         self.gains.append(first - point.value)
         return point
 
     def _note(self, end: LowerPoint) -> None:
-        """Keep an end, unless it is known; a lower one takes the place of the one that is near.
-
-        Between the ends of two basins may lie a third.
-        """
+        """Record the end of a descent as a basin unless it is a known one, whose lowest point is then kept."""
         for i, basin in enumerate(self.basins):
             if end is basin:
                 return
@@ -257,20 +257,21 @@ class LowerMultistart:
             if abs(end.value - basin.value) <= self.equal(end) and self._connected(end, basin):
                 return
         nearest = min((basin.z for basin in self.basins), key=lambda z: vector_norm(end.z - z), default=end.z)
-        if vector_norm(end.z - nearest) > NEAR * self.scale:
+        if vector_norm(end.z - nearest) > NEAR * self.scale:  # between two basins there may be a third
             middle, d = 0.5 * (end.z + nearest), self._random(end.z)
             self.between.append(self.levels.inside(middle + CLOSE * self.scale * d / vector_norm(d)))
         self.basins.append(end)
         if len(self.basins) > KEPT:
+            # The highest goes; the first is y, with which the others are compared.
             del self.basins[max(range(1, len(self.basins)), key=lambda i: self.basins[i].value)]
 
     def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
-        """Whether two ends of the same height lie in one flat basin: the point between them is as high."""
+        """Whether two ends of the same height lie in one flat basin, i.e. their midpoint has that height, too."""
         middle = self.levels.lower(self.levels.inside(0.5 * (a.z + b.z)))
         return abs(middle.value - a.value) <= self.equal(a)
 
     def mix(self) -> None:
-        """Exchange coordinates of the lowest basin for those of others, one by one; descend from what is lower.
+        """Recombine basins: put single coordinates of others into the lowest, and descend from each combination that is lower.
 
         Where f is a sum over coordinates, this finds the best of all combinations.
         """
@@ -288,31 +289,32 @@ class LowerMultistart:
                     end = self.descend(point.z)
                     best = end if end is not None and end.value < best.value else best
 
-    # Judgement
+    # Evidence
 
     @property
     def lowest(self) -> LowerPoint:
-        """The end with the least value."""
+        """The basin of least value."""
         return min(self.basins, key=lambda basin: basin.value)
 
     def equal(self, point: LowerPoint) -> float:
-        """The difference to the value at a point below which another value is the same."""
+        """The difference below which a value counts as equal to that at a point."""
         return NOISE * point.noise + EQUAL * self._gain
 
     @property
     def _gain(self) -> float:
-        """What a descent gains, in the middle."""
+        """The median decrease of a descent."""
         gains = sorted(self.gains)
         return gains[len(gains) // 2] if gains else 0.0
 
     def excess(self, point: LowerPoint) -> float:
-        """By how much f + g at y exceeds that at a point; 0 if it does not, or would not with x as accurate as it is."""
+        """By how much f + g at y exceeds that at a point; 0 if it does not, or if the error of x may explain it."""
         difference = self.point.value - point.value
+        # What the error of x may change in the difference, to first order.
         turn = vector_norm(self.levels.pull(self.point, point)) * self.tolerance
         return difference if difference > self.equal(point) + turn + self.slack else 0.0
 
     def same(self, a: LowerPoint, b: LowerPoint) -> bool:
-        """Whether two basins have the same height, here and, as their slopes in x show, nearby."""
+        """Whether two basins have the same height at this x and, as their gradients in x show, at x nearby."""
         if abs(a.value - b.value) > self.equal(b):
             return False
         coupling = self.levels.curvatures.get("f_xy", 0.0)
@@ -322,7 +324,7 @@ class LowerMultistart:
 
     @property
     def values(self) -> int:
-        """The number of basins that differ in height, here or at other x."""
+        """The number of basins that differ in height, at this x or nearby."""
         kinds: list[LowerPoint] = []
         for basin in self.basins:
             if not any(self.same(basin, kind) for kind in kinds):
@@ -331,13 +333,13 @@ class LowerMultistart:
 
     @property
     def expected(self) -> float:
-        """The number of further values that are to be expected."""
+        """The number of further values to be expected (Boender and Rinnooy Kan, 1987)."""
         n, w = self.starts, self.values
         return w * (n - 1) / (n - w - 2) - w if n > w + 2 else math.inf
 
     @property
     def hits(self) -> int:
-        """The number of random starts that led to the lowest basin."""
+        """The number of random starts that ended in the lowest basin."""
         least = self.lowest.value + self.equal(self.lowest)
         return sum(height <= least for height in self.heights)
 
@@ -346,7 +348,7 @@ class LowerMultistart:
         return self.expected < ENDING or (bool(self.basins) and self.hits >= ENDING_HITS)
 
     def run(self, given: Iterable[Tensor], allowed: int, *, most: int = KEPT) -> Evidence:
-        """Descend from displaced y, the ``given`` points, corners of Y and random points until that is enough.
+        """Descend from points beside y, the ``given`` points, corners of Y and random points until the evidence is enough.
 
         Args:
             allowed: gradients of f after which no further descent begins.

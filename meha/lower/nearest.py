@@ -1,4 +1,4 @@
-"""The lower solution nearest to a point, as the limit of a proximal term whose weight vanishes."""
+"""Find the lower solution nearest to a point, as the limit of a proximal term whose weight vanishes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from torch import Tensor
 from meha.lower.flat_problem import FlatProblem, LowerPoint
 from meha.numerics.extrapolation import richardson
 from meha.numerics.limited_memory import LimitedMemory, vector_norm
-
-__all__ = ["NearestSolution", "solve_nearest"]
-
 
 FIRST = 0.1  # weight of the proximal term at first, relative to the curvature of f in y
 RATIO = 10.0  # factor by which it falls
@@ -32,12 +29,12 @@ class _TiedPoint(LowerPoint):
 
 @dataclass(frozen=True, eq=False)
 class NearestSolution:
-    """A lower solution that was computed afresh.
+    """A lower solution that was computed from a start.
 
     Attributes:
         y: the solution.
         lower: f + g there.
-        solved: whether the limit was found to the accuracy that was asked for.
+        solved: whether the limit converged to the accuracy asked for.
     """
 
     y: Tensor
@@ -53,7 +50,7 @@ def solve_nearest(levels: FlatProblem, start: Tensor, tol: float, curvature: flo
         curvature: that of f in y.
 
     Raises:
-        BudgetError: the gradients of f that are allowed have been taken.
+        BudgetError: the budget of gradients of f is used up.
     """
     curvature, tol = curvature or 1.0, max(tol, math.sqrt(levels.eps))
     weights = [FIRST * curvature]
@@ -66,13 +63,14 @@ def solve_nearest(levels: FlatProblem, start: Tensor, tol: float, curvature: flo
         ys.append(y)
         limit = y
         if len(ys) > 2 and vector_norm(ys[-1] - ys[-2]) <= SHRINKING * vector_norm(ys[-2] - ys[-3]):
+            # The error is of the order of the weight once changes shrink like it.
             limit = levels.inside(richardson(ys[-1], ys[-2], RATIO))
         limits.append(limit)
         scale = max(vector_norm(limit), vector_norm(limit - start))
         if len(limits) > 2 and vector_norm(limits[-1] - limits[-2]) <= tol * scale:
             solved = True
             break
-    end = _settled(levels, limits[-1], curvature, pairs, tol * max(vector_norm(limits[-1]), vector_norm(limits[-1] - start)))
+    end = _polish(levels, limits[-1], curvature, pairs, tol * max(vector_norm(limits[-1]), vector_norm(limits[-1] - start)))
     return NearestSolution(end.z, end.value, solved)
 
 
@@ -87,7 +85,7 @@ def _solve(
         noise = at.noise + levels.eps * square
         return _TiedPoint(z, at.smooth + square, at.gradient + weight * away, at.nonsmooth, noise, upper=away, f_x=at.f_x)
 
-    pairs.reweigh(weight)
+    pairs.reweigh(weight)  # what was learned with other weights stays exact
     rho = levels.oracle.problem.g.rho
     descent = levels.descent(evaluate, pairs, min(1 / (curvature + weight), 0.5 / rho if rho else math.inf))
     point = descent.evaluate(y)
@@ -115,8 +113,8 @@ def _solve(
     return point.z
 
 
-def _settled(levels: FlatProblem, y: Tensor, curvature: float, pairs: LimitedMemory, reach: float) -> LowerPoint:
-    """A few steps on f + g alone, no further than ``reach``, which bring the extrapolated point back to the solutions."""
+def _polish(levels: FlatProblem, y: Tensor, curvature: float, pairs: LimitedMemory, reach: float) -> LowerPoint:
+    """Take a few steps on f + g alone, within ``reach``: they bring the extrapolated point back to the set of solutions."""
     pairs.reweigh(0.0)
     rho = levels.oracle.problem.g.rho
     descent = levels.descent(levels.lower, pairs, min(1 / curvature, 0.5 / rho if rho else math.inf))

@@ -1,4 +1,4 @@
-"""Solve the lower level at one x by Newton steps on the face of Y and of the kinks of g that holds y."""
+"""Solve the lower level at one x by Newton steps on the face of g and Y that contains y."""
 
 from __future__ import annotations
 
@@ -20,24 +20,10 @@ from meha.problem.problem import Problem
 from meha.tensors.variables import Leaves, Variable
 from meha.tensors.vectors import Clock, Flat
 
-__all__ = [
-    "Faces",
-    "Factor",
-    "Hessians",
-    "LowerResponse",
-    "NewtonLower",
-    "SmoothFace",
-    "colours",
-    "conjugate_gradients",
-    "factorise",
-    "semidefinite",
-    "unknown_faces",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class SmoothFace:
-    """The surroundings of a point in which f + g is smooth.
+    """A face: the affine piece of space around a point on which g is smooth and the active constraints of Y stay active.
 
     Attributes:
         index: the coordinates that can move; None for all.
@@ -51,7 +37,7 @@ class SmoothFace:
 
     @property
     def trivial(self) -> bool:
-        """Whether all of space is one face."""
+        """Whether the face is the whole space."""
         return self.index is None
 
     def equals(self, other: SmoothFace | None) -> bool:
@@ -79,7 +65,7 @@ class SmoothFace:
 
 
 class Faces:
-    """Proximal map and faces of g + indicator of Y for vectors; :func:`unknown_faces` must have nothing against the problem."""
+    """The proximal map and the faces of g + indicator of Y on flat vectors, for problems without :func:`unknown_faces`."""
 
     def __init__(self, oracle: Oracle, flat: Flat) -> None:
         problem, y = oracle.problem, flat.variable
@@ -91,17 +77,18 @@ class Faces:
 
     def prox(self, x: Variable, vector: Tensor, step: float) -> Tensor:
         """argmin_w step * (g + indicator of Y)(x, w) + 0.5 ||w - vector||^2."""
-        leaves = [leaf.clone() for leaf in self._flat.split(vector)]
+        leaves = [leaf.clone() for leaf in self._flat.split(vector)]  # the parts are views, and the map works in place
         self._prox(x.value, leaves, step)
         return self._flat.join(leaves)
 
     def feasible(self, x: Variable, vector: Tensor, start: Tensor) -> Tensor:
-        """The end of a move from ``start``, cut at kinks of g and projected into Y."""
+        """The end of a move from ``start``, stopped at the kinks of g that it crosses and projected on Y."""
         leaves, old = self._flat.split(vector), self._flat.split(start)
         leaves = list(leaves)
         for term, chosen in self._terms:
             for i, leaf in zip(chosen, term.cut([leaves[i] for i in chosen], [old[i] for i in chosen]), strict=True):
                 leaves[i] = leaf
+        # With so short a step the proximal map only projects on Y: g no longer matters.
         return self.prox(x, self._flat.join(leaves), torch.finfo(vector.dtype).tiny)
 
     def at(self, vector: Tensor) -> SmoothFace:
@@ -116,7 +103,7 @@ class Faces:
                 free[i] = free[i] & mask
         for part, chosen in self._sets:
             face = part.face([leaves[i] for i in chosen])
-            assert face is not None
+            assert face is not None  # unknown_faces() has refused other sets
             for i, mask in zip(chosen, face.free, strict=True):
                 free[i] = free[i] & mask
             if face.rows is not None:
@@ -125,11 +112,11 @@ class Faces:
         index = mask.nonzero().reshape(-1)
         if not equations:
             return SmoothFace(index)
-        rows = torch.cat(equations)[:, index]
+        rows = torch.cat(equations)[:, index]  # directions are zero on the other coordinates
         return SmoothFace(index, rows, _kernel(rows))
 
     def _widened(self, rows: Tensor, chosen: list[int]) -> Tensor:
-        """Equations of some leaves as equations of all."""
+        """Pad equations of some leaves with zero columns for the others."""
         sizes, wide = self._flat.sizes, rows.new_zeros(len(rows), self._flat.size)
         begin = 0
         for i in chosen:
@@ -143,12 +130,13 @@ def _kernel(rows: Tensor) -> Tensor:
     """An orthonormal basis of {d : rows @ d = 0}."""
     _, values, vectors = torch.linalg.svd(rows, full_matrices=True)
     eps = torch.finfo(rows.dtype).eps
+    # The rank tolerance of numpy.linalg.matrix_rank: equations may repeat each other.
     rank = int((values > max(rows.shape) * eps * values.max()).sum()) if values.numel() else 0
     return vectors[rank:].T.contiguous()
 
 
 def unknown_faces(problem: Problem, y: Variable) -> str:
-    """The name of a term or a set that does not tell its faces; empty if there is none."""
+    """Name the first term of g or part of Y whose faces are not known; empty if all are known."""
     for term, chosen in problem.g.terms(y):
         if term.free([y.leaves[i].detach() for i in chosen]) is None:
             return type(term).__name__
@@ -160,7 +148,7 @@ def unknown_faces(problem: Problem, y: Variable) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A factor of the Hessian H on a face.
+    """The Hessian H on a face, factorised: by Cholesky, or by eigenvalues where it is not positive definite.
 
     Attributes:
         face: the face.
@@ -192,6 +180,7 @@ class Factor:
             solution = torch.cholesky_solve(part[:, None], self.lower)[:, 0]
         else:
             scale, values, vectors = self._eigen()
+            # |H| gives a descent direction; without the lower bound, a zero eigenvalue up to rounding would give a huge step.
             sizes = values.abs()
             sizes = sizes.clamp(min=TUNING.floor * float(sizes.max()))
             solution = vectors @ ((vectors.T @ (part / scale)) / sizes) / scale
@@ -203,14 +192,14 @@ class Factor:
         return torch.cholesky_inverse(self.lower)
 
     def shortest(self, vector: Tensor) -> tuple[Tensor, float]:
-        """The least-squares solution of H v = vector along the face without the flat directions, and its relative residual."""
+        """Solve H v = vector along the face by the pseudo-inverse; returns v and the relative residual."""
         part = self.face.reduce(vector)
         scale, values, vectors = self._eigen()
         cutoff = TUNING.singular * len(values) * torch.finfo(values.dtype).eps * float(values.abs().max())
         inverse = torch.where(values.abs() > cutoff, 1 / values, 0.0)
         image = vectors.T @ (part / scale)
         size = float(torch.linalg.vector_norm(image))
-        missed = float(torch.linalg.vector_norm(torch.where(inverse == 0, image, 0.0)))
+        missed = float(torch.linalg.vector_norm(torch.where(inverse == 0, image, 0.0)))  # in the kernel of H
         return self.face.extend(vectors @ (inverse * image) / scale, vector.numel()), missed / size if size else 0.0
 
     @property
@@ -224,7 +213,7 @@ class Factor:
         if not self.indefinite:
             return None
         scale, _, vectors = self._eigen()
-        return self.face.extend(vectors[:, 0] / scale, size)
+        return self.face.extend(vectors[:, 0] / scale, size)  # eigh sorts: the first has the least eigenvalue
 
     def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
         assert self.scale is not None
@@ -233,46 +222,47 @@ class Factor:
         return self.scale, self.values, self.vectors
 
     def state_dict(self) -> dict[str, object]:
-        """Everything, as plain tensors and numbers."""
+        """All fields as plain tensors and numbers, for a checkpoint."""
         return {**{field.name: getattr(self, field.name) for field in fields(self)}, "face": vars(self.face)}
 
     @classmethod
     def restored(cls, state: dict[str, object]) -> Factor:
-        """The factor that wrote ``state``."""
+        """Rebuild a factor from its :meth:`state_dict`."""
         return cls(**{**state, "face": SmoothFace(**state["face"])})  # type: ignore[arg-type]
 
 
 def factorise(matrix: Tensor, face: SmoothFace, clock: Clock) -> Factor:
-    """Factorise the Hessian on a face, given with one row and column for each coordinate of the face."""
+    """Factorise the Hessian on a face; ``matrix`` has one row and column for each coordinate that can move."""
     begin = time.perf_counter()
     matrix = matrix if face.basis is None else face.basis.T @ matrix @ face.basis
     n, eps = len(matrix), torch.finfo(matrix.dtype).eps
-    result = Factor(face, matrix, pivot=1.0)
+    result = Factor(face, matrix, pivot=1.0)  # of a face without directions
     if n:
         lower, info = torch.linalg.cholesky_ex(matrix)
         diagonal = matrix.diagonal()
         pivot = float((lower.diagonal().square() / diagonal).min()) if not int(info) else 0.0
-        if pivot > TUNING.singular * n * eps:
+        if pivot > TUNING.singular * n * eps:  # Cholesky alone also passes where H is singular up to rounding
             result = Factor(face, lower, pivot=pivot)
         else:
             if not bool(torch.isfinite(matrix).all()):
                 raise ArithmeticError("the Hessian of lower in y has entries that are not finite")
-            scale = diagonal.abs().sqrt()
+            scale = diagonal.abs().sqrt()  # so that units of y do not decide which eigenvalues count as zero
             scale = torch.where(scale > 0, scale, 1.0)
             scaled = matrix / scale / scale[:, None]
-            values, vectors = torch.linalg.eigh((scaled + scaled.T) / 2)
+            values, vectors = torch.linalg.eigh((scaled + scaled.T) / 2)  # derivatives are symmetric up to rounding only
             result = Factor(face, None, scale, values, vectors)
     clock.algebra += time.perf_counter() - begin
     return result
 
 
 def semidefinite(hessians: Tensor, eps: float) -> Tensor:
-    """Whether a matrix, or each of several, has no negative eigenvalue, beyond rounding.
+    """Whether a matrix, or each of several, has no negative eigenvalue up to rounding.
 
     >>> semidefinite(torch.stack([torch.eye(2), -torch.eye(2)]), 1e-7)
     tensor([ True, False])
     """
     n = hessians.shape[-1]
+    # Cholesky fails at an eigenvalue of zero; shifted by its rounding error, it fails at negative ones only.
     shift = TUNING.singular * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
     eye = torch.eye(n, dtype=hessians.dtype, device=hessians.device)
     return torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye).info == 0
@@ -285,9 +275,10 @@ def conjugate_gradients(
     steps: int,
     precondition: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, float, bool]:
-    """Solve H v = right with at most ``steps`` products; returns v, its relative residual, and whether H was seen positive.
+    """Solve H v = right with at most ``steps`` products; returns v, its relative residual, and whether H seems positive.
 
-    At a direction without positive curvature it stops: v is the solution so far, or that direction if it is the first.
+    At a direction without positive curvature it stops: v is the solution so far, or that direction if it is the first (the
+    truncated Newton rule of Dembo and Steihaug, 1983).
     """
     v, r = torch.zeros_like(right), right.clone()
     size = float(torch.linalg.vector_norm(right))
@@ -299,7 +290,7 @@ def conjugate_gradients(
             break
         image = apply(p)
         curvature = float(torch.dot(p, image))
-        if not curvature > 0:
+        if not curvature > 0:  # or NaN
             return (p if k == 0 else v), residual / size, False
         length = rz / curvature
         v.add_(p, alpha=length)
@@ -312,11 +303,11 @@ def conjugate_gradients(
 
 
 SAVED_HESSIANS = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
-"""What a checkpoint keeps."""
+"""The attributes of :class:`Hessians` that a checkpoint keeps."""
 
 
 class Hessians:
-    """The last Hessian of f in y, and what changes from one to the next.
+    """A cache of the last Hessian of f in y that learns what changes from one Hessian to the next.
 
     A product with a fixed vector shows whether a Hessian has changed. Where it has, and changes were seen to have a pattern (a
     diagonal, or a block for each of several independent problems), a few products give the new one, and the fixed vector
@@ -327,7 +318,7 @@ class Hessians:
 
     Attributes:
         quadratic: whether f is quadratic in y; None while unknown.
-        constant, varies: whether the Hessian was seen to be the same, or another, at two x.
+        constant, varies: whether the Hessian was the same, or differed, at two x.
         matrix: the last Hessian; None before the first.
         groups: the pattern of changes, and the group of each column, so that no row has two entries in one group; None if
             unknown.
@@ -347,25 +338,26 @@ class Hessians:
         self._vectors: Tensor | None = None  # the sums of unit vectors of each group, and a fixed vector
 
     def known_at(self, x: Variable) -> bool:
-        """Whether the matrix is that of some y at this x."""
+        """Whether the cached matrix belongs to this x, at some y."""
         return self.matrix is not None and self._x is x
 
     def still_quadratic(self, at: Expansion) -> bool:
-        """Check at a point that the Hessian is what it was taken for."""
+        """Check by one product that the Hessian here is the cached one; otherwise f is not quadratic."""
         probe = self.probe(at.y)
         if self.matrix is None or not self.agrees(self.matrix, at.product(probe, g=False), probe):
             self.quadratic, self.constant = False, False
         return bool(self.quadratic)
 
     def at(self, at: Expansion) -> Tensor:
-        """The Hessian at a point."""
+        """The Hessian at a point, by as few products as what was learned allows."""
         known = self.matrix
         if known is None:
             return self._keep(at, self._computed(at))
         same_x = self._x is at.x
-        if self.quadratic and same_x:
+        if self.quadratic and same_x:  # one Hessian for all y
             return known
         probe = self.probe(at.y)
+        # One product tells whether the Hessian is the cached one; it is not spent where the answer is known to be no.
         if self.quadratic is not False and not (self.varies and not same_x):
             if self.agrees(known, at.product(probe, g=False), probe):
                 self.quadratic, self.constant = True, self.constant or not same_x
@@ -380,12 +372,12 @@ class Hessians:
         return self._keep(at, self._compared(self._computed(at), known) if new is None else new)
 
     def _computed(self, at: Expansion) -> Tensor:
-        """The Hessian by formulas of losses, if these are all that matters and the fixed vector agrees; else by its rows."""
+        """The Hessian by the closed forms of losses, if a product confirms it; otherwise row by row."""
         if self.formulas and len(at.y) >= TUNING.formulas:
             matrix, probe = at.by_formula(), self.probe(at.y)
             if matrix is not None and self.agrees(matrix, at.product(probe, g=False), probe):
                 return matrix
-            self.formulas = False
+            self.formulas = False  # f is not a sum of such losses, and will not be at other points
         return at.rows()
 
     def _keep(self, at: Expansion, matrix: Tensor) -> Tensor:
@@ -393,13 +385,13 @@ class Hessians:
         return matrix
 
     def agrees(self, matrix: Tensor, product: Tensor, vector: Tensor) -> bool:
-        """Whether products of a Hessian, or of each of several, with a vector are those of a matrix."""
+        """Whether ``product`` (or each row of it) equals ``matrix @ vector`` up to rounding."""
         expected = matrix @ vector
         change = float(torch.linalg.vector_norm(product - expected, dim=-1).max())
         return change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
 
     def _updated(self, at: Expansion, known: Tensor, probe: Tensor) -> Tensor | None:
-        """The Hessian from that before and a few products; None if changes have no pattern, or broke it."""
+        """The Hessian from the cached one and a few products; None if changes have no pattern or leave it."""
         if self.groups is None:
             return None
         pattern, group = self.groups
@@ -407,10 +399,10 @@ class Hessians:
         if vectors is None:
             vectors = torch.zeros(int(group.max()) + 2, len(known), dtype=known.dtype, device=known.device)
             vectors[group, torch.arange(len(known), device=known.device)] = 1.0
-            vectors[-1] = probe
+            vectors[-1] = probe  # checks the result, in the same batch
             self._vectors = vectors
         products = at.products(vectors)
-        changes = products[:-1] - vectors[:-1] @ known
+        changes = products[:-1] - vectors[:-1] @ known  # columns of one group share no row: one product gives all of them
         new = known + torch.where(pattern, changes[group].T, 0.0)
         if self.agrees(new, products[-1], probe):
             return new
@@ -418,7 +410,7 @@ class Hessians:
         return None
 
     def _compared(self, new: Tensor, known: Tensor) -> Tensor:
-        """The new matrix, after a look at where it differs from the one before."""
+        """Learn the pattern of changes from two complete Hessians; returns the new one."""
         if not self.dense:
             change = (new - known).abs()
             pattern = change > TUNING.same * self.eps * new.abs().max()
@@ -428,24 +420,26 @@ class Hessians:
         return new
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known, in plain tensors and numbers."""
+        """What was learned, as plain tensors and numbers."""
         return {name: getattr(self, name) for name in SAVED_HESSIANS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what is known."""
+        """Restore what :meth:`state_dict` saved."""
         for name in SAVED_HESSIANS:
             setattr(self, name, state[name])
-        self._x = self._vectors = None
+        self._x = self._vectors = None  # x is recognised by identity, so the next Hessian is checked by a product
 
     def probe(self, y: Tensor) -> Tensor:
-        """A fixed vector without zeros."""
+        """The vector of all checks: without zeros, and the same in a resumed run."""
         if self._fixed is None:
             self._fixed = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
         return self._fixed
 
 
 def colours(pattern: Tensor) -> Tensor | None:
-    """A group for each column of a symmetric pattern, so that no row has two entries in one group; None if that saves little.
+    """Group the columns of a symmetric pattern so that no row has two entries in one group; None if that saves little.
+
+    The greedy rule of Curtis, Powell and Reid (1974).
 
     >>> colours(torch.eye(9, dtype=torch.bool))
     tensor([0, 0, 0, 0, 0, 0, 0, 0, 0])
@@ -456,10 +450,10 @@ def colours(pattern: Tensor) -> Tensor | None:
     """
     n = len(pattern)
     pattern = pattern | pattern.T
-    if int(pattern.sum(1).max()) > TUNING.sparse * n:
+    if int(pattern.sum(1).max()) > TUNING.sparse * n:  # a row with r entries needs r groups
         return None
     weights = pattern.to(torch.float32)
-    near = (weights @ weights).bool().cpu()
+    near = (weights @ weights).bool().cpu()  # columns that share a row
     group = torch.full((n,), -1)
     for i in range(n):
         taken = set(group[:i][near[i, :i]].tolist())
@@ -468,7 +462,7 @@ def colours(pattern: Tensor) -> Tensor | None:
 
 
 SAVED_SOLVER = ("accuracy", "curved", "failed", "largest", "limit", "scale", "step")
-"""The numbers that a checkpoint keeps."""
+"""The attributes of :class:`NewtonLower` that a checkpoint keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,7 +473,7 @@ class LowerResponse:
         at: f + g around (x, y).
         face: the face of y.
         error: estimated error of y, relative to y.
-        solved: whether it is small.
+        solved: whether that error is small.
     """
 
     at: Expansion
@@ -494,18 +488,18 @@ class LowerResponse:
 
 
 class NewtonLower:
-    """Solves the lower level at any x, with a memory of the last Hessian.
+    """A Newton solver of the lower level at any x, which reuses the last Hessian.
 
     A step solves the Newton equation on the face of y, which the proximal map of g + indicator of Y finds. A factor of an old
     Hessian serves as long as its steps converge quickly: from the solution at the last x, such a step is the first-order
     prediction of the solution at the new one.
 
     Attributes:
-        tol, accuracy: the least relative error of y that rounding allows, and the one to be reached in the next solves.
+        tol, accuracy: the smallest relative error of y that rounding allows, and the one that the next solves must reach.
         factor: the last factor; None before the first, and where systems are too large for one.
         hessians: those of f.
         curved: whether g added to the Hessian of the factor.
-        failed: the least length of a first step with an old factor after which a new factor was necessary.
+        failed: the shortest first step with an old factor after which a new factor was needed all the same.
         scale, largest: the largest norm of y in this solve, and so far.
         step: the length of proximal steps; zero before the first.
         limit: gradients of f and products with its Hessian, counted from the start of the run, after which
@@ -523,7 +517,7 @@ class NewtonLower:
         self.failed = math.inf
         self.scale = self.largest = self.step = 0.0
         self.limit = math.inf
-        self._exact_at: Expansion | None = None  # where the factor is that of the Hessian
+        self._exact_at: Expansion | None = None  # the point whose Hessian was factorised
 
     def expand(self, x: Variable, y: Tensor) -> Expansion:
         """f + g around (x, y)."""
@@ -539,12 +533,13 @@ class NewtonLower:
     def solve(self, x: Variable, y: Tensor) -> LowerResponse:
         """Minimise f + g over Y at ``x``, from ``y``."""
         response = self._solve(x, y)
-        far = float(torch.linalg.vector_norm(response.y)) < TUNING.contraction * self.scale
-        return self._solve(x, response.y) if response.solved and far and self.scale > self._least_scale else response
+        # Tolerances are relative to the largest y of the solve; where y became much smaller, they were too loose.
+        shrank = float(torch.linalg.vector_norm(response.y)) < TUNING.contraction * self.scale
+        return self._solve(x, response.y) if response.solved and shrank and self.scale > self._least_scale else response
 
     @property
     def _least_scale(self) -> float:
-        return self.eps**TUNING.loose_power * self.largest
+        return self.eps**TUNING.loose_power * self.largest  # tolerances must not vanish where the solution is y = 0
 
     def _solve(self, x: Variable, y: Tensor) -> LowerResponse:
         at = self.expand(x, y)
@@ -561,46 +556,48 @@ class NewtonLower:
             gradient = at.gradient
             direction, exact = self._direction(at, face, gradient, first)
             size = float(torch.linalg.vector_norm(direction))
-            if exact and self._exact_at is not at and size > TUNING.contraction * last:  # not quadratic after all
+            if exact and self._exact_at is not at and size > TUNING.contraction * last:  # f may not be quadratic
                 exact = self.hessians.still_quadratic(at)
             if not exact and attempt == math.inf:
                 attempt = size
             if not exact and not self._worthwhile(size, last, old_steps):
-                self.failed = min(self.failed, attempt)
+                self.failed = min(self.failed, attempt)  # so that the next first step as long as this renews the factor at once
                 self.renew(at, face)
                 direction, exact = self._direction(at, face, gradient, first)
                 size = float(torch.linalg.vector_norm(direction))
             if not math.isfinite(size):
                 break
             if self._enough(size, last):
-                lower = self._escape(at, face) if exact else None
+                lower = self._escape(at, face) if exact else None  # Newton steps with |H| also end at saddles
                 if lower is not None:
                     at, last = lower, math.inf
                     continue
+                # A long step that left no error suggests a quadratic f: comparing the Hessians here decides.
                 if self.small and self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
                     self.hessians.at(at)
                 return LowerResponse(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
-            blurred = -slope <= self._noise(at)
+            blurred = -slope <= self._noise(at)  # the promised decrease is lost in rounding
             stalled = stalled + 1 if blurred and size > TUNING.level * last else 0
-            if stalled > TUNING.stalls:  # rounding
+            if stalled > TUNING.stalls:  # only rounding is left
                 break
             moved = self._move(at, direction, slope, blurred, patient=exact)
-            if moved is None and not exact:
+            if moved is None and not exact:  # the old factor may be to blame
                 self.renew(at, face)
                 continue
-            if moved is None and not self.faces.smooth:
+            if moved is None and not self.faces.smooth:  # or the face, which a proximal step can change
                 moved = self._proximal(at)
             if moved is None:
                 break
             at, last = moved, size
+        # Ended by rounding or by the number of steps: the next Newton step estimates the error.
         at, face = (at, self.faces.at(at.y))
         direction, _ = self._direction(at, face, at.gradient, first)
         error = float(torch.linalg.vector_norm(direction)) / (self.scale or 1.0)
         return LowerResponse(at, face, error, solved=error <= self.eps**TUNING.loose_power)
 
     def renew(self, at: Expansion, face: SmoothFace) -> Factor | None:
-        """Factorise the Hessian on the face at this point; None if it is too large."""
+        """Factorise the Hessian on the face at this point; None if the face is too large for that."""
         if face.count(self.flat_y.size) > TUNING.dense:
             self.factor = None
             return None
@@ -615,23 +612,24 @@ class NewtonLower:
 
     def hessian(self, at: Expansion, index: Tensor | None) -> Tensor:
         """The Hessian of f on some coordinates."""
+        # The whole matrix serves all faces while f may be quadratic; otherwise the rows of one face cost less.
         if self.small and (index is None or self.hessians.quadratic is not False):
             matrix = self.hessians.at(at)
             return matrix if index is None else matrix[index][:, index]
         return at.rows(index)[:, index]
 
     def exact(self, at: Expansion, face: SmoothFace) -> bool:
-        """Whether the factor is that of the Hessian at this point."""
+        """Whether the factor at hand is that of the Hessian at this point, and not of an older one."""
         made = self._exact_at
         if self.factor is None or not self.factor.face.equals(face):
             return False
         if made is at or not (self.hessians.quadratic and self.faces.quadratic):
             return made is at
-        if made is not None and made.x is at.x:
+        if made is not None and made.x is at.x:  # a quadratic f + g has one Hessian for all y
             return True
         if not self.hessians.constant and not self.hessians.varies:
             self.hessians.at(at)  # which compares them
-        return self.hessians.constant and not self.curved
+        return self.hessians.constant and not self.curved  # the curvature of g may depend on x
 
     def solve_system(self, at: Expansion, face: SmoothFace, right: Tensor) -> tuple[Tensor, bool, float]:
         """Solve (f + g)_yy v = right along the face; returns v, whether there is a solution, and the relative residual."""
@@ -639,10 +637,10 @@ class NewtonLower:
         large = face.count(self.flat_y.size) > TUNING.dense
         if not self.exact(at, face):
             steps = int(TUNING.old_steps + TUNING.old_steps_by_size * face.count(self.flat_y.size))
-            if large or (factor is not None and factor.definite):
+            if large or (factor is not None and factor.definite):  # an old factor is a good preconditioner
                 most = TUNING.cg_steps if large else steps
                 v, residual, positive = self.iterate(at, face, right, self.accuracy, most, factor)
-                if large or (positive and residual <= self.accuracy):
+                if large or (positive and residual <= self.accuracy):  # a large system has no other solver
                     return v, positive and residual <= max(self.accuracy, self.eps**TUNING.loose_power), residual
             factor = self.renew(at, face)
         assert factor is not None
@@ -651,14 +649,14 @@ class NewtonLower:
             v, consistent = factor.solve(right), True
         else:
             v, missed = factor.shortest(right)
-            consistent = missed <= TUNING.inconsistent
+            consistent = missed <= TUNING.inconsistent  # a singular system is solvable if the right side is in its range
         self.clock.algebra += time.perf_counter() - begin
         return v, consistent, 0.0
 
     def iterate(
         self, at: Expansion, face: SmoothFace, right: Tensor, tol: float, steps: int, factor: Factor | None
     ) -> tuple[Tensor, float, bool]:
-        """Conjugate gradients on the face: v, its relative residual, and whether all curvatures were positive."""
+        """Solve on the face by conjugate gradients; returns v, its relative residual, and whether H seems positive."""
         size = right.numel()
         precondition = None if factor is None else lambda part: face.reduce(factor.solve(face.extend(part, size)))
         v, residual, positive = conjugate_gradients(
@@ -667,9 +665,10 @@ class NewtonLower:
         return face.extend(v, size), residual, positive
 
     def _direction(self, at: Expansion, face: SmoothFace, gradient: Tensor, first: float) -> tuple[Tensor, bool]:
-        """The Newton direction, and whether it is that of the Hessian here."""
+        """The Newton direction, and whether it uses the Hessian at this point (not an older one)."""
         if face.count(self.flat_y.size) > TUNING.dense:
             size = float(torch.linalg.vector_norm(face.reduce(gradient)))
+            # Inexact Newton (Dembo et al., 1982): tighter as the gradient falls, which keeps superlinear convergence.
             tol = min(TUNING.forcing, math.sqrt(size / first)) if first else TUNING.forcing
             v, _, _ = self.iterate(at, face, gradient, tol, TUNING.cg_steps, None)
             return -v, True
@@ -682,12 +681,13 @@ class NewtonLower:
         return direction, self.exact(at, face)
 
     def _enough(self, size: float, last: float) -> bool:
-        """Whether a step is short enough to be left out; more than the least error needs steps that shrink quickly."""
+        """Whether a step is short enough to end the solve; a loose accuracy is allowed only where steps shrink quickly."""
+        # At singular Hessians steps shrink slowly, and the error is no smaller than the step.
         quick = size <= TUNING.quick * last < math.inf
         return size <= (self.accuracy if quick else self.tol) * self.scale
 
     def _worthwhile(self, size: float, last: float, most: float) -> bool:
-        """Whether an old factor is worth another step: it is definite, and would end the solve soon."""
+        """Whether to go on with the old factor: it is positive definite, and would end the solve within ``most`` steps."""
         if self.factor is None or not self.factor.definite:
             return False
         if self._enough(size, last):
@@ -696,10 +696,11 @@ class NewtonLower:
             return size <= TUNING.level * self.failed
         ratio = size / last
         end = (self.accuracy if ratio <= TUNING.quick else self.tol) * self.scale
+        # Linear convergence: the steps to go are log(end / size) / log(ratio), and log(ratio) is negative.
         return ratio <= TUNING.contraction and math.log(end / size) >= most * math.log(ratio)
 
     def _noise(self, at: Expansion) -> float:
-        """The error of values: it may be far above their own rounding, where f subtracts large numbers.
+        """The error of values, which may be far above their own rounding where f subtracts large numbers.
 
         Where the Hessian is not positive definite, a smaller gradient is no sign of a lower value, so values must decide.
         """
@@ -707,14 +708,15 @@ class NewtonLower:
         return (self.eps**TUNING.loose_power if definite else TUNING.rounding * self.eps) * (abs(at.f) + abs(at.g))
 
     def _move(self, at: Expansion, direction: Tensor, slope: float, blurred: bool, *, patient: bool) -> Expansion | None:
-        """A point of sufficient decrease along the direction; None if there is none."""
+        """Backtrack along the direction until f + g decreases enough (Armijo, 1966); None if it never does."""
         length = 1.0
-        for _ in range(TUNING.shortenings if patient else 1):
+        for _ in range(TUNING.shortenings if patient else 1):  # an old factor gets one trial: then a new one pays
             end = torch.add(at.y, direction, alpha=length)
             new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
             least = at.value + TUNING.decrease * length * slope
             if new.value <= least:
                 return new
+            # Values within rounding decide nothing: the slope must fall (approximate Wolfe rule, Hager and Zhang, 2005).
             if blurred and new.value <= at.value + self._noise(at):
                 left = float(torch.dot(new.gradient, direction))
                 if abs(left) <= TUNING.level * abs(slope):
@@ -723,37 +725,38 @@ class NewtonLower:
         return None
 
     def _escape(self, at: Expansion, face: SmoothFace) -> Expansion | None:
-        """A lower point along the most negative curvature, where a stationary point is a saddle."""
+        """Leave a saddle: find a lower point along the direction of most negative curvature; None if there is none."""
         direction = None if self.factor is None else self.factor.downwards(len(at.y))
         if direction is None:
             return None
         direction = direction * ((self.scale or 1.0) / float(torch.linalg.vector_norm(direction)))
         for _ in range(TUNING.escapes):
             direction = TUNING.shorter * direction
-            for end in (at.y + direction, at.y - direction):
+            for end in (at.y + direction, at.y - direction):  # curvature does not tell the two sides apart
                 new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
                 if new.value < at.value - self._noise(at):
                     return new
         return None
 
     def _identify(self, at: Expansion) -> tuple[Expansion, SmoothFace]:
-        """The face of the proximal step, and the point itself if it lies there, or that of the step."""
+        """The face for the next Newton step: that of y if a proximal step stays on it, else move y to the end of that step."""
         if self.faces.smooth:
             return at, SmoothFace()
         if not self.step:
             self.step = self.first_step(at)
+        # Near a solution, proximal gradient steps end on its face (Hare and Lewis, 2004).
         image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
         here, there = self.faces.at(at.y), self.faces.at(image)
-        held = image == at.y
+        unmoved = image == at.y  # equal faces may differ in the bounds at which coordinates are fixed
         if there.index is not None:
-            held[there.index] = True
-        if here.equals(there) and bool(held.all()) and bool((image.sign() * at.y.sign() >= 0).all()):
+            unmoved[there.index] = True
+        if here.equals(there) and bool(unmoved.all()) and bool((image.sign() * at.y.sign() >= 0).all()):
             return at, here
         moved = self._proximal(at)
         return (moved, self.faces.at(moved.y)) if moved is not None else (at, here)
 
     def _proximal(self, at: Expansion) -> Expansion | None:
-        """A proximal gradient step of sufficient decrease; None if it leads nowhere."""
+        """A proximal gradient step with backtracking; None if y is a fixed point or no step is short enough."""
         for _ in range(TUNING.shortenings):
             image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
             move = image - at.y
@@ -761,6 +764,7 @@ class NewtonLower:
             if not square:
                 return None
             new = self.expand(at.x, image)
+            # The quadratic upper bound of f that Beck and Teboulle (2009) test.
             model = at.f + float(torch.dot(at.f_y, move)) + square / (2 * self.step)
             if new.f <= model + self._noise(at):
                 return new
@@ -768,7 +772,7 @@ class NewtonLower:
         return None
 
     def first_step(self, at: Expansion) -> float:
-        """The inverse of the largest curvature of f, by power steps."""
+        """The inverse of the largest curvature of f, estimated by the power method."""
         v = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
         size, matrix = 0.0, self.hessians.matrix if self.hessians.known_at(at.x) else None
         for _ in range(TUNING.probes):
@@ -777,18 +781,19 @@ class NewtonLower:
             size = float(torch.linalg.vector_norm(v))
             if not size:
                 break
+        # Below 1 / rho the proximal map of a weakly convex g has one value.
         limit = 0.5 / self.oracle.problem.g.rho if self.oracle.problem.g.rho else math.inf
         return min(1 / size if size else 1.0, limit)
 
     def state_dict(self) -> dict[str, Any]:
-        """The memory, in plain tensors and numbers."""
+        """What the solver remembers, as plain tensors and numbers."""
         saved = {name: getattr(self, name) for name in SAVED_SOLVER}
         return {**saved, "hessians": self.hessians.state_dict(), "factor": self.factor and self.factor.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a memory."""
+        """Restore what :meth:`state_dict` saved."""
         for name in SAVED_SOLVER:
             setattr(self, name, state[name])
         self.factor = None if state["factor"] is None else Factor.restored(state["factor"])
         self.hessians.load_state_dict(state["hessians"])
-        self._exact_at = None
+        self._exact_at = None  # an expansion holds a graph, which cannot be saved

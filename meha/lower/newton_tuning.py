@@ -1,15 +1,13 @@
-"""The numbers behind Newton's decisions."""
+"""The numbers behind the decisions of the Newton solver and of implicit Newton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TUNING", "NewtonTuning"]
-
 
 @dataclass(frozen=True)
 class NewtonTuning:
-    """Every heuristic number of Newton. eps is the rounding error of the variables."""
+    """Every heuristic number of these solvers; eps is the rounding error of the variables."""
 
     # Systems
     dense: int = 2000  # largest face with a dense Hessian: there, its rows and factor take as long as some 150 products
@@ -20,15 +18,15 @@ class NewtonTuning:
     inconsistent: float = 1e-6  # relative residual of a singular system above which it has no solution
     same: float = 1e3  # products that differ by less than this many eps show the same Hessian
     formulas: int = 100  # fewest unknowns for which formulas of losses take less time than backward passes
-    sparse: float = 0.25  # changes of a Hessian have a pattern if this part of its columns, as products, tells them
-    batched: int = 40  # most unknowns for which several points are taken at once
-    batched_elements: float = 3e5  # most unknowns times numbers in the graph of f for that: beyond, numbers take the time
-    descended: float = 1e-6  # accuracy of y at the end of descents that go together: two basins are further apart
-    look_accuracy: float = 1e-3  # of y at other x, whose F only ranks them
+    sparse: float = 0.25  # changes of a Hessian have a pattern if products for this part of its columns determine them
+    batched: int = 40  # most unknowns for which several points are evaluated at once
+    batched_elements: float = 3e5  # most unknowns times numbers in the graph of f for that: beyond, arithmetic dominates calls
+    descended: float = 1e-6  # accuracy of y at the end of batched descents: two basins are further apart
+    look_accuracy: float = 1e-3  # accuracy of y at sampled x, whose F only ranks them
     # The lower level
-    lower_power: float = 2 / 3  # y is found to this power of eps, relative to y: rounding of gradients allows it
+    lower_power: float = 2 / 3  # y is accurate to this power of eps, relative to y: rounding of gradients allows it
     loose_power: float = 0.5  # where rounding ends the solve, it counts as solved at this power of eps; it is also the size of
-    # the move, relative to x, that shows which coordinates a bound of X holds
+    # the move, relative to x, that shows which coordinates a bound of X fixes
     lower_steps: int = 50  # upper bound on Newton steps of one solve
     decrease: float = 1e-4  # least part of the predicted decrease in a step, below and above
     shorter: float = 0.3  # factor of a step that failed, below
@@ -44,15 +42,15 @@ class NewtonTuning:
     telling: float = 1e-3  # a step longer than this, relative to y, that leaves no error suggests a quadratic f
     probes: int = 5  # power steps for the largest curvature, from which the first proximal step comes
     forcing: float = 0.1  # largest relative residual of conjugate gradients in a step below
-    looking_steps: int = 30  # products that look for negative curvature where a Hessian takes many more
+    looking_steps: int = 30  # products that test for negative curvature where a Hessian takes many more
     cg_steps: int = 1000  # upper bound on products of one solve by conjugate gradients
     # Steps in x
-    pairs: int = 30  # pairs that are remembered: older ones belong to another curvature
+    pairs: int = 30  # pairs that are kept: older ones belong to another curvature
     first_step: float = 0.1  # length of the first step, relative to x
     slope: float = 0.9  # part of the slope to which a step must have fallen
     trials: int = 30  # upper bound on evaluations in one search
     unsolved: int = 5  # and on those of them at which the lower level was not solved
-    rests: int = 5  # steps in a row without a gain after which x is at rest, at a kink
+    rests: int = 5  # steps in a row without a decrease after which x counts as stationary, at a kink
     growth: float = 4.0  # of a step that may be longer
     longest: float = 1e3  # a search ends at this multiple of its first step
     widest: float = 1e6  # largest move in one step, relative to x
@@ -69,17 +67,17 @@ class NewtonTuning:
     accuracy: float = 1e-3  # of y in a step in x, in units of the relative hypergradient before it
     loosest: float = 1e-4  # the same, at most
     beyond_x: float = 1e-3  # the same, at least, in units of tol
-    blurred: float = 10.0  # a relative hypergradient of fewer units of that accuracy is not seen well enough
+    blurred: float = 10.0  # a relative hypergradient of fewer units of that accuracy is too inaccurate to use
     # The end
     recent: int = 4  # last points, whose smallest changes are the scales of the end: a far start may lie among them
     settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
     beyond_tol: float = 0.1  # length of the last step, in units of tol, since a memory of curvature may deceive
     negligible: float = 0.01  # times tol^2: a promised decrease of F, relative to F, that is too small for a step
     margin: float = 1e-6  # coordinates that a proximal step shifted by this part of y would free are about to move
-    release: float = 0.01  # first move of x, relative to its coordinates, that lets held coordinates of y go
+    release: float = 0.01  # first move of x, relative to its coordinates, that frees fixed coordinates of y
     releases: int = 6  # such moves, each longer than the one before, of which the best is taken
     rounds: int = 1  # most times that this is done: each may lead to hundreds of further steps
-    detour: float = 2.0  # gradients that the way from there may take, in units of those before
+    detour: float = 2.0  # gradients that the descent from there may take, in units of those before
     near: float = 10.0  # hypergradients from within this many tol of x enter the test at a kink
     sampled: int = 20  # most hypergradients in the test at a kink
     kink_steps: int = 200  # steps of the shortest combination of hypergradients

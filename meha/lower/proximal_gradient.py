@@ -1,4 +1,4 @@
-"""The lower level solved to a tolerance: FISTA with backtracking and restart, for any f, g and Y.
+"""Solve the lower level to a tolerance: FISTA (Beck and Teboulle, 2009) with backtracking and restart, for any f, g and Y.
 
 One solver serves the lower level itself, min_y (f + g)(x, y), and its proximal form,
 min_theta (f + g)(x, theta) + ||theta - y||^2 / (2 gamma), whose value is the Moreau envelope.
@@ -17,9 +17,6 @@ from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_count
 from meha.tensors.variables import Leaves, Variable, copy_, inner, norm, subtract
 
-__all__ = ["ProximalSolution", "nesterov", "solve_lower"]
-
-
 PATIENCE = 1000
 """Iterations without a smaller residual after which the solver gives up."""
 
@@ -33,13 +30,13 @@ CONCAVE_STEP = 0.5
 """Largest step times rho of a weakly convex g: below 1, where its prox is a single point."""
 
 SMALLEST_STEP = 1e-30
-"""Below this step there is no descent to be found, and the solver gives up."""
+"""Below this step length the solver gives up: no shorter step will descend."""
 
 FAR = 1e12
-"""The solver gives up at this distance, relative to 1 + ||y||: the lower level has no minimum."""
+"""At this distance, relative to 1 + ||y||, the solver gives up: the lower level seems to have no minimum."""
 
 SLACK = 1e-9
-"""Relative excess of the curvature in a step that is still accepted, as it may be due to rounding."""
+"""Relative excess of the curvature in a step that is accepted as rounding."""
 
 VALUE_ROUNDING, STEP_ROUNDING = 32, 16
 """Multiples of the rounding error by which values may rise, and within which a step counts as none."""
@@ -47,7 +44,7 @@ VALUE_ROUNDING, STEP_ROUNDING = 32, 16
 
 @dataclass(frozen=True)
 class ProximalSolution:
-    """A point theta of the lower level, and how well it solves it.
+    """A solution theta of the lower level, and how accurate it is.
 
     Attributes:
         theta: the minimiser found.
@@ -88,12 +85,12 @@ def solve_lower(
     eps = max(torch.finfo(leaf.dtype).eps for leaf in point)
 
     def differentiate(at: Leaves) -> tuple[Tensor, Leaves]:
-        """f, and the gradient of the smooth part, at a point where theta then is."""
+        """Move theta to a point; returns f and the gradient of the smooth part there."""
         copy_(point, at)
-        (f,), found = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
+        (f,), gradient = oracle.gradient(theta, [(1.0, oracle.lower, x, theta)], batch)
         if gamma is not None:
-            found = [g + a / gamma for g, a in zip(found, subtract(point, y.leaves), strict=True)]
-        return f, found
+            gradient = [g + a / gamma for g, a in zip(gradient, subtract(point, y.leaves), strict=True)]
+        return f, gradient
 
     def objective(f: Tensor) -> float:
         """The whole objective at theta."""
@@ -116,7 +113,7 @@ def solve_lower(
         ahead, d_ahead = here, d_here
         step = min(limit, 1.0 if gamma is None else gamma)
         slope = float(norm(d_here))
-        if slope > 0:  # a first step that fits the curvature at y, so as not to leave its surroundings at once
+        if slope > 0:  # measure the curvature at y, so that the first step does not leave its basin
             near = prox_step(here, d_here, min(step, FIRST_MOVE * (float(norm(here)) or 1.0) / slope))
             bend, length = float(norm(subtract(differentiate(near)[1], d_here))), float(norm(subtract(near, here)))
             step = min(step, length / bend) if math.isfinite(bend) and bend > 0 and length > 0 else step
@@ -129,20 +126,20 @@ def solve_lower(
             move = subtract(new, ahead)
             f, d_new = differentiate(new)
             length, turn, slope = _numbers(norm(move), inner(subtract(d_new, d_ahead), move), norm(d_ahead))
-            if turn > length * length / step * (1 + SLACK) + eps * slope * length:  # up to rounding
+            if turn > length * length / step * (1 + SLACK) + eps * slope * length:  # curvature > 1 / step
                 step /= 2
                 continue
             value_new = objective(f)
             rounding = VALUE_ROUNDING * eps * max(abs(value), abs(value_new))
             if not (math.isfinite(turn) and value_new <= value + rounding):  # it rises, or is NaN
-                if ahead is here:
+                if ahead is here:  # a plain step was too long; otherwise the momentum is to blame
                     step /= 2
                 ahead, d_ahead, momentum = here, d_here, 1.0
                 continue
 
             left, back = subtract(new, prox_step(new, d_new, step)), inner(subtract(ahead, new), subtract(new, here))
-            mapping, size, way, uphill = _numbers(norm(left), norm(new), norm(subtract(new, y.leaves)), back)
-            residual, size = mapping / step, max(size, way)
+            mapping, size, moved, uphill = _numbers(norm(left), norm(new), norm(subtract(new, y.leaves)), back)
+            residual, size = mapping / step, max(size, moved)
             curvature = max(turn, 0.0) / (length * length) if length * length > 0 else 0.0
             small = residual <= max(tol * curvature * size, STEP_ROUNDING * eps * size / step)
             converged = small and (was_small or residual == 0)  # twice: one step may have met a wall of curvature
@@ -151,18 +148,18 @@ def solve_lower(
             old, here, d_here, value = here, new, d_new, value_new
             if converged or since > PATIENCE or size > bound:
                 break
-            factor, momentum = nesterov(momentum, restart=uphill > 0)
+            factor, momentum = nesterov(momentum, restart=uphill > 0)  # the gradient restart of O'Donoghue and Candes (2015)
             ahead, d_ahead = here, d_here
             if factor:
                 ahead = [n + factor * (n - o) for n, o in zip(here, old, strict=True)]
                 d_ahead = differentiate(ahead)[1]
-            step = min(GROWTH * step, limit)
+            step = min(GROWTH * step, limit)  # else one region of large curvature would slow down all others
         copy_(point, here)
     return ProximalSolution(theta, residual, steps, converged)
 
 
 def nesterov(momentum: float, *, restart: bool) -> tuple[float, float]:
-    """The factor by which the last move is repeated in an accelerated gradient method, and the momentum for the next step.
+    """The factor by which Nesterov's accelerated gradient method repeats the last move, and the momentum for the next step.
 
     Args:
         momentum: 1 at first, then what the last call returned.
@@ -178,5 +175,5 @@ def nesterov(momentum: float, *, restart: bool) -> tuple[float, float]:
 
 
 def _numbers(*scalars: Tensor) -> list[float]:
-    """The numbers, with one synchronisation for all."""
+    """Read several scalars from the device with a single synchronisation."""
     return torch.stack(scalars).tolist()

@@ -1,4 +1,4 @@
-"""Method, State and Run: hyper-parameters, what changes from step to step, and a method at work on a problem.
+"""Method, State and Run: the hyper-parameters, what changes from step to step, and one run of a method on a problem.
 
 A method object is its hyper-parameters and nothing else, a frozen dataclass; a :class:`~meha.Run` is the method at work: a
 problem, its variables and a state. A method writes two functions, ``init`` and ``step``; the other five hooks have defaults.
@@ -32,17 +32,14 @@ from meha.tensors.distributed import Group
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, all_finite, copy_
 
-__all__ = ["At", "Method", "Numbers", "Run", "State", "StepInfo"]
-
-
 PROXIMAL = 1e-3
-"""Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, where the method keeps it."""
+"""Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, if the method keeps it."""
 
 ROUNDS = 4
-"""Products by which that curvature is measured."""
+"""Hessian-vector products that measure that curvature."""
 
 Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
-"""The numbers of a step by name; a scalar tensor or a function is turned into a number when it is read."""
+"""The numbers of a step by name; a scalar tensor or a function becomes a number when it is read."""
 
 
 class StepInfo(Mapping[str, float]):
@@ -66,7 +63,7 @@ class StepInfo(Mapping[str, float]):
 
     def due(self, every: int) -> bool:
         """Whether one of the steps since the last numbers is a multiple of ``every``."""
-        return self.step % every < self.span
+        return self.step % every < self.span  # a compiled run reports several steps at once
 
     def __getitem__(self, name: str) -> float:
         number = self._numbers[name]
@@ -79,11 +76,12 @@ class StepInfo(Mapping[str, float]):
         return len(self._numbers)
 
     def plus(self, **numbers: float) -> StepInfo:
-        """A copy with further numbers; those that were not read yet stay unread."""
+        """A copy with further numbers; those that were not computed yet are not computed."""
         return StepInfo(self.step, {**self._numbers, **numbers}, self.span, self.size, self.moved)
 
     def measured(self, size: float, moved: float) -> StepInfo:
         """A copy with the norm of (x, y), the length of the step, and their quotient under the name ``change``."""
+        # A step to (0, 0) has no relative length; no step at all has the length 0.
         change = (moved / size if size > 0 else math.inf) if moved > 0 else 0.0
         return StepInfo(self.step, {**self._numbers, "change": change}, self.span, size, moved)
 
@@ -105,11 +103,11 @@ class At:
         self._method, self._k, self.batch = method, k, batch
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
+        if name.startswith("_"):  # a copy asks for _method before it is set: without this, endless recursion
             raise AttributeError(name)
         schedule = getattr(self._method, name)
         value = None if schedule is None else self._evaluate(name, schedule)
-        setattr(self, name, value)
+        setattr(self, name, value)  # __getattr__ is not asked again: a schedule is evaluated once a step
         return value
 
     def _evaluate(self, name: str, schedule: Any) -> Any:
@@ -143,9 +141,9 @@ class Run:
         begin = time.perf_counter()
         if not isinstance(problem, Problem):
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
-        if torch.is_inference_mode_enabled():
+        if torch.is_inference_mode_enabled():  # tensors made in it could never record gradients
             raise RuntimeError("torch.inference_mode() is on, so gradients are not available; start the run outside it.")
-        second = Variable(y, "y")
+        second = Variable(y, "y")  # first: without x, the dummy x takes its dtype and device
         problem, x = problem._with_dummy_x(x, second)
         method.check(problem)
         first = Variable(x, "x")
@@ -153,16 +151,17 @@ class Run:
         if method.projects_start:
             problem._project_start(first, second)
         problem._check_start(first, second)
-        self.problem, self.method, self._given = problem, method, method
+        self.problem, self.method, self._given = problem, method, method  # _given keeps what the user set, for checkpoints
         self.constants: Constants | None = None
         self.batch: Any = None
-        self.rounded = False  # whether a warning about half precision was given
+        self.rounded = False  # whether the warning about half precision was issued
         self.oracle = Oracle(problem, first, second, self.group)
         self.oracle.response_term.hold(second)
-        if not problem.needs_batch:
+        if not problem.needs_batch:  # otherwise the objectives can only be called in the first step
             self._weigh(first, second, None)
         with torch.no_grad():
             self.state: Any = method.init(self.oracle, first, second)
+        # Copies of modules, such as theta, must be in training mode whenever the user's module is.
         self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
         self._verdict: Verdict | None = None
         self._resolved = False
@@ -174,10 +173,10 @@ class Run:
 
     @staticmethod
     def _gather(problem: Problem, method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
-        """The processes that take part, with the start of the first of them in all.
+        """The group of processes that take part; all of them get the start of the first one.
 
         Raises:
-            TypeError, ValueError: it is no group, or the method, x or y do not fit it.
+            TypeError, ValueError: ``where`` is no group, or the method, x or y cannot run in it.
         """
         group = Group.of(where, x.leaves + y.leaves)
         if group is None:
@@ -198,23 +197,24 @@ class Run:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes and prints: the first of the group, or the only one."""
+        """Whether this process writes and prints: it is the first of the group, or the only one."""
         return self.group is None or self.group.main
 
     def _weigh(self, x: Variable, y: Variable, batch: Any) -> None:
-        """Measure the curvature of f in y for the proximal term of a response, unless it has a weight or the method sets it."""
+        """Weigh the proximal term of a response by the curvature of f in y, unless the user or the method sets its weight."""
         response_term = self.oracle.response_term
         if response_term.vanishes and not self.method.vanishes:
             probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
             low, high = probe.block(self.oracle.lower, probe.y)
-            response_term.weight = PROXIMAL * (max(-low, high) or 1.0)
+            response_term.weight = PROXIMAL * (max(-low, high) or 1.0)  # 1 where f is linear in y
 
     def _begin(self) -> None:
-        """Put where the response begins into the variable from which cold methods start."""
+        """Copy the start of the response at x into the variable from which methods without warm start begin."""
         if self.state.start is not None:
             self.oracle.response_term.begin(self.state.x, self.state.start, through=self.method.differentiates_start)
 
     def _resolve(self, batch: Any) -> None:
+        """Choose the numbers that the user left out."""
         if self.problem.needs_batch:
             self._weigh(self.state.x, self.state.y, batch)
         self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
@@ -240,7 +240,7 @@ class Run:
 
     @property
     def engine(self) -> str:
-        """The name of the method that the present answer comes from: for the default, that of the engine."""
+        """The name of the method that gave the present answer: for the default, that of the engine."""
         return self.state.engine or self.method.name
 
     @property
@@ -250,12 +250,12 @@ class Run:
 
     @property
     def ended(self) -> Verdict | None:
-        """The verdict so far, without a look at whether x and y are finite, for which the host waits for the device."""
+        """The verdict so far, without the test that x and y are finite, which makes the host wait for the device."""
         return self._verdict or self.method.terminate(self.state)
 
     @property
     def verdict(self) -> Verdict | None:
-        """Why the run is over; None while there is something to do."""
+        """Why the run is over; None while it can go on."""
         verdict = self.ended
         if verdict is None and self.k and not all_finite(self.state.x.leaves + self.state.y.leaves):
             verdict = self._verdict = Verdict(Status.NON_FINITE, f"Step {self.k} gave NaN or infinity.")
@@ -263,7 +263,7 @@ class Run:
 
     @property
     def settled(self) -> bool:
-        """Whether a small step means convergence: not while the method works elsewhere, or a penalty has yet to move."""
+        """Whether a small step means convergence; False while the method says so, or before a penalty starts to change."""
         penalties = [getattr(self.method, name) for name in self.method.penalties]
         return self.state.settled and all(rests(penalty, self.k - 1) for penalty in penalties)
 
@@ -298,7 +298,7 @@ class Run:
             with torch.no_grad():
                 self._begin()
                 numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
-        except BREAKDOWNS as error:
+        except BREAKDOWNS as error:  # a singular matrix is a result of the run, not a crash
             self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
         else:
             state.k += 1
@@ -306,7 +306,7 @@ class Run:
         return StepInfo(state.k, numbers)
 
     def _misfit(self, batch: Any) -> str:
-        """Why the objectives cannot be called with this batch."""
+        """The message that says why the objectives cannot be called with this batch, or without one."""
         wanted = 2 if batch is None else 3
         names = [name for name in ("upper", "lower") if not takes(getattr(self.problem, name), wanted)]
         before = "" if self.problem._without_x else "x, "
@@ -327,7 +327,7 @@ class Run:
 
         Load it with ``torch.load(path, weights_only=True)``.
         """
-        given, now = vars(self._given), vars(self.method)
+        given, now = vars(self._given), vars(self.method)  # numbers that were chosen are saved, not estimated again
         return {
             "method": self.method.name,
             "given": self._given.describe(exact=True),
@@ -359,8 +359,9 @@ class Run:
             method, counts = dataclasses.replace(self._given, **state["chosen"]), Counts(**state["counts"])
         except (TypeError, ValueError) as error:
             raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
+        # First what may be refused: a failure leaves the run as it was.
         self.state.load_state_dict(state["state"])
-        self.oracle.response_term.load_state_dict(state.get("selection", {}))
+        self.oracle.response_term.load_state_dict(state.get("selection", {}))  # absent in older checkpoints
         self.method, self.oracle.counts, self._verdict = method, counts, None
         self._resolved = self._resolved or self.k > 0
 
@@ -371,7 +372,7 @@ class State:
 
     Attributes:
         k: number of steps done.
-        start: where the lower variables begin in every step; None where they go on from the last one.
+        start: the point at which the lower variables begin in every step; None with warm starts.
         settled: False while a small step does not mean convergence.
     """
 
@@ -383,36 +384,36 @@ class State:
 
     @property
     def engine(self) -> str:
-        """The method that the present answer comes from, where it is not the one that runs; otherwise empty."""
+        """The name of the engine that gave the present answer; empty if that is the method itself."""
         return ""
 
     def restart(self, *variables: Variable) -> None:
-        """Put lower variables back to ``start`` and clear their optimizers, unless they go on from the last step."""
+        """Reset lower variables to ``start`` and clear their optimizers; nothing happens with warm starts."""
         if self.start is not None:
             for variable in variables:
                 copy_(variable.leaves, self.start.leaves)
             for optimizer in (getattr(self, "y_optimizer", None), getattr(self, "theta_optimizer", None)):
                 if optimizer is not None:
-                    optimizer.forget()
+                    optimizer.forget()  # moments of the last solve would push the next one
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain tensors and numbers."""
+        """All fields as plain tensors and numbers, for a checkpoint."""
         saved = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Stateful):  # optimizers keep what they hand out
+            if isinstance(value, Stateful):  # optimizers go on to change the tensors that they hand out
                 value = value.state_dict() if isinstance(value, Variable) else copy.deepcopy(value.state_dict())
             saved[field.name] = value
         return saved
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the numbers of ``state``; nothing is changed when it does not fit."""
+        """Restore what :meth:`state_dict` saved; a state that does not fit changes nothing."""
         names = {field.name for field in dataclasses.fields(self)}
         if not isinstance(state, Mapping) or names != set(state):
             raise ValueError(f"state: this run needs {sorted(names)}, and gets something else; it is of another method.")
         if not isinstance(state["k"], int) or state["k"] < 0:
             raise ValueError(f"state: k must be the number of steps done, got {state['k']!r}; the state is damaged.")
-        before = self.state_dict()
+        before = self.state_dict()  # fields are loaded one by one: a failure in the middle is undone
         try:
             self._load(state)
         except ValueError:
@@ -435,10 +436,10 @@ class State:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Hyper-parameters of a method; :meth:`start` sets it to work on a problem.
+    """The hyper-parameters of a method; :meth:`start` begins a run on a problem.
 
     The hooks are ``init`` and ``step``, and, with defaults, ``terminate``, ``report``, ``check``, ``resolve`` and ``advice``.
-    A method with a field ``tol`` ends by a measure of its own, to which ``solve(..., tol=...)`` is handed.
+    A method with a field ``tol`` ends by a test of its own, which gets the ``tol`` of ``solve(..., tol=...)``.
 
     Attributes:
         takes_coupling: whether the method takes constraints that couple x and y.
@@ -446,12 +447,12 @@ class Method(ABC):
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
         refuses_group, refuses_shards: why it cannot run in several processes, or on variables that are divided among them.
         follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
-        vanishes: whether it lets the proximal term of ``Nearest()`` vanish; otherwise the term keeps a small weight.
+        vanishes: whether the method drives the weight of the proximal term of ``Nearest()`` to 0; otherwise it stays small.
         differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
-        penalties: names of schedules that must be at rest, or steadily on the move, before a small step means convergence.
+        penalties: names of schedules that must be constant, or change in every step, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
-        open_ended: whether a run has no end of its own, so that one that took all its steps is finished.
-        repeats: why an objective must give the same value when it is called again at one point; empty when it need not.
+        open_ended: whether a run never ends by itself, so that taking all its steps means that it is finished.
+        repeats: why an objective must return the same value when called twice at one point; empty when it need not.
     """
 
     takes_coupling: ClassVar[bool] = False
@@ -483,6 +484,7 @@ class Method(ABC):
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
         for field in dataclasses.fields(self):
+            # A frozen dataclass checks no types, and a string such as "no" would count as True.
             if field.type in (bool, "bool"):
                 check_switch(field.name, getattr(self, field.name))
         return Run(_following(self, problem), problem, x, y, group)
@@ -513,11 +515,11 @@ class Method(ABC):
         """Advance ``state`` by one step in place, and return its numbers. Gradient tracking is off outside the oracle."""
 
     def terminate(self, state: Any) -> Verdict | None:
-        """Why the run is over, by the method's own measure; None while there is something to do."""
+        """Why the run is over, by the method's own test; None while it can go on."""
         return None
 
     def report(self, run: Run) -> Mapping[str, str]:
-        """What the run learned about the problem, in lines by heading, for the printed solution."""
+        """What the run learned about the problem, as text by heading, for the printed solution."""
         return {}
 
     def check(self, problem: Problem) -> None:
@@ -552,18 +554,19 @@ class Method(ABC):
 
 
 def _following(method: Method, problem: Problem) -> Method:
-    """The method with the number and the size of the lower steps that a response prescribes.
+    """The method with the number and size of lower steps that a :class:`Trained` response prescribes.
 
     Raises:
-        ValueError: it has another step size.
+        ValueError: the method has another step size.
     """
-    response = problem._selected_response if isinstance(problem, Problem) else None
+    response = problem._selected_response if isinstance(problem, Problem) else None  # Run reports a wrong type
     if not isinstance(response, Trained) or not isinstance(response, method.follows):
         return method
     beta = getattr(method, "beta", None)
     if method.differentiates_start and beta not in (None, response.lr):
         raise ValueError(f"beta: is {beta!r}, but the response takes steps of lr={response.lr:g}; leave beta out.")
     free = [name for name in ("beta", "eta") if hasattr(method, name) and getattr(method, name) is None]
+    # An optimizer of the user has its own learning rate, and takes the place of beta.
     free = [name for name in free if getattr(method, {"beta": "y_optimizer"}.get(name, ""), None) is None]
     numbers: dict[str, Any] = {"inner_steps": response.steps, "warm_start": False}
     return dataclasses.replace(method, **numbers, **dict.fromkeys(free, response.lr))

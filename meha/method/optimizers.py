@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim for a level, with schedules of their learning rates and clipping."""
+"""Use an optimizer of torch.optim for a level, with a schedule of its learning rate and clipping."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from meha.problem.sets import ConvexSet
 from meha.tensors.checks import check_positive
 from meha.tensors.distributed import is_dtensor
 from meha.tensors.variables import Leaves, Variable
-
-__all__ = ["Optimizer", "OptimizerFactory", "RunningOptimizer", "build_optimizer", "text"]
-
 
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
@@ -73,11 +70,11 @@ class Optimizer:
 
 
 class RunningOptimizer:
-    """An optimizer at work on a variable, with its scheduler and the bound on its directions."""
+    """An optimizer bound to a variable, with its scheduler and the clipping of its directions."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, clip: float | None) -> None:
         self.optimizer, self.scheduler, self.clip = optimizer, scheduler, clip
-        self.steps = 0  # since it was made or loaded
+        self.steps = 0  # since it was built or loaded
         self._recording = False
 
     @property
@@ -86,12 +83,12 @@ class RunningOptimizer:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def step(self, leaves: Leaves, direction: Leaves, size: Tensor) -> None:
-        """One step of the optimizer along a direction of norm ``size``; the list is used up."""
+        """Take one step of the optimizer along a direction of norm ``size``; the list may be overwritten."""
         if self.clip is not None:
-            factor = (self.clip / size).clamp(max=1.0)
+            factor = (self.clip / size).clamp(max=1.0)  # a tensor, so that the host does not wait for the device
             for i, part in enumerate(direction):
                 direction[i] = part * factor
-        users = [leaf.grad for leaf in leaves]
+        users = [leaf.grad for leaf in leaves]  # gradients that the user keeps on a module stay as they are
         try:
             for leaf, part in zip(leaves, direction, strict=True):
                 leaf.grad = part if part.stride() == leaf.stride() else torch.empty_like(leaf).copy_(part)
@@ -104,13 +101,13 @@ class RunningOptimizer:
             self.advance()
 
     def advance(self) -> None:
-        """Give the next step its learning rate."""
+        """Advance the scheduler, which sets the learning rate of the next step."""
         if self.scheduler is not None:
             self.scheduler.step()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Take steps that do not advance the schedule; a graph of them reads the learning rate from a tensor."""
+        """Take steps that do not advance the schedule: a CUDA graph of them reads the learning rate from a tensor."""
         self._recording = True
         try:
             yield
@@ -118,17 +115,17 @@ class RunningOptimizer:
             self._recording = False
 
     def forget(self) -> None:
-        """Drop moments and the like, which belong to another problem; the schedule goes on."""
+        """Clear moments and other state, which belong to another problem; the schedule goes on."""
         self.optimizer.state.clear()
 
     def make_capturable(self) -> bool:
-        """Let it work on the GPU alone, so that its steps can be recorded as a CUDA graph; False where it cannot.
+        """Keep all state of the optimizer on the GPU, so that its steps can be recorded as a CUDA graph; False if it cannot.
 
         A learning rate with a schedule becomes a tensor, which the schedule fills before each step.
         """
         groups = self.optimizer.param_groups
         plain = isinstance(self.optimizer, torch.optim.SGD)
-        if not (plain or all("capturable" in group for group in groups)):
+        if not (plain or all("capturable" in group for group in groups)):  # plain SGD keeps no step count
             return False
         for group in groups:
             if self.scheduler is not None:
@@ -140,12 +137,12 @@ class RunningOptimizer:
             group["capturable"] = True
             for leaf in group["params"]:
                 state = self.optimizer.state.get(leaf, {})
-                if "step" in state:
+                if "step" in state:  # Adam counts steps on the host until it is capturable
                     state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(leaf.device)
         return True
 
     def release(self) -> None:
-        """Keep the learning rate on the host again."""
+        """Undo :meth:`make_capturable`: the learning rate is a number on the host again."""
         for group in self.optimizer.param_groups:
             group["lr"] = float(group["lr"])
             if isinstance(self.optimizer, torch.optim.SGD) and self.scheduler is not None:
@@ -163,14 +160,14 @@ class RunningOptimizer:
             return
         self.scheduler.load_state_dict(state[0])
         for group, lr in zip(self.optimizer.param_groups, state[1], strict=True):
-            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr  # a graph keeps reading this tensor
 
     def leaves(self) -> Leaves:
-        """The leaves that it moves, in the order of its state."""
+        """The tensors that it optimizes, in the order of its state."""
         return [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
 
     def tensors(self) -> Leaves:
-        """What it remembers."""
+        """The tensors in its state, such as moments."""
         return [value for state in self.optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,13 +175,13 @@ class RunningOptimizer:
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         optimizer = self.optimizer.state_dict()
         for group in optimizer["param_groups"]:
-            group["lr"] = float(group["lr"])
+            group["lr"] = float(group["lr"])  # a checkpoint must load on another device, too
         return {"optimizer": optimizer, "scheduler": scheduler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state``."""
         own, saved = self.state_dict()["scheduler"], state["scheduler"]
-        if not _alike(own, saved):
+        if not _alike(own, saved):  # schedulers take over any dictionary, and would fail in a later step
             raise ValueError(f"state: the scheduler needs {own}, and gets {saved}; the state is damaged.")
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
@@ -194,7 +191,7 @@ class RunningOptimizer:
 def build_optimizer(
     name: str, factory: OptimizerFactory | None, variable: Variable, problem: Problem
 ) -> RunningOptimizer | None:
-    """The optimizer of a variable, checked; None without a factory."""
+    """Build and check the optimizer of a variable; None without a factory."""
     if factory is None:
         return None
     try:
@@ -209,13 +206,13 @@ def build_optimizer(
         raise TypeError(
             f"{name}: LBFGS evaluates the objective itself, which a single-loop method does not allow; use another."
         )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held != {id(leaf) for leaf in variable.leaves}:
+    taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if taken != {id(leaf) for leaf in variable.leaves}:
         raise ValueError(f"{name}: the factory must hand all tensors that it gets to the optimizer, and no others.")
-    if 0 < sum(map(is_dtensor, variable.leaves)) < len(variable.leaves):  # which torch does not take together
+    if 0 < sum(map(is_dtensor, variable.leaves)) < len(variable.leaves):  # torch cannot batch both kinds in one call
         for group in optimizer.param_groups:
             group["foreach"] = False
-    lower = variable.argument != "x"
+    lower = variable.argument != "x"  # y or theta
     nonsmooth = lower and problem.nonsmooth is not None
     _check_metric(optimizer, problem.y_set if lower else problem.x_set, nonsmooth, name)
     if not isinstance(factory, Optimizer):
@@ -249,7 +246,7 @@ def _build_scheduler(
         buffer = io.BytesIO()
         torch.save(scheduler.state_dict(), buffer)
         buffer.seek(0)
-        torch.load(buffer, weights_only=True)
+        torch.load(buffer, weights_only=True)  # as checkpoints are loaded: better to fail before the run than at its end
     except Exception as error:  # pickle and torch raise several kinds
         raise ValueError(
             f"{name}: the state of {type(scheduler).__name__} cannot be saved, because it is not made of numbers; pass"
@@ -259,8 +256,8 @@ def _build_scheduler(
 
 
 def _check_metric(optimizer: torch.optim.Optimizer, domain: ConvexSet | None, nonsmooth: bool, name: str) -> None:
-    """A prox belongs to the metric of the step: after Adam, soft thresholding is no proximal step of anything."""
-    if not nonsmooth and (domain is None or domain.coordinatewise):
+    """Refuse optimizers that rescale coordinates where a prox or projection follows, which is correct in one metric only."""
+    if not nonsmooth and (domain is None or domain.coordinatewise):  # a projection on a box is the same in any diagonal metric
         return
     rates = {group["lr"] for group in optimizer.param_groups}
     if len(rates) > 1:
@@ -277,7 +274,7 @@ def _check_metric(optimizer: torch.optim.Optimizer, domain: ConvexSet | None, no
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two states have the same structure, with numbers in the same places."""
+    """Whether two states have the same structure, with values of the same kind in all places."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_alike(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -286,7 +283,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def text(value: Any, *, sample: bool = False) -> str:
-    """A hyper-parameter as text that says all about it: factories by their names and options.
+    """Describe a hyper-parameter completely as text; factories by their names and options.
 
     Args:
         sample: describe a function of the step number by some of its values, too.
@@ -310,7 +307,7 @@ def text(value: Any, *, sample: bool = False) -> str:
 
 
 def _try(function: Callable[[int], float], k: int) -> float | None:
-    """The value of a user's function, or None where it raises."""
+    """The value of a user's function at step k, or None if it raises."""
     try:
         return float(function(k))
     except Exception:  # a table, for example, that ends before k

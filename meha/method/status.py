@@ -1,30 +1,28 @@
-"""Status and Verdict: how a run ends, and why; TrainingWarning: what it goes on in spite of."""
+"""Status and Verdict say how and why a run ended; TrainingWarning is for a run that goes on with a problem."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-__all__ = ["Status", "TrainingWarning", "Verdict"]
-
 
 class TrainingWarning(UserWarning):
-    """A run goes on, but perhaps not as it was meant to."""
+    """A run goes on, but may not do what the user intended."""
 
 
 class Status(enum.Enum):
     """How a run ended."""
 
     CONVERGED = "converged"
-    """The method has evidence that this is a solution: x rests, and y was verified."""
+    """The method has evidence that this is a solution: x is stationary, and y was verified."""
     LOCAL = "local"
-    """At rest, but a better point of the lower level may exist or was found and could not be used, or a better x may exist."""
+    """Stationary, but a better x or a lower point of the lower level may exist, or one was found and could not be used."""
     RULE_MET = "rule met"
-    """A stopping rule ended the run, often since x and y rest; whether they are a solution was not verified."""
+    """A stopping rule ended the run, often because x and y hardly move; whether they are a solution was not verified."""
     FINISHED = "finished"
     """The method has nothing left to do, and does not claim convergence."""
     AT_INFINITY = "optimum at infinity"
-    """F still falls, or stays as low, as x or y goes on without bound."""
+    """F still falls, or stays as low, as x or y grows without bound."""
     DIVERGED = "diverged"
     NON_FINITE = "non-finite"
     BROKE_DOWN = "broke down"
@@ -38,7 +36,7 @@ class Status(enum.Enum):
 
     @property
     def failed(self) -> bool:
-        """Whether the last step was of no use; such a run is not saved."""
+        """Whether the last step is useless; such a run is not saved."""
         return self in (Status.DIVERGED, Status.NON_FINITE, Status.BROKE_DOWN)
 
 

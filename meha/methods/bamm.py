@@ -20,7 +20,7 @@ from meha.tensors.variables import Variable, add_, inner, subtract
 __all__ = ["BAMM", "BAMMState"]
 
 
-FALLING = InversePower(0.9, power=0.1)
+FALLING = InversePower(0.9, power=0.1)  # mu_0 and 1 / p_0 of the source
 
 CAUTION = 0.1
 """x moves by this part of the step for an exact hypergradient, because v only follows its solution."""
@@ -93,10 +93,10 @@ class BAMM(Method):
         if self.strategy is not None and str(self.strategy) not in POWERS:
             raise ValueError(f"strategy: must be one of {', '.join(POWERS)} or None, got {self.strategy!r}.")
         check_tolerance("tau", self.tau)
-        self.average(0)
+        self.average(0)  # raises for a mu that is no fraction
 
     def average(self, k: int) -> float:
-        """mu_k, checked."""
+        """Return mu_k, and raise if it is no fraction, or 0 where steps are powers of it."""
         mu = fraction("mu", self.mu, k)
         if mu == 0 and self.strategy is not None:
             raise ValueError(
@@ -112,7 +112,7 @@ class BAMM(Method):
         return complete(self, ("beta",) if self.strategy else ("alpha", "beta", "eta"), choose, oracle, x, y, batch)
 
     def steps(self, at: At, k: int) -> tuple[Any, Any]:
-        """eta and alpha of step k."""
+        """Return eta and alpha of step k."""
         if self.strategy is None:
             return at.eta, at.alpha
         mu, (e, a) = self.average(k), POWERS[self.strategy]
@@ -128,15 +128,16 @@ class BAMM(Method):
         x, y, v, k = state.x, state.y, state.v.leaves, state.k
         batch, mu, (eta, alpha) = at.batch, self.average(k), self.steps(at, k)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
+        # All derivatives come before all moves, since the updates are simultaneous (Jacobi), not one after another.
         (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
         psi: list[Term] = [(mu, oracle.upper, x, y), (1 - mu, oracle.lower, x, y)]
-        hessian = oracle.hessian(psi if mu else psi[1:], batch)
-        cross, image = hessian(v, x, y)
+        hessian = oracle.hessian(psi if mu else psi[1:], batch)  # without averaging, F need not be differentiated twice
+        cross, image = hessian(v, x, y)  # one double backward pass gives both
         residual, d_x = subtract(image, F_y), subtract(F_x, cross)
         if self.line_search:
             (curved,) = hessian(residual, y)
             bend = float(inner(residual, curved))
-            eta = float(inner(residual, residual)) / bend if bend > 0 else 0.0
+            eta = float(inner(residual, residual)) / bend if bend > 0 else 0.0  # Cauchy's step; a concave direction has none
         add_(v, residual, -eta)
         add_(y.leaves, [mu * a + (1 - mu) * b for a, b in zip(F_y, f_y, strict=True)], -at.beta)
         size, _ = move(x, d_x, alpha, oracle.project, x.value, state.x_optimizer)

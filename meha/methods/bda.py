@@ -20,7 +20,7 @@ from meha.tensors.variables import Variable
 __all__ = ["BDA"]
 
 
-FALLING = InversePower(0.5, power=1.0)
+FALLING = InversePower(0.5, power=1.0)  # falls to 0, as the theory needs; a constant mu leaves a bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class BDA(RHG):
         fraction("mu", self.mu, 0)
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        return hypergradient_steps(constants, fraction("mu", self.mu, 0))
+        return hypergradient_steps(constants, fraction("mu", self.mu, 0))  # mu falls, so that its first value is the largest
 
     def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
         beta = at.beta
@@ -67,6 +67,7 @@ class BDA(RHG):
         def mixed(t: int, y: Variable) -> list[Term]:
             mu = fraction("mu", self.mu, t)
             terms: list[Any] = [(mu * upper_beta, oracle.upper, x, y), ((1 - mu) * beta, oracle.lower, x, y)]
+            # A term of weight 0 would cost a gradient; a traced weight cannot be compared.
             return [term for term in terms if isinstance(term[0], Tensor) or term[0]]
 
-        return mixed, 1.0
+        return mixed, 1.0  # the two step sizes are in the weights

@@ -80,8 +80,8 @@ class BiCGAFFA(LagrangianMethod):
         best, moved = self.descend(oracle, state, at, z.detach())
         copy_(theta.leaves, moved)
         h = lagrangian.values(x, y).detach()
-        lam = z.detach() + self.gamma2 * h
-        lam[: lagrangian.sizes[0]].clamp_(min=0.0)
+        lam = z.detach() + self.gamma2 * h  # the maximum over lambda has a closed form, so that no step is needed
+        lam[: lagrangian.sizes[0]].clamp_(min=0.0)  # inequalities come first
         lower, (l_x, l_y) = lagrangian.gradients((x, y), x, y, lam)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], strict=False)
         _, (v_x,) = lagrangian.gradients((x,), x, theta, z.detach())
@@ -89,7 +89,7 @@ class BiCGAFFA(LagrangianMethod):
         d_x = [a / at.c + b - v for a, b, v in zip(F_x, l_x, v_x, strict=True)]
         d_y = [a / at.c + b - (own - t) / self.gamma1 for a, b, own, t in zip(F_y, l_y, y.leaves, theta.leaves, strict=True)]
         new_z = lagrangian.project(z - at.alpha * ((lam - z) / self.gamma2 - h_theta), self.radius)
-        new_x, new_y = self.advance(x, d_x, at.alpha), self.advance(y, d_y, at.alpha)
+        new_x, new_y = self.advance(x, d_x, at.alpha), self.advance(y, d_y, at.alpha)  # all three move at once
         oracle.prox(x.value, new_y, 1.0)
         oracle.project(x.value, new_x, 1.0)
         copy_(x.leaves, new_x)

@@ -14,7 +14,7 @@ from meha.tensors.variables import copy_, inner
 __all__ = ["BOME"]
 
 
-TINY = 1e-8
+TINY = 1e-8  # of the paper's code: grad q vanishes where y solves the lower level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +56,13 @@ class BOME(PenaltyMethod):
 
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
         x, y, batch = state.x, state.y, at.batch
-        copy_(state.z.leaves, y.leaves)
+        copy_(state.z.leaves, y.leaves)  # z starts at y every time, so that q >= 0
         self.follow(oracle, state, at)
         upper_term, *q_terms = gap_terms(oracle, state, 1.0, 1.0)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [upper_term], batch)
         (lower, best), (q_x, q_y) = oracle.gradients((x, y), q_terms, batch)
         gap, square = lower - best, inner(q_x, q_x) + inner(q_y, q_y)
+        # lam is the smallest weight >= 0 with <grad F + lam grad q, grad q> >= control: q then falls at the wanted rate.
         wanted = self.u * (square if self.control == "norm" else gap)
         lam = ((wanted - inner(F_x, q_x) - inner(F_y, q_y)) / (square + TINY)).clamp(min=0)
         d_x, d_y = ([a + lam * b for a, b in zip(F, q, strict=True)] for F, q in ((F_x, q_x), (F_y, q_y)))

@@ -65,7 +65,7 @@ class BVFIM(PenaltyMethod):
 
     - m2 exceeds the range of f, here 2 n, until x has settled, and tau is not larger than m2: then F chooses the basin. With
       m2 <= n, as by default, all 36 runs of barriers that we tried ended in another basin;
-    - z starts at y in every step, as here. A z that goes on from where it was stays in its own basin, and takes y there as
+    - z starts at y in every step, as here. A z that continues from its last point stays in its own basin, and takes y there as
       soon as a step of x makes y infeasible.
 
     As f(x, y) stays about m2 above its minimum, the error of x is of the order of sqrt(m2), and ends near 1e-3 (5e-3 for the
@@ -111,13 +111,13 @@ class BVFIM(PenaltyMethod):
             raise ValueError(f"floor: must be in (0, 1], because it is a part of the first values, got {self.floor}.")
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = super().choose(constants)
+        steps = super().choose(constants)
         # Where y minimises its objective, x descends on a function with about the curvature of F(x, y(x)).
-        alpha = min(found["alpha"], hypergradient_steps(constants)["alpha"])
-        return {**found, "alpha": alpha, "eta": 1 / (1 / found["eta"] + self.m1)}
+        alpha = min(steps["alpha"], hypergradient_steps(constants)["alpha"])
+        return {**steps, "alpha": alpha, "eta": 1 / (1 / steps["eta"] + self.m1)}  # the ridge adds m1 to the curvature
 
     def _part(self, k: int) -> float:
-        """d at step k."""
+        """Return the factor d of step k."""
         return max(self.floor, min(1.0, self.hold / (k + 1)) ** self.power)
 
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
@@ -125,7 +125,7 @@ class BVFIM(PenaltyMethod):
         d = self._part(state.k)
         state.settled = self._part(state.k + 1) == self.floor
         m1, theta, tau = self.m1 * d, self.theta * d, self.tau * (d * d if self.penalty == "inverse" else d)
-        copy_(z.leaves, state.y.leaves)
+        copy_(z.leaves, state.y.leaves)  # a z that continues from its last point would draw y into its own basin
         descend(oracle, x, z, self.inner_steps, at.eta, batch, ridge=m1)
         room = m1 / 2 * float(inner(z.leaves, z.leaves)) + self.m2 * d
         slack = self._descend_y(oracle, state, at, room, theta, tau)
@@ -135,19 +135,19 @@ class BVFIM(PenaltyMethod):
         return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": size, "c": w}
 
     def _descend_y(self, oracle: Oracle, state: PenaltyState, at: At, room: float, theta: float, tau: float) -> float:
-        """The steps of y, and its slack f(x, z) + room - f(x, y) after them."""
+        """Take the steps of y, and return its slack f(x, z) + room - f(x, y) after them."""
         x, y, z, batch = state.x, state.y, state.z, at.batch
         beta = t = at.beta
         best = float(oracle.lower(x, z, batch))
 
         def measure(lower: float) -> tuple[float, float]:
-            """The slack and the objective of y, where f is ``lower``."""
+            """Return the slack and the objective of y, where f is ``lower``."""
             slack = best - lower + room  # in this order, z has a positive slack also when room is below the rounding of f
             ridge = theta / 2 * float(inner(y.leaves, y.leaves))
             return slack, float(oracle.upper(x, y, batch)) + ridge + self._price(slack, tau)
 
         slack, value = measure(float(oracle.lower(x, y, batch)))
-        if self.penalty != "quadratic" and not slack > 0:
+        if self.penalty != "quadratic" and not slack > 0:  # a step of x made y infeasible, where a barrier is infinite
             copy_(y.leaves, z.leaves)
             slack, value = measure(best)
         for _ in range(self.upper_steps):
@@ -155,12 +155,12 @@ class BVFIM(PenaltyMethod):
             _, d_y = oracle.gradient(y, terms, batch)
             old = [leaf.clone() for leaf in y.leaves]
             direction = [torch.add(part, leaf, alpha=theta) for part, leaf in zip(d_y, old, strict=True)]
-            t = min(beta, 2 * t)
+            t = min(beta, 2 * t)  # near the last length, so that a stiff barrier does not cost many halvings every time
             while t >= SHORTEST * beta:
                 add_(y.leaves, direction, -t)
                 oracle.prox(x.value, y.leaves, t)
                 new_slack, new_value = measure(float(oracle.lower(x, y, batch)))
-                if new_value <= value:
+                if new_value <= value:  # not for NaN, and not outside a barrier
                     slack, value = new_slack, new_value
                     break
                 copy_(y.leaves, old)
@@ -168,15 +168,15 @@ class BVFIM(PenaltyMethod):
         return slack
 
     def _price(self, slack: float, tau: float) -> float:
-        """P(slack), infinite outside a barrier."""
+        """Return P(slack), which is infinite outside a barrier."""
         if self.penalty == "quadratic":
-            return max(0.0, -slack) * max(0.0, -slack) / (2 * tau)
+            return max(0.0, -slack) * max(0.0, -slack) / (2 * tau)  # ** would raise an error on overflow
         if not slack > 0:
             return math.inf
         return -tau * math.log(slack) if self.penalty == "log" else tau / slack
 
     def _weight(self, slack: float, tau: float) -> float:
-        """w = -P'(slack)."""
+        """Return w = -P'(slack)."""
         if self.penalty == "quadratic":
             return max(0.0, -slack) / tau
-        return tau / slack if self.penalty == "log" else tau / slack / slack
+        return tau / slack if self.penalty == "log" else tau / slack / slack  # slack^2 may underflow

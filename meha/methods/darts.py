@@ -1,4 +1,4 @@
-"""DARTS: alternating steps on the two levels, with an optional look one lower step ahead."""
+"""DARTS: alternating steps on the two levels; order 2 differentiates through one lower step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class DARTS(Method):
         check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
         check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
         check_positive("epsilon", self.epsilon)
-        if not isinstance(self.order, int) or self.order not in (1, 2):
+        if not isinstance(self.order, int) or self.order not in (1, 2):  # 1.0 == 1, but is a mistake
             raise ValueError(f"order: must be 1 or 2, got {self.order!r}.")
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
@@ -86,7 +86,7 @@ class DARTS(Method):
         y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
         used = None if y_optimizer is None or self.order == 1 else y_optimizer.optimizer
         groups = used.param_groups if isinstance(used, torch.optim.SGD) else []
-        if any(group["nesterov"] or group["dampening"] for group in groups):
+        if any(group["nesterov"] or group["dampening"] for group in groups):  # _ahead does not model them
             raise ValueError("y_optimizer: the step ahead of DARTS knows no nesterov and no dampening; leave them out.")
         return DARTSState(
             x,
@@ -100,17 +100,19 @@ class DARTS(Method):
         x, y = state.x, state.y
         upper, h = self._first(oracle, state, at) if self.order == 1 else self._second(oracle, state, at)
         size, _ = move(x, h, at.alpha, oracle.project, x.value, state.x_optimizer)
-        (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)
+        (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)  # again, because x has moved
         move(y, f_y, at.beta, oracle.prox, x.value, state.y_optimizer)
         return {"upper": upper, "lower": lower, "d_x": size}
 
     def _first(self, oracle: Oracle, state: DARTSState, at: At) -> tuple[torch.Tensor, Leaves]:
+        """Return F and h of order 1."""
         (upper,), h = oracle.gradient(state.x, [(1.0, oracle.upper, state.x, state.y)], at.batch)
-        if not oracle.upper_uses_x:
+        if not oracle.upper_uses_x:  # known since the gradient above
             raise ValueError("order: DARTS of order 1 moves x along F_x, and upper does not depend on x; use order=2.")
         return upper, h
 
     def _second(self, oracle: Oracle, state: DARTSState, at: At) -> tuple[torch.Tensor, Leaves]:
+        """Return F at the step ahead, and h of order 2."""
         x, y, ahead, batch = state.x, state.y, state.ahead, at.batch
         _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
         ahead_by, rates = self._ahead(state, at, f_y)
@@ -120,7 +122,7 @@ class DARTS(Method):
         d = [rate * part for rate, part in zip(rates, d, strict=True)]
         size = norm(d)
         e = self.epsilon / size.clamp(min=torch.finfo(size.dtype).tiny)  # where d = 0, both slopes below are the same
-        for sign in (1, -1):
+        for sign in (1, -1):  # central differences, of second order in e, take the place of a Hessian-vector product
             copy_(ahead.leaves, y.leaves)
             add_(ahead.leaves, d, sign * e)
             _, f_x = oracle.gradient(x, [(1.0, oracle.lower, x, ahead)], batch)
@@ -128,7 +130,7 @@ class DARTS(Method):
         return upper, h
 
     def _ahead(self, state: DARTSState, at: At, f_y: Leaves) -> tuple[Leaves, list[Any]]:
-        """The step that y would take now, and its length for each leaf."""
+        """Return the step that y would take now, and the learning rate of each leaf."""
         if state.y_optimizer is None:
             return [at.beta * part for part in f_y], [at.beta] * len(f_y)
         optimizer = state.y_optimizer.optimizer
@@ -137,6 +139,7 @@ class DARTS(Method):
         for group in optimizer.param_groups:
             sgd, rate = isinstance(optimizer, torch.optim.SGD), group["lr"]
             for leaf in group["params"]:
+                # As in torch.optim.SGD: weight decay is part of the gradient, and momentum * buffer is added to it.
                 part = slopes[id(leaf)] + group["weight_decay"] * leaf if sgd else slopes[id(leaf)]
                 buffer = optimizer.state.get(leaf, {}).get("momentum_buffer") if sgd else None
                 moves[id(leaf)] = rate * (part if buffer is None else part + group["momentum"] * buffer)

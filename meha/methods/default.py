@@ -35,22 +35,22 @@ __all__ = ["Default", "DefaultRun", "default_method"]
 
 
 STARTS = ("upper level first", "lower level first")
-"""The first two passes."""
+"""The names of the first two passes, which begin with a small and a large c."""
 
 
 class DefaultRun:
-    """The policy at work: implicit Newton first; where its answer does not stand, passes of the penalty continuation.
+    """Runs the policy: implicit Newton first, because it is fastest; without a verified answer, the penalty continuation.
 
     Args:
         levels: the problem.
         tol, second_order, both_starts, verify, max_gradients: those of the method.
 
     Attributes:
-        attempts: what all of them found, and what is known about their answers.
-        newton: the attempts by implicit Newton; None where it is not to be used.
-        scales: what was measured before the first pass; None before.
-        now: the present pass.
-        over: whether there is nothing left to do.
+        attempts: the results of all attempts, and the evidence about them.
+        newton: the multistart of implicit Newton; None where it is not to be used.
+        scales: what was measured before the first pass; None before that.
+        now: the present pass; None before the first.
+        over: whether the run has ended.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class DefaultRun:
         self.newton = Multistart(levels, self.attempts, verify, max_gradients) if second_order else None
 
     def _left(self) -> int:
-        """The gradients of f that may still be taken."""
+        """The gradients of f that are left in the budget."""
         return self.max_gradients - self.levels.spent
 
     @property
     def engine(self) -> str:
-        """The engine that the present answer comes from."""
+        """The name of the engine that the present answer comes from."""
         if self.attempts.results:
             return self.attempts.results[self.attempts.best].engine.value
         first = self.newton is not None and self.newton.engine is not None
@@ -78,35 +78,37 @@ class DefaultRun:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The end of the best attempt, and what is known about its y; None while there is something to do."""
+        """The verdict of the best attempt, with the evidence about its y; None while there is something to do."""
         if not self.over:
             return None
         return self.attempts.verdict if self.verify else self.attempts.unverified
 
     def advance(self) -> Numbers:
-        """Take a step, and put the point into the variables at which the run would end now."""
+        """Take a step, and write the point that would be the answer now into the variables."""
         begin = time.perf_counter()
         engine = None if self.newton is None else self.newton.engine
         numbers = self._advance_pass() if engine is None else self._advance_engine(engine)
         results = self.attempts.results
-        if results:
+        if results:  # a later attempt must not hide the best answer so far from callbacks and checkpoints
             answer = results[self.attempts.best]
             self.levels.move(answer.x, answer.y)
         self.levels.clock.seconds += time.perf_counter() - begin
         return numbers
 
     def _advance_engine(self, engine: HyperDescent) -> Numbers:
+        """Take a step of implicit Newton; when its attempts are over, end the run or go back to the start for passes."""
         assert self.newton is not None
         numbers = self.newton.advance(engine)
         if self.newton.engine is None:
             self.over = self.newton.answered
-            if not self.over:
+            if not self.over:  # passes begin at (x0, y0), not where implicit Newton ended
                 self.levels.move(self.sizes.x0, self.sizes.y0)
         return numbers
 
     # Passes
 
     def _advance_pass(self) -> Numbers:
+        """Take a step of the present pass; when it is over, judge its result, and begin the next pass that is planned."""
         levels, attempts = self.levels, self.attempts
         scales = self.scales = self.scales or self._measure()
         now = self.now = self.now or self._pass(scales)
@@ -115,20 +117,20 @@ class DefaultRun:
             numbers = now.step() | {"run": len(attempts.results) + 1}
             if now.result is not None:
                 attempts.results.append(now.result)
-                attempts.pairs = now.envelope.solve_thetas[0].pairs
-                if self.verify or scales.proximal:  # where a response is meant, the attempts finds it
+                attempts.pairs = now.envelope.solve_thetas[0].pairs  # the search of the lower level begins with this curvature
+                if self.verify or scales.proximal:  # with the response ``Nearest``, judge() also replaces y by that solution
                     with contextlib.suppress(BudgetError):
                         attempts.judge(scales)
                 self.over = not attempts.plan
                 self.now = None if self.over else self._pass(scales)
-        if not attempts.results:
+        if not attempts.results:  # evaluations have left trial points in the variables
             levels.move(now.x, now.y)
         return numbers
 
     def _measure(self) -> Scales:
         """Measure the scales, and plan the first passes."""
         scales = measure(self.levels, self.sizes, self.both_starts)
-        self.sizes = self.attempts.sizes = scales
+        self.sizes = self.attempts.sizes = scales  # one object: passes update the largest sizes in it
         pairs = zip(STARTS, scales.starts, strict=False)
         self.attempts.plan = [Start(name, c, scales.x0, scales.y0, []) for name, c in pairs]
         return scales
@@ -139,13 +141,14 @@ class DefaultRun:
 
     def _pass(self, scales: Scales) -> PenaltyPass:
         first = len(self._passes) < len(scales.starts)
+        # The first passes share the budget, and leave a part for verification; each later one takes a part of what is left.
         allowed = TUNING.first_pass_share * self.max_gradients if first else TUNING.next_pass_share * self._left()
         return PenaltyPass(self.levels, scales, self.attempts.plan.pop(0), int(min(allowed, self._left())))
 
     # What is known
 
     def report(self) -> dict[str, str]:
-        """What is known about the problem, which engine did what, which accuracy was reached, and what others found."""
+        """The problem, the engine and course of the answer, its accuracy, its evidence, and where other attempts ended."""
         attempts, scales = self.attempts, self.scales
         lines = {}
         if scales is not None:
@@ -176,7 +179,7 @@ class DefaultRun:
         return lines
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
+        """Everything that later steps need, in plain tensors, numbers and text."""
         return {
             "newton": self.newton and self.newton.state_dict(),
             "over": self.over,
@@ -198,12 +201,13 @@ class DefaultRun:
         self.attempts.load_state_dict(state["attempts"])
         if state["now"] is not None:
             assert self.scales is not None
+            # The start and the budget are placeholders, which the saved state overwrites.
             self.now = PenaltyPass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)
             self.now.load_state_dict(state["now"])
 
 
 SMALL = 300
-"""Unknowns up to which problems with polyhedral sets take the way of coupled ones, whose Hessians are dense."""
+"""Unknowns up to which ActiveSets takes problems with polyhedral sets; its Hessians are dense."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,12 +293,13 @@ class Default(Engine):
 
 def _use_active_sets(problem: Problem, x: Variable, y: Variable) -> bool:
     """Whether X or Y is polyhedral, and the problem small and smooth enough for the active-set engine."""
+    # The other engines only project on such sets; their faces, on which Newton steps could be taken, are not known there.
     known = any(isinstance(domain, Polyhedron | Intersection) for domain in (problem.x_set, problem.y_set))
     plain = problem.nonsmooth is None and problem._selected_response is None and x.numel + y.numel <= SMALL
     return known and plain and not (x.has_modules or y.has_modules)
 
 
-HALF = (torch.float16, torch.bfloat16)
+HALF = (torch.float16, torch.bfloat16)  # their rounding errors hide the differences that line searches compare
 
 RATE = 0.01
 """Learning rate of x where Adam takes its steps."""
@@ -312,7 +317,7 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     >>> default_method(problem, problem.x0, problem.y0).name
     'Default'
     """
-    problem, _ = problem._with_dummy_x(x0, Variable.of(y0, "y"))
+    problem, _ = problem._with_dummy_x(x0, Variable.of(y0, "y"))  # x0 may be None
     noisy = batches is not None or problem.needs_batch or next(modules_of((x0, y0)), None) is not None
     if isinstance(problem._selected_response, Trained):
         return RHG(x_optimizer=partial(torch.optim.Adam, lr=RATE)) if noisy else RHG()

@@ -15,7 +15,7 @@ from meha.tensors.variables import Variable
 __all__ = ["F2SA"]
 
 
-GROWING = Power(1.0, p=1 / 3)
+GROWING = Power(1.0, p=1 / 3)  # the paper's exponent without noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class F2SA(PenaltyMethod):
 
     Args:
         c: the weight of the lower level, a number or a function of k; (k+1)^(1/3) by default, the paper's choice without noise.
-        warm_start: whether y and z go on from where they were, or begin at y0 in every step.
+        warm_start: whether y and z continue from the last step, or restart at y0 in every step.
         alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
     It follows :class:`~meha.responses.Trained`: y and z then begin afresh, and T and, if they are left out, beta and eta are
@@ -69,11 +69,11 @@ class F2SA(PenaltyMethod):
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
         c, batch = at.c, at.batch
         s = at_most_one(c)
-        state.restart(state.y, state.z)
+        state.restart(state.y, state.z)  # does nothing with warm starts
         first, second, third = gap_terms(oracle, state, s, c * s)
         for _ in range(self.inner_steps):
             self.follow(oracle, state, at, steps=1)
-            _, d_y = oracle.gradient(state.y, [first, second], batch)
+            _, d_y = oracle.gradient(state.y, [first, second], batch)  # f(x, z) does not depend on y
             self.move_y(oracle, state, at, d_y)
         (upper, lower, best), d_x = oracle.gradient(state.x, [first, second, third], batch)
         size = self.move_x(oracle, state, at, d_x)

@@ -1,4 +1,4 @@
-"""What families of methods share: moves of a variable, inner loops, hypergradient methods and penalty methods."""
+"""The base classes of hypergradient methods and penalty methods, and the steps and inner loops that they share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: OptimizerFactory | None = None) -> None:
-    """Raise unless at most one of a step size and an optimizer is given, and each is what it should be."""
+    """Raise if a step size and an optimizer are both given, or one of them has a wrong type or value."""
     if step is not None:
         check_schedule(name, step)
         if factory is not None:
@@ -79,20 +79,20 @@ def move(
     if prox.identity:
         add_(leaves, direction, -step)
         return size, size
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(leaves):  # new tensors, as the old leaf is needed below; torch.add takes no tensor for alpha
         direction[i] = leaf - step * direction[i] if isinstance(step, Tensor) else torch.add(leaf, direction[i], alpha=-step)
     prox(x, direction, step)
-    moved = distance(leaves, direction) / step
+    moved = distance(leaves, direction) / step  # the prox-gradient mapping: zero exactly at fixed points
     copy_(leaves, direction)
     return size, moved
 
 
 Objective = Callable[[int, Variable], list[Term]]
-"""What step t descends on, as a weighted sum of functions at (x, y), as a function of t and y."""
+"""A function of t and y: the weighted sum of functions at (x, y) that inner step t decreases."""
 
 
 def lower_objective(oracle: Oracle, x: Variable) -> Objective:
-    """The objective f, the same in every step."""
+    """Return f as the objective of every inner step."""
     return lambda t, y: [(1.0, oracle.lower, x, y)]
 
 
@@ -118,7 +118,7 @@ def descend(
         if trace is not None:
             trace.append([leaf.detach().clone() for leaf in y.leaves])
         _, direction = oracle.gradient(y, objective(t, y), batch)
-        if ridge:
+        if ridge:  # added here, because an objective is a sum of F and f only; both gradients are at the same y
             add_(y.leaves, y.leaves, -step * ridge)
         add_(y.leaves, direction, -step)
         oracle.prox(x.value, y.leaves, step)
@@ -138,7 +138,7 @@ def reverse(
     objective: Objective | None = None,
     terms: int | None = None,
 ) -> tuple[Leaves, Leaves]:
-    """Pull the gradient (h, q) at (x, trace[-1]) back through the steps that led there: the gradient in x, and in y_0.
+    """Pull the gradient (h, q) at (x, trace[-1]) back through the steps that led there; return the gradients in x and in y_0.
 
     For the last ``terms`` steps (all by default), from the last to the first, with J the Jacobian of the projection on Y,
 
@@ -152,14 +152,15 @@ def reverse(
     for t in reversed(range(steps - min(terms if terms is not None else steps, steps), steps)):
         copy_(y.leaves, trace[t])
         hessian = oracle.hessian(objective(t, y), batch)
-        if not oracle.prox.identity:
+        if not oracle.prox.identity:  # first, because the projection is the last part of a step
+            # J is taken at the point before the projection, which is not stored: its gradient comes with the Hessian.
             ahead = [leaf - step * d for leaf, d in zip(trace[t], hessian.gradient, strict=True)]
             q = oracle.prox.pull_back(x.value, ahead, step, q)
         d_x, d_y = hessian(q, x, y)
         h = [a - step * b for a, b in zip(h, d_x, strict=True)]
         q = [a - step * b for a, b in zip(q, d_y, strict=True)]
-        del hessian  # before the next one is built
-    copy_(y.leaves, trace[-1])
+        del hessian  # before the next one is built, so that only one graph is in memory
+    copy_(y.leaves, trace[-1])  # the sweep used y as scratch
     return h, q
 
 
@@ -172,15 +173,16 @@ def unroll(
     batch: Any,
     objective: Objective | None = None,
 ) -> list[Variable]:
-    """Unroll the steps of :func:`descend`: y and each iterate, with the graph that leads there from x and from the first.
+    """Take the steps of :func:`descend` with autograd; return y and each iterate as functions of x and of the first.
 
     One backward pass from any of them then does what :func:`reverse` does step by step: in less time, with the memory of all
-    graphs. y itself stays where it is.
+    graphs. y itself does not move.
     """
     if y.has_modules or not oracle.prox.identity:
-        found = "holds a module" if y.has_modules else "has a set Y"
-        raise ValueError(f"keep_graph: y {found}, and steps are kept as graphs for free tensors only; leave keep_graph out.")
+        reason = "holds a module" if y.has_modules else "has a set Y"
+        raise ValueError(f"keep_graph: y {reason}, and steps are kept as graphs for free tensors only; leave keep_graph out.")
     objective = objective or lower_objective(oracle, x)
+    # The first iterate is a leaf of the graph, so that the gradient in y_0 is available.
     iterates = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
     for t in steps:
         last = iterates[-1]
@@ -206,7 +208,7 @@ class HypergradientMethod(Method):
         alpha, beta: step sizes of x and of y, numbers or functions of k; those left out are chosen from the problem's
             constants.
         inner_steps: T, the steps on y.
-        warm_start: whether they begin where the last ones ended, or at y0 every time.
+        warm_start: whether they continue where the last ones ended, or restart at y0 every time.
         x_optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; it takes the step of
             x, instead of alpha.
 
@@ -233,16 +235,17 @@ class HypergradientMethod(Method):
         return complete(self, self.chosen, self.choose, oracle, x, y, batch)
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        """Step sizes for a problem with these constants."""
+        """Return the step sizes for a problem with these constants."""
         return hypergradient_steps(constants)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> HypergradientState:
         optimizer = build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem)
-        return HypergradientState(x, y, optimizer, start=None if self.warm_start else y.copy())
+        return HypergradientState(x, y, optimizer, start=None if self.warm_start else y.copy())  # y0, before y moves
 
     def step(self, oracle: Oracle, state: HypergradientState, at: At) -> Numbers:
         state.restart(state.y)
         numbers, h = self.hypergradient(oracle, state, at)
+        # y waits for the next step: the answer is y_T at the x before this move.
         d_x, _ = move(state.x, h, at.alpha, oracle.project, state.x.value, state.x_optimizer)
         return {**numbers, "d_x": d_x}
 
@@ -294,14 +297,14 @@ class PenaltyMethod(Method):
         return complete(self, ("alpha", "beta", "eta"), self.choose, oracle, x, y, batch)
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        """Step sizes for a problem with these constants."""
+        """Return the step sizes for a problem with these constants."""
         return penalty_steps(constants)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
         return PenaltyState(
             x,
             y,
-            z=y.copy(),
+            z=y.copy(),  # the gap is zero at the start
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
             y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
         )
@@ -320,11 +323,11 @@ class PenaltyMethod(Method):
 
 
 def at_most_one(c: Any) -> Any:
-    """The factor that scales the weights 1 and c so that the larger one is at most 1."""
+    """Return the factor that scales the weights 1 of F and c of f so that the larger one is 1: steps then fit any c."""
     return 1 / (c.clamp(min=1.0) if isinstance(c, Tensor) else max(1.0, c))  # a tensor where the step is traced
 
 
 def gap_terms(oracle: Oracle, state: PenaltyState, upper: float, gap: float) -> list[Term]:
-    """The terms of upper * F(x, y) + gap * (f(x, y) - f(x, z))."""
+    """Return the terms of upper * F(x, y) + gap * (f(x, y) - f(x, z))."""
     x, y, z = state.x, state.y, state.z
     return [(upper, oracle.upper, x, y), (gap, oracle.lower, x, y), (-gap, oracle.lower, x, z)]

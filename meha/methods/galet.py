@@ -59,11 +59,11 @@ class GALET(ImplicitMethod):
         check_step("eta", self.eta)
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = super().choose(constants)
-        return {**found, "eta": found["eta"] ** 2}
+        steps = super().choose(constants)
+        return {**steps, "eta": steps["eta"] ** 2}  # the least-squares problem has the Hessian f_yy^2
 
     def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
-        v = [torch.zeros_like(leaf) for leaf in rhs]
+        v = [torch.zeros_like(leaf) for leaf in rhs]  # from 0, v stays in the range of f_yy: the solution of minimal norm
         for _ in range(self.terms):
             add_(v, apply(subtract(rhs, apply(v))), at.eta)
         return v

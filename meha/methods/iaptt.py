@@ -71,7 +71,7 @@ class IAPTT(HypergradientMethod):
         return {**super().choose(constants), "eta": SAFETY / (constants.F_yy or 1.0)}  # lower steps flatten F(x, y_T(z))
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
-        chosen = self.chosen if self.alpha is not None else (*self.chosen, "eta")
+        chosen = self.chosen if self.alpha is not None else (*self.chosen, "eta")  # a given alpha also serves for z
         return complete(self, chosen, self.choose, oracle, x, y, batch)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> IAPTTState:
@@ -86,14 +86,14 @@ class IAPTT(HypergradientMethod):
             iterates = unroll(oracle, x, y, range(self.inner_steps), beta, batch)
             with torch.no_grad():
                 values = [oracle.upper(x, iterate, batch) for iterate in iterates[1:]]
-            worst = 1 + int(torch.stack(values).argmax())
+            worst = 1 + int(torch.stack(values).argmax())  # as in the paper, t = 0 is no candidate: x would get F_x alone
             _, (h, q) = oracle.pull_back(oracle.upper, x, iterates[: worst + 1], batch)
             copy_(y.leaves, iterates[-1].leaves)
             self._move_z(oracle, state, at, q)
             return {"upper": values[-1], "pessimistic": worst}, h
         descend(oracle, x, y, self.inner_steps, beta, batch, trace=trace)
         values = []
-        for iterate in trace[1:]:
+        for iterate in trace[1:]:  # values only, so that gradients of F are taken at one iterate
             copy_(y.leaves, iterate)
             values.append(oracle.upper(x, y, batch).clone())  # it may be a view of y
         worst = 1 + int(torch.stack(values).argmax())
@@ -101,7 +101,7 @@ class IAPTT(HypergradientMethod):
         _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
         self._move_z(oracle, state, at, q)
-        copy_(y.leaves, trace[-1])
+        copy_(y.leaves, trace[-1])  # the answer is y_T, not the iterate of the largest F
         return {"upper": values[-1], "pessimistic": worst}, h
 
     def _move_z(self, oracle: Oracle, state: IAPTTState, at: At, direction: Leaves) -> None:

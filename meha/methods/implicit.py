@@ -1,4 +1,4 @@
-"""CG and NS: the hypergradient from the implicit function theorem, with two ways to solve its linear system."""
+"""CG and NS: the hypergradient from the implicit function theorem, by two solvers of its linear system."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ImplicitMethod(HypergradientMethod):
     def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y = state.x, state.y
         batch = at.batch
-        descend(oracle, x, y, self.inner_steps, at.beta, batch)
+        descend(oracle, x, y, self.inner_steps, at.beta, batch)  # not differentiated: v accounts for how y follows x
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        hessian = oracle.hessian([(1.0, oracle.lower, x, y)], batch)
+        hessian = oracle.hessian([(1.0, oracle.lower, x, y)], batch)  # one graph for all products
         v = self.solve(lambda vector: hessian(vector, y)[0], F_y, at)
-        (cross,) = hessian(v, x)
+        (cross,) = hessian(v, x)  # the adjoint form: one system, whatever the size of x
         return {"upper": upper}, subtract(F_x, cross)
 
     @abstractmethod
@@ -125,5 +125,5 @@ class NS(ImplicitMethod):
         check_step("eta", self.eta)
 
     def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
-        step = at.beta if self.eta is None else at.eta
+        step = at.beta if self.eta is None else at.eta  # with beta, the series is RHG at a fixed point, truncated
         return neumann_series(apply, rhs, step=step, terms=self.terms)

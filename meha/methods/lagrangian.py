@@ -1,4 +1,4 @@
-"""What LVHBA and BiCGAFFA share: the Lagrangian of a coupled lower level, f + <multipliers, h>, and steps on it."""
+"""The base class of LVHBA and BiCGAFFA: the Lagrangian f + <multipliers, h> of a coupled lower level, and steps on it."""
 
 from __future__ import annotations
 
@@ -33,47 +33,47 @@ class Lagrangian:
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle = oracle
         self.constraints = oracle.problem.constraints[0]
-        with torch.no_grad():
+        with torch.no_grad():  # only the number of rows is wanted
             parts = [constraint.values(x, y) for constraint in self.constraints]
         self.sizes = sum(len(part[0]) for part in parts), sum(len(part[1]) for part in parts)
 
     def multipliers(self, like: Tensor) -> Tensor:
-        """Zeros, one for each row."""
+        """Return zero multipliers, one for each row."""
         return like.detach().new_zeros(sum(self.sizes))
 
     def state_dict(self) -> dict[str, str]:
-        """Nothing: it does not change in a run."""
+        """Return nothing, because the Lagrangian does not change in a run."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def values(self, x: Variable, y: Variable) -> Tensor:
-        """h(x, y) and the equations, as one vector."""
+        """Return h(x, y) and the equations as one vector."""
         parts = [constraint.values(x, y) for constraint in self.constraints]
-        return torch.cat([part[0] for part in parts] + [part[1] for part in parts])
+        return torch.cat([part[0] for part in parts] + [part[1] for part in parts])  # the order of the multipliers
 
     def project(self, w: Tensor, radius: float) -> Tensor:
-        """The nearest multipliers of size ``radius`` at most, not negative for inequalities."""
+        """Project multipliers on Z: of size ``radius`` at most, and not negative for inequalities."""
         return torch.cat([w[: self.sizes[0]].clamp(0.0, radius), w[self.sizes[0] :].clamp(-radius, radius)])
 
     def gradients(self, wrt: tuple[Variable, ...], x: Variable, y: Variable, w: Tensor) -> tuple[Tensor, list[Leaves]]:
-        """f(x, y), and the gradients of L(x, y; w); it counts as one gradient of f."""
+        """Return f(x, y) and the gradients of L(x, y; w); they count as one gradient of f."""
         oracle = self.oracle
         value: list[Tensor] = []
 
         def evaluate(x: Variable, y: Variable, batch: Any) -> Tensor:
             f = oracle.lower(x, y, batch)
-            value.append(f.detach())
+            value.append(f.detach())  # f itself is reported; evaluated once, it is taken from inside of L
             return f + w.to(f) @ self.values(x, y).to(f)
 
         total = Function("lower", evaluate, y.device)
-        _, found = oracle.gradients(wrt, [(1.0, total, x, y)], strict=False)
-        oracle.average([], (), value)
-        return value[0], found
+        _, derivatives = oracle.gradients(wrt, [(1.0, total, x, y)], strict=False)  # L may be constant in x
+        oracle.average([], (), value)  # above, L and its gradients are averaged over processes, but not f
+        return value[0], derivatives
 
     def violation(self, values: Tensor) -> float:
-        """The largest violation among rows with these values."""
+        """Return the largest violation among rows with these values."""
         parts = values[: self.sizes[0]].clamp(min=0), values[self.sizes[0] :].abs()
         return max((float(part.max()) for part in parts if len(part)), default=0.0)
 
@@ -121,21 +121,21 @@ class LagrangianMethod(Method):
             raise ValueError(f"method: {self.name} takes no batches; use objectives of (x, y) on all data.")
 
     def descend(self, oracle: Oracle, state: LagrangianState, at: At, multipliers: Tensor) -> tuple[Tensor, Leaves]:
-        """f at theta, and theta after a step on the proximal Lagrangian."""
+        """Return f at theta, and theta after a step on the proximal Lagrangian; theta itself is not moved."""
         x, y, theta = state.x, state.y, state.theta
         best, (d_theta,) = state.lagrangian.gradients((theta,), x, theta, multipliers)
         moved = [t - at.eta * (d + (t - own) / self.gamma1) for t, d, own in zip(theta.leaves, d_theta, y.leaves, strict=True)]
-        oracle.prox(x.value, moved, 1.0)
+        oracle.prox(x.value, moved, 1.0)  # without g, this is the projection on Y, for which the step does not matter
         return best, moved
 
     def advance(self, variable: Variable, direction: Leaves, step: float) -> Leaves:
-        """The leaves of a variable after a step."""
+        """Return the leaves of a variable after a step."""
         return [leaf - step * d for leaf, d in zip(variable.leaves, direction, strict=True)]
 
     def numbers(
         self, at: At, upper: Tensor, lower: Tensor, best: Tensor, violation: float, directions: tuple[Leaves, Leaves]
     ) -> Numbers:
-        """The numbers of a step."""
+        """Return the numbers of a step."""
         gap = lower - best
         return {"upper": upper, "lower": lower, "gap": gap, "violation": violation, "d_x": norm(*directions), "c": at.c}
 

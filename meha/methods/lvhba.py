@@ -88,14 +88,14 @@ class LVHBA(LagrangianMethod):
             lagrangian=lagrangian,
             coupling=NonlinearProgram(oracle, x, y),
         )
-        self._project(state)
+        self._project(state)  # the method needs a feasible (x, y), and theta = y at the start
         copy_(state.theta.leaves, y.leaves)
         return state
 
     def step(self, oracle: Oracle, state: LVHBAState, at: At) -> Numbers:
         x, y, theta, lagrangian = state.x, state.y, state.theta, state.lagrangian
         lam, z = state.lam.leaves[0], state.z.leaves[0]
-        h = lagrangian.values(x, theta).detach()
+        h = lagrangian.values(x, theta).detach()  # before theta moves: both steps on the saddle point are simultaneous
         best, moved = self.descend(oracle, state, at, lam.detach())
         copy_([lam], [lagrangian.project(lam - at.eta * ((lam - z) / self.gamma2 - h), self.radius)])
         copy_(theta.leaves, moved)
@@ -107,21 +107,21 @@ class LVHBA(LagrangianMethod):
         d_y = [a - (own - t) / self.gamma1 for a, own, t in zip(g_y, y.leaves, theta.leaves, strict=True)]
         copy_(x.leaves, self.advance(x, d_x, at.alpha))
         copy_(y.leaves, self.advance(y, d_y, at.alpha))
-        self._project(state)
+        self._project(state)  # jointly: C couples x and y
         copy_([z], [lagrangian.project(z - at.beta * (z - lam) / self.gamma2, self.radius)])
         return self.numbers(at, upper, lower, best, lagrangian.violation(h), (d_x, d_y))
 
     @staticmethod
     def _project(state: LVHBAState) -> None:
-        """Put the nearest point of C into (x, y)."""
+        """Project (x, y) on C."""
         coupling = state.coupling
         target = coupling.read()
         program = RelaxedProgram(coupling, target)
-        if coupling.linear[2:].all():
+        if coupling.linear[2:].all():  # of the rows after F and f, the constraints; then one quadratic program is exact
             _, e, h = program.values(target)
             _, J, A = program.jacobians(target)
             nearest = target + solve_program(np.eye(len(target)), np.zeros(len(target)), A, -h, J, -e, h > 0).z
         else:
             nearest = minimise_sqp(program, target).w
-        if np.isfinite(nearest).all():
+        if np.isfinite(nearest).all():  # a program that fails leaves (x, y) where the step led
             coupling.write(nearest)

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from meha.analysis.theory import Constants, check, estimate, step_bounds, warn
+from meha.analysis.theory import Constants, check, estimate, step_bounds
+from meha.analysis.theory.lemmas import warn
 from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods.frames import check_step, move
@@ -78,9 +79,9 @@ class MEHA(Method):
             In x, dropout then draws one mask for f(x, y) and another for f(x, theta).
         inner_steps: T, the steps of theta and y; T - 1 of them (theta, then y) go before the step above, which is the algorithm
             for T = 1. Each costs 2 gradients of f and 1 of F.
-        warm_start: whether theta and y go on from where they were, or begin at y0 in every step, with optimizers that remember
-            nothing but their schedule. Then the last step of y, which would be thrown away, is left out, and T must be at
-            least 2.
+        warm_start: whether theta and y continue from the last step, or restart at y0 in every step, with optimizers that
+            remember nothing but their schedule. Then the last step of y, which would be thrown away, is left out, and T must be
+            at least 2.
 
     Modules run as they are: in training mode, batch-norm statistics of y see the data of both objectives (those of theta, a
     copy, only its own passes), and dropout draws a new mask in every pass, except that f(x, y) and f(x, theta) in the
@@ -89,7 +90,7 @@ class MEHA(Method):
     prox a copy of its level.
 
     Numbers that are left out are chosen once, at the start, from the constants of the problem; where these are not stated with
-    the problem, they are estimated first, and these gradients count. For numbers that adapt as the run goes on there are
+    the problem, they are estimated first, and these gradients count. For numbers that adapt during the run there are
     :class:`~meha.contrib.AdaptiveMEHA` and, with batches or modules, :class:`~meha.StochasticMEHA`.
 
     The numbers of a step, at the point (x, y) where it starts: ``upper`` F, ``lower`` f + g, ``gap`` the value
@@ -144,7 +145,7 @@ class MEHA(Method):
 
     @property
     def c_k(self) -> Schedule:
-        """The penalty c_k = c (k+1)^p as a function of k."""
+        """Return the penalty c_k = c (k+1)^p as a function of k."""
         assert self.c is not None
         return self.c if callable(self.c) else Power(self.c, self.p or 0.0)
 
@@ -156,28 +157,28 @@ class MEHA(Method):
         return method, constants
 
     def check_theory(self, constants: Constants) -> list[str]:
-        """The inequalities of the convergence theorem for gamma, eta and p that fail; a schedule is looked at in some steps."""
+        """List the inequalities of the convergence theorem for gamma, eta and p that fail; schedules are sampled."""
         assert self.gamma is not None
-        return check(constants, gamma=self.gamma, eta=max(self._looked_at("eta"), default=None), p=self.p)
+        return check(constants, gamma=self.gamma, eta=max(self._sampled("eta"), default=None), p=self.p)
 
     def _check_steps(self, constants: Constants) -> tuple[bool, str]:
-        """Whether alpha and beta are within the bounds of the theorem's proof, and a phrase about them."""
+        """Return whether alpha and beta are within the bounds of the theorem's proof, and a phrase about them."""
         assert self.gamma is not None
-        alphas, betas, etas = (self._looked_at(name) for name in ("alpha", "beta", "eta"))
+        alphas, betas, etas = (self._sampled(name) for name in ("alpha", "beta", "eta"))
         if not (alphas and betas and etas) or callable(self.c):
             return False, "alpha and beta not looked at"
-        bounds = step_bounds(constants, self.gamma, min(etas), evaluate("c_k", self.c_k, 0))
+        bounds = step_bounds(constants, self.gamma, min(etas), evaluate("c_k", self.c_k, 0))  # both smallest: the worst case
         factors = {"alpha": max(alphas) / bounds.alpha, "beta": max(betas) / bounds.beta}
         above = [f"{name} is {factor:.2g} times" for name, factor in factors.items() if factor > 1]
         return not above, f"{' and '.join(above)} what its proof admits"
 
-    def _looked_at(self, name: str) -> list[float]:
-        """A step size in some steps; empty where an optimizer takes its place."""
+    def _sampled(self, name: str) -> list[float]:
+        """Return a step size in some steps; an empty list where an optimizer takes its place."""
         step = getattr(self, name)
         return [] if step is None else [evaluate(name, step, k) for k in (0, 10, 1000, 100_000)]
 
     def report(self, run: Run) -> dict[str, str]:
-        """Which inequalities of the theorem fail, or what is in range, and what the theorem does not cover."""
+        """Report which inequalities of the theorem fail, or what is in range, and what the theorem does not cover."""
         if run.constants is None:
             return {}
         failing = self.check_theory(run.constants)
@@ -208,34 +209,35 @@ class MEHA(Method):
     def step(self, oracle: Oracle, state: MEHAState, at: At) -> Numbers:
         x, y, theta, batch, gamma, c = state.x, state.y, state.theta, at.batch, at.gamma, at.c_k
 
-        state.restart(y, theta)
+        state.restart(y, theta)  # the order below is that of Algorithm 1: theta, x, then y at the new x
         for _ in range(self.inner_steps - 1):
             self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
             m_y = self._move_y(oracle, state, at, self._y_gradient(oracle, state, at))
 
-        both = self.gradients < 4 and self.warm_start
-        wrt, phi = ((x, y), oracle.partial) if both else ((x,), oracle.phi)
+        both = self.gradients < 4 and self.warm_start  # with 4, y takes its gradient at the new x; restarted, y does not move
+        wrt, phi = ((x, y), oracle.partial) if both else ((x,), oracle.phi)  # partial: in y, g is left to its prox
         terms = [(1 / c, oracle.upper, x, y), (1.0, phi, x, y)]
         if self.gradients == 2:
             own, (h, g_theta) = oracle.gradients((x, theta), [(1.0, oracle.partial, x, theta)], batch, own=True)
             (g_theta,) = oracle.average([g_theta], (theta,), own)
             (lower_theta,) = own
-            apart = distance(theta.leaves, y.leaves)
+            apart = distance(theta.leaves, y.leaves)  # before the move, because lower_theta belongs to the old theta
             m_theta = self._move_theta(oracle, state, at, g_theta)
-            del g_theta
+            del g_theta  # frees a gradient before the next pass
             own, (g_x, *g_y) = oracle.gradients(wrt, terms, batch, own=True)
             g_x, *g_y = oracle.average([subtract(g_x, h), *g_y], wrt, own)  # both parts of g_x in one message
             upper, lower = own
         else:
             m_theta = self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
             apart = distance(theta.leaves, y.leaves)
+            # One call, so that f(x, y) and f(x, theta) share their dropout mask: their difference is small beside its noise.
             (upper, lower, lower_theta), (g_x, *g_y) = oracle.gradients(wrt, [*terms, (-1.0, phi, x, theta)], batch)
 
         d_x, m_x = move(x, g_x, at.alpha, oracle.project, x.value, state.x_optimizer)
-        if self.warm_start:
+        if self.warm_start:  # a restart would throw this step of y away
             m_y = self._move_y(oracle, state, at, g_y[0] if both else self._y_gradient(oracle, state, at))
 
-        return {
+        return {  # functions are evaluated when they are read, so that a step does not pay for them
             "upper": upper,
             "lower": lower,
             "gap": lambda: lower - lower_theta - apart.square() / (2 * gamma),
@@ -245,9 +247,11 @@ class MEHA(Method):
         }
 
     def _theta_gradient(self, oracle: Oracle, state: MEHAState, batch: Any) -> Leaves:
+        """Return f_y(x, theta)."""
         return oracle.gradient(state.theta, [(1.0, oracle.lower, state.x, state.theta)], batch)[1]
 
     def _y_gradient(self, oracle: Oracle, state: MEHAState, at: At) -> Leaves:
+        """Return the gradient of F / c_k + f in y."""
         x, y = state.x, state.y
         return oracle.gradient(y, [(1 / at.c_k, oracle.upper, x, y), (1.0, oracle.lower, x, y)], at.batch)[1]
 
@@ -261,7 +265,7 @@ class MEHA(Method):
 
 
 def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[MEHA, Constants | None]:
-    """Fill in what was left out of MEHA."""
+    """Choose the numbers of MEHA that were left out."""
     if method.p is None and not callable(method.c):
         method = dataclasses.replace(method, p=GROWTH)
 
@@ -273,18 +277,18 @@ def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch:
 
 
 def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-    """Which of the numbers of a failed run are too large for the problem's constants, and which would fit."""
+    """Say which numbers of a failed run are too large for the problem's constants, and which would fit."""
     try:
         constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
     except (RuntimeError, ValueError, ArithmeticError):  # the start lies at the edge of an objective's domain
         return "Take smaller steps, or start further inside the domain of the objectives."
     steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
     given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
-    found = method.check_theory(constants)
+    notes = method.check_theory(constants)
     if given.get("beta", 0.0) > given.get("eta", math.inf):
-        found.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
-    fitting = parameters(constants, evaluate("c_k", method.c_k, 0), method.gamma if not found else None)
-    if all(step <= 1.01 * fitting[name] for name, step in given.items()):
-        return " ".join([*found, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
+        notes.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
+    fitting = parameters(constants, evaluate("c_k", method.c_k, 0), method.gamma if not notes else None)
+    if all(step <= 1.01 * fitting[name] for name, step in given.items()):  # the advice below has three digits
+        return " ".join([*notes, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
     numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
-    return " ".join([*found, f"Try {numbers}, which fit the curvature near the start, or leave them out."])
+    return " ".join([*notes, f"Try {numbers}, which fit the curvature near the start, or leave them out."])

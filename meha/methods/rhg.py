@@ -72,20 +72,21 @@ class RHG(HypergradientMethod):
         objective, step, batch = *self.objective(oracle, x, at), at.batch
         if self.keep_graph:
             first = 0 if self.terms is None else self.inner_steps - self.terms
-            descend(oracle, x, y, first, step, batch, objective)
+            descend(oracle, x, y, first, step, batch, objective)  # the steps that truncation leaves out need no graph
             iterates = unroll(oracle, x, y, range(first, self.inner_steps), step, batch, objective)
             upper, (h, q) = oracle.pull_back(oracle.upper, x, iterates, batch)
-            copy_(y.leaves, iterates[-1].leaves)
-            return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))
+            copy_(y.leaves, iterates[-1].leaves)  # without its graph, which would otherwise grow from step to step
+            return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))  # the start may depend on x
         descend(oracle, x, y, self.inner_steps, step, batch, objective, trace)
         (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         h, q = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
         return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))
 
     def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
-        """The objective of the inner steps, and their size."""
+        """Return the objective of the inner steps, and their size."""
         return lower_objective(oracle, x), at.beta
 
 
 def _add(a: Leaves, b: Leaves) -> Leaves:
+    """Return the sum of two gradients."""
     return [u + v for u, v in zip(a, b, strict=True)]

@@ -1,4 +1,4 @@
-"""Intervals of parameters, for searches."""
+"""Grid search, random search and TPE: methods that solve the lower level at many x, and keep the best."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Interval(ABC):
             raise ValueError(f"{name}: low must be less than high, got {self.low!r} and {self.high!r}.")
 
     def at(self, share: Tensor) -> Tensor:
-        """Values at these shares of the way from low (0) to high (1)."""
-        return self._between(share).clamp(self.low, self.high)
+        """Return the values at these fractions of the interval, from low (0) to high (1)."""
+        return self._between(share).clamp(self.low, self.high)  # rounding of a power may leave the interval
 
     @abstractmethod
     def _between(self, share: Tensor) -> Tensor: ...
@@ -88,7 +88,7 @@ Space = Interval | Mapping[str, Interval]
 
 
 class _Block(NamedTuple):
-    """Parameters with one interval: a named one, or the coordinates of a leaf of x."""
+    """The parameters that share an interval: a single named one, or the coordinates of a leaf of x."""
 
     name: str
     interval: Interval
@@ -114,7 +114,7 @@ class SearchState(State):
     """The best candidate so far with its lower solution (before the first success, the start), and all candidates tried.
 
     Attributes:
-        start: where the next lower solve begins.
+        start: the point from which the next lower solve starts.
         best: the smallest F so far; infinite before the first success.
         failed: number of candidates that failed.
         tried: the parameters of each candidate.
@@ -131,7 +131,7 @@ class SearchState(State):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         lengths = {len(state[name]) if isinstance(state[name], list) else -1 for name in ("tried", "values")}
-        if lengths != {state["k"]}:
+        if lengths != {state["k"]}:  # TPE rebuilds its study from both lists
             raise ValueError(f"state: must hold {state['k']} tried candidates and their values; it is damaged.")
         super()._load(state)
 
@@ -150,7 +150,7 @@ class Search(Method):
             coordinates, where leaves without a name stay fixed.
         to_x: a function that builds x from a dict with a number for each name of ``space``; the names are then free, and a
             few parameters stand for many coordinates.
-        warm_start: whether a lower solve begins at the previous solution, or always at y0.
+        warm_start: whether a lower solve starts at the previous solution, or always at y0.
         inner_steps: upper bound on the FISTA steps per candidate.
         lower_tol: relative accuracy of the lower solve, as in :func:`meha.lower.proximal_gradient.solve_lower`.
         quadratic: whether f is a convex quadratic function of y alone, and g a :class:`meha.nonsmooth.GroupL2`. f is then read
@@ -187,14 +187,14 @@ class Search(Method):
                 raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
             if not named:
                 raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
-            if not isinstance(self.to_x, _Builder):
+            if not isinstance(self.to_x, _Builder):  # dataclasses.replace comes here a second time
                 object.__setattr__(self, "to_x", _Builder(self.to_x))
         check_count("inner_steps", self.inner_steps)
         check_tolerance("lower_tol", self.lower_tol)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
-        self._blocks(x)
-        state = SearchState(x, y, y.copy(), settled=False)
+        self._blocks(x)  # names that do not fit x are refused now, not in the first step
+        state = SearchState(x, y, y.copy(), settled=False)  # a best x that stays is no sign of convergence
         if self.quadratic:
             state.lower = QuadraticLower.read(oracle, x, y, f"{type(self).__name__}(quadratic=True)").parts
         return state
@@ -210,7 +210,7 @@ class Search(Method):
             else:
                 lower = solve_lower(oracle, x, state.start, tol=self.lower_tol, max_steps=self.inner_steps, batch=at.batch)
             residual, upper = lower.residual, float(oracle.upper(x, lower.theta, at.batch))
-            solved = lower.converged and math.isfinite(upper)
+            solved = lower.converged and math.isfinite(upper)  # at an unsolved y, F may be smaller than any true value
         except BREAKDOWNS:
             pass  # a failed candidate, counted below
         if not solved and state.failed + 1 == self.total(state.x):
@@ -219,12 +219,12 @@ class Search(Method):
             state.best = upper
             _assign(state.x, x)
             _assign(state.y, lower.theta)
-        if solved and self.warm_start:
+        if solved and self.warm_start:  # a failed solve may have ended far away
             _assign(state.start, lower.theta)
         state.failed += not solved
         state.tried = [*state.tried, values]  # new lists, because a state_dict holds the old ones
         state.values = [*state.values, upper if solved else math.nan]
-        best = {"upper": state.best} if math.isfinite(state.best) else {}
+        best = {"upper": state.best} if math.isfinite(state.best) else {}  # an infinite F would look like a failed run
         return {**best, "trial": upper, "residual": residual, "failed": float(state.failed)}
 
     def terminate(self, state: SearchState) -> Verdict | None:
@@ -266,7 +266,7 @@ class Search(Method):
                 if i in blocks:
                     raise ValueError(f"space: two intervals for {x.label(x.names[i])}, one of them from {name!r}; give one.")
                 blocks[i] = _Block(x.names[i], interval, x.leaves[i].numel(), i)
-        return list(blocks.values())
+        return list(blocks.values())  # in the order of the space, which the entries of a candidate follow
 
     def _candidate(self, oracle: Oracle, like: Variable, values: Tensor) -> Variable:
         """Build x from these parameters, projected on X."""
@@ -282,7 +282,7 @@ class Search(Method):
         else:
             for block, piece in zip(blocks, values.split([block.size for block in blocks]), strict=True):
                 x.leaves[block.leaf].copy_(piece.reshape(x.leaves[block.leaf].shape))
-        oracle.project(x.value, x.leaves, 1.0)
+        oracle.project(x.value, x.leaves, 1.0)  # the intervals know nothing of X
         return x
 
 
@@ -314,7 +314,7 @@ class GridSearch(Search):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
         dimension = sum(block.size for block in self._blocks(x))
-        if dimension * math.log(self.points) > math.log(LIMIT) + 1e-9:
+        if dimension * math.log(self.points) > math.log(LIMIT) + 1e-9:  # the power itself may have thousands of digits
             raise ValueError(
                 f"points: a grid of {self.points} values for each of {dimension} parameters has more than {LIMIT} points; take"
                 " fewer, let to_x build x from a few parameters, or use RandomSearch or TPE."
@@ -325,12 +325,12 @@ class GridSearch(Search):
         return int(self.points ** sum(block.size for block in self._blocks(x)))
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
-        rest, dimension = state.k, sum(block.size for block in blocks)
-        digits = [0] * dimension
+        number, dimension = state.k, sum(block.size for block in blocks)
+        digits = [0] * dimension  # of k to the base ``points``: the grid is never stored
         for i in reversed(range(dimension)):
-            rest, digits[i] = divmod(rest, self.points)
-        ends = [digit / (self.points - 1) if self.points > 1 else 0.5 for digit in digits]
-        return _values(blocks, torch.tensor(ends, dtype=torch.float64))
+            number, digits[i] = divmod(number, self.points)
+        shares = [digit / (self.points - 1) if self.points > 1 else 0.5 for digit in digits]
+        return _values(blocks, torch.tensor(shares, dtype=torch.float64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +361,7 @@ class RandomSearch(Search):
         return self.trials
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
+        # A generator for each candidate needs no state: a resumed run draws the same ones.
         shares = np.random.default_rng([self.seed, state.k]).random(sum(block.size for block in blocks))
         return _values(blocks, torch.from_numpy(shares))
 
@@ -413,7 +414,7 @@ class TPE(Search):
             for i in range(block.size):
                 low, high = float(block.interval.low), float(block.interval.high)
                 space[f"{block.name}[{i}]"] = FloatDistribution(low, high, log=isinstance(block.interval, LogUniform))
-        entropy = np.random.SeedSequence([self.seed, state.k]).generate_state(1)
+        entropy = np.random.SeedSequence([self.seed, state.k]).generate_state(1)  # optuna takes a single number as seed
         sampler = optuna.samplers.TPESampler(seed=int(entropy[0]), multivariate=False)
         level = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))  # silences the message of a new study
@@ -421,7 +422,7 @@ class TPE(Search):
             study = optuna.create_study(sampler=sampler)
         finally:
             optuna.logging.set_verbosity(level)
-        for tried, value in zip(state.tried, state.values, strict=True):
+        for tried, value in zip(state.tried, state.values, strict=True):  # the state is all that a checkpoint keeps
             params = dict(zip(space, tried.tolist(), strict=True))
             if math.isnan(value):
                 trial = create_trial(state=TrialState.FAIL, params=params, distributions=space)
@@ -439,13 +440,14 @@ def _check_trials(trials: object, seed: object) -> None:
 
 
 def _values(blocks: list[_Block], shares: Tensor) -> Tensor:
+    """Return the parameters at these fractions of their intervals."""
     pieces = shares.split([block.size for block in blocks])
     return torch.cat([block.interval.at(piece) for block, piece in zip(blocks, pieces, strict=True)])
 
 
 def _assign(variable: Variable, source: Variable) -> None:
-    """Copy the numbers and buffers of ``source``, which has the structure of ``variable``."""
+    """Copy the values and buffers of ``source``, which has the structure of ``variable``."""
     copy_(variable.leaves, source.leaves)
-    buffers = source.buffers()
+    buffers = source.buffers()  # the statistics of batch norm belong to a solution, too
     for name, buffer in variable.buffers().items():
         buffer.copy_(buffers[name])

@@ -1,4 +1,4 @@
-"""What StochasticMEHA is made of: its state, its numbers, directions, metrics, and steps of variables that restart."""
+"""StochasticMEHA: MEHA for mini-batches and networks, with step sizes that are scaled by the gradients themselves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers of a run in which y goes on from step to step.
+    """The constants of a run in which y continues from step to step.
 
     Attributes:
         lr, x_lr: rates of y and of x at the start.
@@ -75,17 +75,17 @@ class Rates:
     linear: bool
 
     def age(self, k: int) -> float:
-        """What the rates are divided by in step k."""
+        """Return the number by which the rates are divided in step k."""
         return (1 + k / self.patience) ** self.power
 
 
 BATCHES = Rates(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
-"""With batches: theta is what training gives. The sum of its rates grows as log k, so that a longer run changes little:
-networks learn wrong labels by heart only on a long way."""
+"""With batches: theta is the result of training. The sum of its rates grows as log k, so that a longer run changes little:
+networks memorise wrong labels only when they move far."""
 
 AGING, LEAST_AGING, MOST_AGING = 4.0, 0.3, 10.0
 """With batches, where y is a network: how fast its rates fall. The gradients of F at y and at theta, which never learns from
-the data of F, are compared: smaller ones at y say that it knows these data by heart, larger ones that it learns wrong things
+the data of F, are compared: smaller ones at y show that it memorises these data, larger ones that it learns wrong labels
 from those of f. A step counts as AGING |log of their ratio| steps of theta, within limits: some decay, and no sudden stop."""
 
 SPAN = 20
@@ -102,13 +102,13 @@ TENSORS = 5.0
 """Rate of y without modules relative to networks, whose numbers act together."""
 
 LIMIT = 10.0
-"""Upper bound on a step of a number of x, in units of the mean step of its tensor."""
+"""Upper bound on a step of a coordinate of x, in units of the mean step of its tensor."""
 
 SUDDEN = 10.0
-"""The mean size of the directions of x is at least this part of the last one."""
+"""The mean size of the directions of x is at least the last one divided by this, so that a sudden jump gives no long step."""
 
 WATCHED = 10
-"""Steps after the first in which variables that go on are compared with those that start over."""
+"""Steps after the first in which lower variables that continue are compared with those that restart."""
 
 FRESH_RATE, FRESH_PATIENCE = 0.01, 1000
 """With lower variables that restart: the rate of x, and the number of steps after which it shrinks."""
@@ -118,10 +118,10 @@ FRESH_WAY = 320
 about this number of steps, and until then F leads."""
 
 FRESH_MEMORY = 0.9
-"""Share of the measured curvatures that a step keeps."""
+"""Weight of the earlier curvatures in their running mean."""
 
 TRIAL = 0.01
-"""Length of the step of each number of y along which slopes are measured at the start."""
+"""Length of the trial step of each coordinate of y along which curvatures are measured at the start."""
 
 FRESH_STEPS, FRESH_STEP = 5, 0.5
 """Steps of lower variables that restart with each batch, and their size times the curvature: each halves the error."""
@@ -132,13 +132,13 @@ SMALLER = 10
 
 @dataclass
 class StochasticMEHAState(State):
-    """x, y, theta, the response of theta to F; the moments of their directions; and numbers of the problem.
+    """x, y, theta, the response of theta to F, running means and mean squares of their directions, and measured numbers.
 
     Attributes:
-        response: theta, a little better for F, where y is a network; otherwise, and without batches, y has this part.
+        response: z, which is theta moved a little towards smaller F, where y is a network; None where y itself is z.
         square_theta: the mean squares of the directions of theta and of the response.
-        origin: where y began, while it is not decided whether it restarts with each batch.
-        numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta went on than at its start;
+        origin: the start of y, until it is decided whether y restarts with each batch.
+        numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta continued than at its start;
             curvatures of the steps of variables that restart; ``seen`` and ``unseen``, the sizes of the gradient of F at y and
             at theta, and the ``age`` of y that follows from them.
         fresh: whether the lower variables restart with each batch.
@@ -165,39 +165,39 @@ class StochasticMEHAState(State):
 
 
 def fresh_age(k: int) -> float:
-    """The age by whose root rates fall where lower variables restart."""
+    """Return the number by which the rate of x is divided where lower variables restart."""
     return 1 + k / FRESH_PATIENCE
 
 
 def penalty(k: int) -> float:
-    """c_k / q with lower variables that restart: the sum of rates that fall as the root, as an integral."""
+    """Return c_k / q where lower variables restart: the integral of 1 / sqrt(fresh_age), divided by FRESH_WAY."""
     return 2 * FRESH_PATIENCE * (math.sqrt(fresh_age(k + 1)) - 1) / FRESH_WAY
 
 
 def columns(leaf: Tensor) -> int:
-    """The number of columns of a matrix; 1 for vectors and numbers."""
+    """Return the number of columns of a matrix, which is its number of inputs; 1 for vectors and numbers."""
     return math.prod(leaf.shape[1:])
 
 
 def begin(state: StochasticMEHAState) -> Variable:
-    """Where lower variables begin with each batch."""
+    """Return the start of the lower variables with each batch."""
     begin = state.start or state.origin
     assert begin is not None
     return begin
 
 
 def zeros(variable: Variable) -> Variable:
-    """Moments that are zero, in the structure of a variable."""
+    """Return moments that are zero, in the structure of a variable."""
     return Variable.of([torch.zeros_like(leaf) for leaf in variable.leaves], "moments")
 
 
 def mixes(domain: ConvexSet | None) -> bool:
-    """Whether the projection on a set is only correct after steps that scale all coordinates alike."""
+    """Return True if the projection on a set is only correct after steps that scale all coordinates alike."""
     return domain is not None and not domain.coordinatewise
 
 
 def responding(state: StochasticMEHAState, linear: bool) -> Variable:
-    """The variable that responds to F: y itself, unless y is a network that learns from both levels."""
+    """Return the variable that responds to F: y itself, unless y is a network that learns from both levels."""
     return state.y if state.response is None or not linear else state.response
 
 
@@ -211,38 +211,37 @@ def find_directions(
     linear: bool = False,
     together: bool = False,
 ) -> tuple[list[Tensor], list[Leaves]]:
-    """F, f and f at theta, and the directions of some variables: the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and
-    c f_y(x, theta) for theta. (A metric takes the factor c of those of y and theta away.) If ``linear``, with F at theta. Where
-    there is a response, it takes the place of y, and the list ends with the gradient of F in theta.
+    """Compute F, f and f at theta, and the directions of the variables ``wrt``.
 
-    Where y and theta are ``together``, f drops out of the direction of x. Sums over micro-batches would leave rounding of it,
-    along which x would take a step of full length.
+    They are the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and c f_y(x, theta) for theta. (The metric cancels the factor
+    c of y and theta.) If ``linear``, F is taken at theta. A response takes the place of y, and the list then ends with the
+    gradient of F in theta. Where y and theta are ``together``, at the same point, f drops out of the direction of x.
     """
     x, theta = state.x, state.theta
     y = responding(state, linear)
     if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
         values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear, together=together)
         return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
-    f = oracle.phi if x in wrt else oracle.lower
+    f = oracle.phi if x in wrt else oracle.lower  # in y, g is left to its prox
     at = theta if linear else y
     of_upper = tuple(at if v is y else v for v in wrt if v is not theta)
-    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, at)], batch, own=True)
+    (upper,), first = oracle.gradients(of_upper, [(1.0, oracle.upper, x, at)], batch, own=True)  # the sum is averaged below
     (lower, best), second = oracle.gradients(wrt, [(1.0, f, x, y), (-1.0, f, x, theta)], batch, own=True)
-    directions = []
+    directions = []  # with 0 c: sums over micro-batches leave rounding of f, along which x would take a step of full length
     for variable, gradient in zip(wrt, second, strict=True):
         directions.append(scaled(gradient, -c if variable is theta else 0 * c if together and variable is x else c))
-    apart = [first.pop()] if y is not state.y and y in wrt else []
+    apart = [first.pop()] if y is not state.y and y in wrt else []  # F_y at theta, whose own norm the caller needs
     for direction, gradient in zip(directions, first, strict=False):
         add_(direction, gradient, 1.0)
     values = [upper, lower, best]
-    directions = oracle.average(directions + apart, wrt + (theta,) * len(apart), values)
+    directions = oracle.average(directions + apart, wrt + (theta,) * len(apart), values)  # one message for all processes
     if apart:
         add_(directions[wrt.index(y)], directions[-1], 1.0)
     return values, directions
 
 
 def read(oracle: Oracle, state: StochasticMEHAState, batch: Any) -> tuple[Leaves, Tensor]:
-    """The direction in which y learns from both levels, the gradient of F / q + f; and the size of that of F."""
+    """Compute the direction in which a network y learns from both levels, the gradient of F / q + f, and the norm of F_y."""
     x, y = state.x, state.y
     of_upper, of_lower = (oracle.gradient(y, [(1.0, level, x, y)], batch)[1] for level in (oracle.upper, oracle.lower))
     size = norm(of_upper)
@@ -251,17 +250,17 @@ def read(oracle: Oracle, state: StochasticMEHAState, batch: Any) -> tuple[Leaves
 
 
 def age(state: StochasticMEHAState, seen: Tensor, unseen: Tensor, n: int) -> None:
-    """Let y grow older by its n-th step, where F has gradients of these sizes at y and at theta."""
+    """Increase the age of y after its n-th step, from the norms of F_y at y (seen) and at theta (unseen)."""
     numbers = state.numbers.value
-    tiny = math.sqrt(torch.finfo(numbers["age"].dtype).tiny)
+    tiny = math.sqrt(torch.finfo(numbers["age"].dtype).tiny)  # the ratio is 1 where both gradients vanish
     for name, size in (("seen", seen), ("unseen", unseen)):
-        numbers[name].lerp_(size.to(numbers[name]), max(1 / n, 1 / SPAN))
+        numbers[name].lerp_(size.to(numbers[name]), max(1 / n, 1 / SPAN))  # a plain mean at first, without bias to zero
     ratio = (numbers["seen"] + tiny) / (numbers["unseen"] + tiny)
     numbers["age"].add_((AGING * ratio.log().abs()).clamp(LEAST_AGING, MOST_AGING))
 
 
 def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:
-    """Gradient steps of y and theta from where they begin; their curvatures follow from how gradients change on the way."""
+    """Take gradient steps of y and theta from their start, and measure curvatures by how the gradients change along them."""
     numbers, levels = state.numbers.value, (state.y, state.theta)
     curvatures: list[Tensor] = [numbers["curvature_y"], numbers["curvature_theta"]]
     before: list[tuple[Leaves, Leaves]] = []
@@ -275,13 +274,13 @@ def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, b
             step = FRESH_STEP / curvature
             add_(level.leaves, direction, -step)
             if not oracle.prox.identity:
-                oracle.prox(state.x.value, level.leaves, float(step * c))
+                oracle.prox(state.x.value, level.leaves, float(step * c))  # directions hold c times the lower level
 
 
 def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool) -> Leaves:
-    """The roots of the mean squares of n directions, of which the last come now; one number for all if ``whole``.
+    """Add directions to the running mean squares, and return their roots, or one mean root for all if ``whole``.
 
-    For leaves that are divided among processes, the parts of this one.
+    All n directions so far weigh the same. For leaves that are divided among processes, the parts of this one.
     """
     parts = local(square)
     foreach_mul_(parts, 1 - 1 / n)
@@ -289,7 +288,7 @@ def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool)
         here = local(direction)
         foreach_addcmul_(parts, here, here, 1 / (n * len(directions)))
     roots = list(foreach_sqrt(parts))
-    foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))
+    foreach_add_(roots, math.sqrt(torch.finfo(roots[0].dtype).tiny))  # a coordinate without gradients divides 0 by this
     if whole:
         mean = join_norms(list(foreach_norm(roots)), square) / math.sqrt(sum(leaf.numel() for leaf in square))
         return [mean.to(root.dtype).expand_as(root) for root in roots]
@@ -297,7 +296,7 @@ def update_metric(square: Leaves, directions: list[Leaves], n: int, whole: bool)
 
 
 def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leaves) -> Tensor:
-    """How fast a gradient changes between two points; not zero, and not infinite."""
+    """Return the curvature between two points, |gradient difference| / |distance|, neither zero nor infinite."""
     tiny = math.sqrt(torch.finfo(gradient[0].dtype).tiny)
     return (distance(gradient, old_gradient) + tiny) / (distance(point, old_point) + tiny)
 
@@ -327,7 +326,7 @@ class StochasticMEHA(Method):
         y <- y - lr / (1 + u) E^-1 < F_y(x, y) / q + f_y(x, y) >
 
     u grows by 0.04 times the absolute logarithm of the ratio of the sizes of F_y(x, y) and F_y(x, theta) in a step, and by
-    0.003 at least: fast where y knows the data of F by heart, or becomes worse for F than theta, which never sees these data.
+    0.003 at least: fast where y memorises the data of F, or becomes worse for F than theta, which never sees these data.
     ``solution.refit`` gives a y of f alone.
 
     Without batches, y is z, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F
@@ -335,24 +334,24 @@ class StochasticMEHA(Method):
 
     - z and theta share a batch and a metric: D holds the roots of the mean squares of both directions (E those of y). The
       noise of f then moves both alike, and leaves z - theta, which is all that x learns from.
-    - Rates fall as 1/k, so that networks do not learn doubtful examples by heart, and a longer run is not worse.
+    - Rates fall as 1/k, so that networks do not memorise doubtful examples, and a longer run is not worse.
     - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
     - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
       others do. The rate of a matrix in x is divided by the root of its number of columns.
 
     Lower variables may belong to the batch, such as the heads of its tasks. In the first 10 steps f is therefore compared with
-    its value where y began; where going on is worse, y and theta begin at y0 with each batch from then on, and take T steps of
-    half the reciprocal of the curvature, which is measured as they go, while c grows from 0 and F leads.
+    its value at y0; where it is larger, y and theta restart at y0 with each batch from then on, and take T steps of half the
+    reciprocal of the curvature, which is measured along them, while c grows from 0 and F dominates.
 
     Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F, and one more of each for a network
     with batches (the first step, two more of each); it never waits for the device. Memory: docs/automatic.md counts it.
 
     Args:
-        lr: the length of the first steps of each number of y; by default 0.003, or 0.01 without batches; five times
+        lr: the length of the first steps of each coordinate of y; by default 0.003, or 0.01 without batches; five times
             that where y has no modules.
-        x_lr: the mean length of the first steps of the numbers of x; by default 0.01, or 0.05 without batches.
+        x_lr: the mean length of the first steps of the coordinates of x; by default 0.01, or 0.05 without batches.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
-        warm_start: True if y goes on from batch to batch, False if it begins at y0 with each; by default the run finds out.
+        warm_start: True if y continues from batch to batch, False if it restarts at y0 with each; by default the run decides.
         both_levels: whether a network y learns from the data of both levels. If False, y is z also there, which saves two of
             five gradients and three tensors of the size of y.
         momentum: the share of the running means that a step keeps; 0 for none.
@@ -408,12 +407,12 @@ class StochasticMEHA(Method):
         return f"Take smaller steps, such as StochasticMEHA(lr={course.lr / SMALLER:g}, x_lr={course.x_lr / SMALLER:g})."
 
     def _course(self, batch: Any, modules: bool) -> Rates:
-        """The numbers for steps with or without batches."""
+        """Return the constants for steps with or without batches."""
         course = WHOLE if batch is None else BATCHES
         return replace(course, lr=self.lr or course.lr * (1 if modules else TENSORS), x_lr=self.x_lr or course.x_lr)
 
     def report(self, run: Run) -> dict[str, str]:
-        """The steepness of F relative to f, the numbers of the last step, and whether y restarts with each batch."""
+        """Report the steepness of F relative to f, the rates of the last step, and whether y restarts with each batch."""
         state, course = run.state, self._course(run.batch, run.state.y.has_modules)
         numbers = {name: float(number) for name, number in state.numbers.value.items()}
         q = numbers["steepness"]
@@ -428,16 +427,16 @@ class StochasticMEHA(Method):
                 rates = f"{rates.removesuffix('y and theta')}theta, {own:.2g} for those of y, which learns from both levels"
             return {**lines, "course": f"c = {self._weight(state, course) * q:.2g}; {rates}"}
         steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
-        found = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
+        decision = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
         lower = "gradients times {:.2g} and {:.2g} for y and theta".format(*steps)
         rate = FRESH_RATE / fresh_age(state.k - 1)
         growing = f"c = {penalty(state.k - 1) * q:.2g} and growing; steps of {rate:.2g} for each number of x, {lower}"
-        return {**lines, "course": found + growing}
+        return {**lines, "course": decision + growing}
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
         fresh, theta = self.warm_start is False, y.copy()
         response = y.copy() if self.both_levels and y.has_modules and not fresh else None
-        dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)
+        dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)  # half precision would round small additions away
         ones, nothing = ("steepness", "excess", "curvature_y", "curvature_theta"), ("age", "seen", "unseen")
         numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in ones}
         numbers |= {name: torch.zeros((), dtype=dtype, device=y.device) for name in nothing}
@@ -466,7 +465,7 @@ class StochasticMEHA(Method):
 
     def step(self, oracle: Oracle, state: StochasticMEHAState, at: At) -> Numbers:
         x, y, theta, k, batch = state.x, state.y, state.theta, state.k, at.batch
-        if self.warm_start is None and 0 < k <= WATCHED + 1 and not state.fresh:
+        if self.warm_start is None and 0 < k <= WATCHED + 1 and not state.fresh:  # in step 0, theta is still at its start
             self._watch(oracle, state, batch)
         if state.fresh:
             for variable in (y, theta):
@@ -480,7 +479,7 @@ class StochasticMEHA(Method):
             values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
         else:
             response = responding(state, course.linear)
-            for j in range(k * steps + 1, (k + 1) * steps):
+            for j in range(k * steps + 1, (k + 1) * steps):  # the last of the inner steps shares its gradients with x
                 _, lower_directions = find_directions(oracle, state, (response, theta), c, batch, linear=course.linear)
                 self._move_lower(oracle, state, lower_directions, c, j, course, batch)
             values, (d_x, *lower_directions) = find_directions(
@@ -494,24 +493,24 @@ class StochasticMEHA(Method):
 
     @staticmethod
     def _weight(state: StochasticMEHAState, course: Rates) -> float:
-        """c / q where y goes on."""
+        """Return c / q where y continues from step to step."""
         return course.weight * (DIRECT if state.direct and course.linear else 1.0)
 
     def _watch(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
-        """Compare f where theta went on with its value where it began, on a new batch; decide after some steps."""
+        """Compare f at theta with f at its start on a new batch, and decide after some steps whether theta restarts."""
         assert state.origin is not None
         excess = state.numbers.value["excess"]
         if state.k <= WATCHED:
             before, after = (oracle.lower(state.x, variable, batch) for variable in (state.origin, state.theta))
-            excess.add_((after - before).detach().to(excess) - (1 if state.k == 1 else 0))
-        elif float(excess) > 0:
+            excess.add_((after - before).detach().to(excess) - (1 if state.k == 1 else 0))  # the sum was initialised with 1
+        elif float(excess) > 0:  # read once, because the host waits for the device here
             state.fresh = True
-            for leaf in local(state.mean_x.leaves + state.square_x.leaves):
+            for leaf in local(state.mean_x.leaves + state.square_x.leaves):  # x gets another metric, one for each coordinate
                 leaf.zero_()
 
     def _move_x(self, oracle: Oracle, state: StochasticMEHAState, direction: Leaves, course: Rates) -> None:
         x, whole = state.x, mixes(oracle.problem.x_set)
-        n = state.k - (WATCHED if state.fresh and self.warm_start is None else -1)
+        n = state.k - (WATCHED if state.fresh and self.warm_start is None else -1)  # steps since the moments were zero
         if state.x_optimizer is not None:
             move(x, direction, 0.0, oracle.project, x.value, state.x_optimizer)
             return
@@ -524,9 +523,10 @@ class StochasticMEHA(Method):
             for whole_leaf, leaf, mean, scale, towards in pieces:
                 now, (part,) = mean_size(towards), local([towards])
                 scale.lerp_(now.expand_as(scale), 1 / n)
-                torch.maximum(scale, now / SUDDEN, out=scale)
+                torch.maximum(scale, now / SUDDEN, out=scale)  # the mean alone would follow a sudden jump too late
                 mean.lerp_(part, 1 - self.momentum)
                 step = (mean / (scale + torch.finfo(scale.dtype).tiny)).clamp_(-LIMIT, LIMIT)
+                # Columns: images need small steps. The last factor is the bias correction of Adam (Kingma and Ba 2015).
                 leaf.sub_(step, alpha=rate / math.sqrt(columns(whole_leaf)) / (1 - self.momentum**n))
         oracle.project(x.value, x.leaves, rate)
 
@@ -540,26 +540,27 @@ class StochasticMEHA(Method):
         course: Rates,
         batch: Any,
     ) -> None:
-        """The n-th step of theta and its response, and of y where it is a third variable; the directions are used up."""
+        """Take the n-th step of theta and its response, and of y where it is a third variable; it empties ``directions``."""
         third = responding(state, course.linear) is not state.y
         unseen = norm(directions.pop()) if third else None
         self._move_pair(oracle, state, directions, c, n, course)
-        directions.clear()  # before other gradients take their place
+        directions.clear()  # frees their memory before y takes gradients of its own
         if unseen is not None:
             self._move_network(oracle, state, unseen, n, course, batch)
 
     def _move_pair(
         self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int, course: Rates
     ) -> None:
-        """The n-th step of theta and its response, in the metric that they share."""
+        """Take the n-th step of theta and its response, in the metric that they share."""
         theta, response, older = state.theta, responding(state, course.linear), course.age(state.k)
         towards, of_theta = directions
         mean, optimizer = state.mean_y, state.y_optimizer
         if response is not state.y:
             mean, optimizer = state.mean_response, state.response_optimizer
+        # Without this pull the response fits the data of F directly, and x serves a y that training does not give.
         foreach_lerp_(local(response.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
         if state.theta_optimizer is not None:
-            move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)
+            move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)  # its lr is meant for F / c + f
             move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, state.x.value, state.theta_optimizer)
             return
         pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
@@ -568,7 +569,7 @@ class StochasticMEHA(Method):
     def _move_network(
         self, oracle: Oracle, state: StochasticMEHAState, unseen: Tensor, n: int, course: Rates, batch: Any
     ) -> None:
-        """The n-th step of a network y, which learns from both levels; ``unseen`` is the size of F_y at theta."""
+        """Take the n-th step of a network y, which learns from both levels; ``unseen`` is the norm of F_y at theta."""
         direction, seen = read(oracle, state, batch)
         if state.y_optimizer is not None:
             move(state.y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
@@ -588,12 +589,12 @@ class StochasticMEHA(Method):
         course: Rates,
         weight: float | Tensor,
     ) -> None:
-        """The n-th step of variables that share a metric, along running means of their directions, in which f has a weight."""
+        """Take the n-th step of variables that share a metric; in their directions, f has the given weight."""
         assert square is not None
         problem, rate = oracle.problem, course.lr
         whole = problem.nonsmooth is not None or mixes(problem.y_set)
         metric = update_metric(square.leaves, [direction for _, _, direction in moves], n, whole)
-        if whole:
+        if whole:  # the metric is an expanded scalar, which must not be changed in place
             rate /= float(older)
         else:
             for root, leaf in zip(metric, square.leaves, strict=True):
@@ -603,22 +604,22 @@ class StochasticMEHA(Method):
             self._follow(variable.leaves, mean.leaves, direction, metric, n, rate)
         if not oracle.prox.identity:
             roots = [root.flatten()[0] for root in metric if root.numel()] or [torch.ones(())]  # a process may hold no number
-            step = float(rate * weight / roots[0]) if whole else rate
+            step = float(rate * weight / roots[0]) if whole else rate  # a projection on intervals does not depend on it
             for variable, _, _ in moves:
                 oracle.prox(state.x.value, variable.leaves, step)
 
     def _follow(self, leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:
-        """The n-th step along the running mean of directions, in the metric."""
+        """Take the n-th step along the running mean of directions, with the bias correction of Adam, in the metric."""
         means = local(mean)
         foreach_lerp_(means, local(direction), 1 - self.momentum)
         foreach_addcdiv_(local(leaves), means, metric, -rate / (1 - self.momentum**n))
 
     def _measure(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
-        """q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with slopes L of the gradients in n numbers along a first step.
+        """Measure q = (|F_y| + L_F sqrt(n)) / (|f_y| + L_f sqrt(n)), with curvatures L along a trial step of n coordinates.
 
-        These are the forces that y meets at the start, and when each number has gone by 1. Either may vanish: gradients where y
-        starts at a minimum, slopes where an objective is linear. (Not the balance of curvatures of the methods without noise:
-        power steps on a batch would see its noise, and wait for the device.)
+        The sums estimate the largest gradients until each coordinate has moved by 1. Either term may vanish: gradients
+        where y starts at a minimum, curvatures where an objective is linear. (Not the balance of curvatures of the methods
+        without noise: power iterations on a batch would see its noise, and wait for the device.)
         """
         x, y, theta, numbers, rate = state.x, state.y, state.theta, state.numbers.value, TRIAL
 
@@ -626,7 +627,7 @@ class StochasticMEHA(Method):
             return [oracle.gradient(at, [(1.0, function, x, at)], batch)[1] for function in (oracle.upper, oracle.lower)]
 
         _, (_, upper_here) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        state.direct = oracle.upper_uses_x
+        state.direct = oracle.upper_uses_x  # the first gradient in x has shown it
         here, root = [upper_here, oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)[1]], math.sqrt(y.numel)
         sizes = [norm(gradient) for gradient in here]
         for gradient, size in zip(here, sizes, strict=True):
@@ -639,4 +640,4 @@ class StochasticMEHA(Method):
         c = penalty(0) * numbers["steepness"]
         numbers["curvature_y"].copy_(slopes[0] + c * slopes[1])
         numbers["curvature_theta"].copy_(c * slopes[1])
-        copy_(theta.leaves, y.leaves)
+        copy_(theta.leaves, y.leaves)  # theta served as scratch

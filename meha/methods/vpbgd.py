@@ -13,7 +13,7 @@ from meha.problem.schedules import Ramp, Schedule, check_schedule
 __all__ = ["VPBGD"]
 
 
-GROWING = Ramp(0.0, 10.0, steps=1000)
+GROWING = Ramp(0.0, 10.0, steps=1000)  # from 0, so that F chooses the basin first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class VPBGD(PenaltyMethod):
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
         c = at.c
         s = at_most_one(c)
-        self.follow(oracle, state, at)
+        self.follow(oracle, state, at)  # z continues from its last point, as in the source
         terms = gap_terms(oracle, state, s, c * s)
         (upper, lower, best), (d_x, d_y) = oracle.gradients((state.x, state.y), terms, at.batch)
         size = self.move_x(oracle, state, at, d_x)

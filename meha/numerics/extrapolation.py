@@ -1,4 +1,4 @@
-"""Extrapolation of a sequence to its limit: Richardson's, by powers of a parameter, and Anderson's, by the last steps."""
+"""Extrapolation of a sequence to its limit: Richardson's from two terms, and Anderson's from the last iterates of a map."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["combine", "richardson"]
-
-
 T = TypeVar("T", float, Tensor)
 
 
 def richardson(new: T, old: T, ratio: float) -> T:
-    """The limit of a sequence whose error was divided by ``ratio`` between ``old`` and ``new``.
+    """Return the limit of a sequence whose error was divided by ``ratio`` between ``old`` and ``new``.
 
     >>> richardson(1.25, 2.0, 4.0)  # of 1 + 1/c, at c = 4 and c = 1
     1.0
@@ -22,12 +19,11 @@ def richardson(new: T, old: T, ratio: float) -> T:
     return new + (new - old) / (ratio - 1)
 
 
-RIDGE = 1e-10
-"""How much the lengths of the residuals' differences, all scaled to 1, count in their least squares."""
+RIDGE = 1e-10  # regularises the least squares problem, whose columns become dependent near convergence
 
 
 def combine(images: Tensor, residuals: Tensor) -> Tensor:
-    """The combination of images of a map whose residuals, combined in the same way, are as small as can be.
+    """Return the combination of images of a map whose residual is smallest: Anderson acceleration (1965).
 
     Args:
         images: T(z) for some points z, a row each, the latest last.
@@ -40,10 +36,10 @@ def combine(images: Tensor, residuals: Tensor) -> Tensor:
     >>> combine(A * z + b, A * z + b - z)
     tensor([10.0000,  2.0000,  0.8333], dtype=torch.float64)
     """
-    steps = residuals.diff(dim=0).double()
+    steps = residuals.diff(dim=0).double()  # the normal equations below square the condition number
     lengths = steps.norm(dim=1)
-    kept = lengths > 0
-    steps = steps[kept] / lengths[kept, None]
+    kept = lengths > 0  # a point that occurs twice gives no difference
+    steps = steps[kept] / lengths[kept, None]  # of one length, or the ridge would count for small ones only
     gram = steps @ steps.T
     gram.diagonal().add_(RIDGE)
     weights = torch.linalg.solve(gram, -(steps @ residuals[-1].double())) / lengths[kept]

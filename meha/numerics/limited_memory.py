@@ -1,9 +1,9 @@
 """Quasi-Newton steps for h(z) + g(z), with h smooth and the proximal map of g known, on flat vectors.
 
 The residual r(z) = (z - prox_{t g}(z - t grad h(z))) / t takes the place of the gradient, and is the gradient where g = 0.
-Coordinates that the proximal map holds fast (zeros of a lasso, bounds of a box) go where it puts them; the others take a step
-along -H r, with H from a limited memory of pairs (change of z, change of r). A step must decrease h + g enough; when it does
-not, shorter ones are tried, and then the plain proximal step.
+Coordinates that the proximal map fixes (zeros of a lasso, bounds of a box) move to their fixed values; the others take a step
+along -H r, where H comes from L-BFGS pairs (change of z, change of r). A step must decrease h + g enough (Armijo); if it does
+not, shorter ones are tried, and then the plain proximal gradient step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from meha.tensors.vectors import Clock
-
-__all__ = ["INSIDE", "EvaluatedPoint", "LimitedMemory", "PointT", "QuasiNewtonDescent", "vector_norm"]
-
 
 DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
 TRIALS, COMPOSITE_TRIALS = 12, 3  # lengths tried along a direction; fewer with g, where plain steps follow
@@ -41,7 +38,7 @@ Prox = Callable[[Tensor, float], Tensor]
 
 
 class _Trial(NamedTuple):
-    """A length along a direction, with value and slope there."""
+    """A step length along a direction, with the value and the slope there."""
 
     length: float
     value: float
@@ -49,7 +46,7 @@ class _Trial(NamedTuple):
 
 
 class ProximalResidual(NamedTuple):
-    """The residual r, a mask of the free coordinates (None for all), and where the plain step leads."""
+    """The residual r, a mask of the free coordinates (None for all), and the end of the plain proximal step."""
 
     r: Tensor
     free: Tensor | None
@@ -63,7 +60,7 @@ class EvaluatedPoint:
     Attributes:
         noise: the error of the value.
         upper: the gradient of the part of h whose weight changes between solves, without that weight.
-        seen: the last residual taken here, with its t.
+        seen: the residual that was last computed here, with its t.
     """
 
     z: Tensor
@@ -81,7 +78,7 @@ class EvaluatedPoint:
 
     @property
     def finite(self) -> bool:
-        """Whether value and gradient are numbers."""
+        """Whether value and gradient are finite."""
         return math.isfinite(self.value) and bool(torch.isfinite(self.gradient).all())
 
 
@@ -94,17 +91,17 @@ def vector_norm(z: Tensor) -> float:
 
 
 class LimitedMemory:
-    """The inverse of a Hessian from changes of z and of the gradient: limited-memory BFGS in its compact form.
+    """L-BFGS: the inverse of a Hessian from changes of z and of the gradient, in compact form (Byrd, Nocedal, Schnabel 1994).
 
-    A pair may have a second change of gradient, that of a part of h with a weight of its own; when the weight changes, all
+    A pair may hold the change of a second gradient, of a part of h that has a weight of its own; when the weight changes, all
     pairs stay exact.
 
     Args:
         limit: the largest number of pairs to keep.
         damping: this fraction of the largest curvature seen is added to that of each pair, which bounds the steps.
-        inverse: the first guess of the inverse, times columns, for all coordinates; a diagonal by default.
+        inverse: multiplies columns by the initial inverse Hessian, for all coordinates; a diagonal by default.
 
-    >>> pairs = Pairs(5)
+    >>> pairs = LimitedMemory(5)
     >>> A = torch.diag(torch.tensor([1.0, 10.0], dtype=torch.float64))
     >>> for s in torch.eye(2, dtype=torch.float64):
     ...     pairs.add(s, A @ s)
@@ -120,18 +117,18 @@ class LimitedMemory:
 
     @classmethod
     def sized(cls, most: int, n: int, damping: float = 0.0, inverse: Callable[[Tensor], Tensor] | None = None) -> LimitedMemory:
-        """A memory for vectors of n numbers, of at most ``most`` pairs."""
+        """Return a memory for vectors of n numbers that keeps at most ``most`` pairs."""
         useful = 2 * n + SPARE_PAIRS
         return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping, inverse)
 
     def copy(self) -> LimitedMemory:
-        """A memory of the same pairs that learns on its own."""
+        """Return an independent copy with the same pairs."""
         other = LimitedMemory(self.limit, self.damping, self.inverse)
         other.rows, other.weight = list(self.rows), self.weight
         return other
 
     def _forget(self) -> None:
-        """Drop the matrices, which the next direction computes again; ``_prepared`` pairs were there when it did so last."""
+        """Drop the matrices; the next direction computes them again, and notes the number of pairs in ``_prepared``."""
         self._mask: Tensor | None = None
         self._prepared = 0
 
@@ -139,41 +136,41 @@ class LimitedMemory:
         return len(self.rows)
 
     def clear(self) -> None:
-        """Forget all pairs, and the first guess."""
+        """Drop all pairs and the initial inverse Hessian."""
         self.rows, self.inverse = [], None
         self._forget()
 
     def reweigh(self, weight: float) -> None:
-        """Use another weight for the second changes of gradient from now on."""
+        """Change the weight of the second gradient in all pairs."""
         if weight != self.weight:
             self.weight = weight
             self._forget()
 
     def add(self, s: Tensor, y: Tensor, upper: Tensor | None = None) -> None:
-        """Learn that a step ``s`` changed the gradient by ``y + weight * upper``."""
+        """Add the pair of a step ``s`` that changed the gradient by ``y + weight * upper``."""
         length = torch.linalg.vector_norm(s)
         if not float(length) > 0:
             return
-        s, y, upper = s / length, y / length, None if upper is None else upper / length
-        whole = self._whole(y, upper)
-        if not bool(torch.isfinite(whole).all()) or not float(s @ whole) > POSITIVE * vector_norm(whole):
+        s, y, upper = s / length, y / length, None if upper is None else upper / length  # keeps products in range
+        change = self._weighted_change(y, upper)
+        if not bool(torch.isfinite(change).all()) or not float(s @ change) > POSITIVE * vector_norm(change):
             return
         self.rows.append((s, y, upper))
         if len(self.rows) > self.limit:
             self.rows.pop(0)
             self._forget()
         elif self._prepared:
-            self._append(s, whole)
+            self._append(s, change)
 
-    def _whole(self, y: Tensor, upper: Tensor | None) -> Tensor:
+    def _weighted_change(self, y: Tensor, upper: Tensor | None) -> Tensor:
         return y if upper is None else y + self.weight * upper
 
     def _prepare(self, mask: Tensor | None) -> None:
-        """Matrices of the pairs that have positive curvature on the free coordinates."""
+        """Compute the matrices of the pairs that have positive curvature on the free coordinates."""
         S = torch.stack([row[0] for row in self.rows])
-        Y = torch.stack([self._whole(y, upper) for _, y, upper in self.rows])
+        Y = torch.stack([self._weighted_change(y, upper) for _, y, upper in self.rows])
         if mask is not None:
-            S, Y = S * mask, Y * mask
+            S, Y = S * mask, Y * mask  # for the inverse of the free block of the Hessian
         products, sizes = (S * Y).sum(1), S.square().sum(1)
         if self.damping:
             largest = (products / sizes.clamp(min=TINY)).max()
@@ -186,7 +183,7 @@ class LimitedMemory:
             diagonal = ((S.square() / products[:, None]).sum(0) / (Y.square() / products[:, None]).sum(0)).sqrt()
             inside = torch.isfinite(diagonal) & (diagonal > 0)
             middle = diagonal[inside].median() if bool(inside.any()) else torch.ones_like(products[0])
-            diagonal = torch.where(inside, diagonal, middle)
+            diagonal = torch.where(inside, diagonal, middle)  # coordinates that never moved
             if not float(diagonal.max()) > SPREAD * float(diagonal.min()):
                 diagonal = torch.ones_like(diagonal)
         self._S, self._Y, self._diagonal = S, Y, diagonal
@@ -196,10 +193,11 @@ class LimitedMemory:
         self._mask, self._prepared = mask, len(self.rows)
 
     def _guess(self, rows: Tensor) -> Tensor:
-        """The first guess of the inverse, times rows; up to a factor where it is a diagonal."""
+        """Multiply rows by the initial inverse Hessian, without the scale of the diagonal one."""
         return rows * self._diagonal if self.inverse is None else self.inverse(rows.T).T
 
     def _append(self, s: Tensor, y: Tensor) -> None:
+        """Extend the matrices by a pair, which takes less time than computing all of them again."""
         if not len(self._S):
             self._prepared = 0
             return
@@ -219,7 +217,7 @@ class LimitedMemory:
         self._HY = torch.cat([self._HY, weighted[None]])
 
     def direction(self, r: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        """-H r on the coordinates of ``mask``, zero elsewhere; None when nothing is known."""
+        """Return -H r on the coordinates of ``mask``, zero elsewhere; None without usable pairs or if that is no descent."""
         if not self.rows:
             return None if self.inverse is None else -self.inverse(r[:, None])[:, 0]
         same = self._mask is mask or (self._mask is not None and mask is not None and torch.equal(self._mask, mask))
@@ -230,7 +228,7 @@ class LimitedMemory:
         r = r if mask is None else r * mask
         S, HY = self._S, self._HY
         products = self._SY.diagonal()
-        scale = products[-1] / self._YY[-1, -1] if self.inverse is None else 1.0
+        scale = products[-1] / self._YY[-1, -1] if self.inverse is None else 1.0  # Oren-Luenberger scaling, of the last pair
         upper = self._SY.triu()
         u = torch.linalg.solve_triangular(upper, (S @ r)[:, None], upper=True)[:, 0]
         rest = products * u + scale * (self._YY @ u - HY @ r)
@@ -241,12 +239,12 @@ class LimitedMemory:
         return step if slope < -DOWNHILL * bound and math.isfinite(bound) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The pairs, and when the matrices were computed, as plain tensors and numbers."""
+        """Return the pairs, and with how many of them the matrices were computed, as plain tensors and numbers."""
         rows = [list(row) for row in self.rows]
         return {"rows": rows, "weight": self.weight, "mask": self._mask, "prepared": self._prepared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the pairs of another memory; the matrices are computed in the same order, hence the same bit for bit."""
+        """Take over the pairs of another memory; the matrices are computed in the same order, so they agree bit for bit."""
         rows = [(s, y, upper) for s, y, upper in state["rows"]]
         self.weight, prepared = state["weight"], state["prepared"]
         self.rows = rows[:prepared] if prepared else rows
@@ -255,21 +253,21 @@ class LimitedMemory:
             self._prepare(state["mask"])
             for s, y, upper in rows[prepared:]:
                 self.rows.append((s, y, upper))
-                self._append(s, self._whole(y, upper))
+                self._append(s, self._weighted_change(y, upper))
 
 
 @dataclass(eq=False)
 class QuasiNewtonDescent(Generic[PointT]):
-    """Steps that decrease h + g, one at a time.
+    """A proximal quasi-Newton method with a line search, one step at a time.
 
     Args:
-        evaluate: h and its gradient at a vector, as a :class:`Point`.
-        pairs: what is known about the curvature; it learns from each step.
+        evaluate: h and its gradient at a vector, as an :class:`EvaluatedPoint`.
+        pairs: the memory of curvature, to which each step adds a pair.
         prox: ``prox(z, step)``, the proximal map of g; None where g = 0.
         composite: whether g is more than the indicator of a set.
         t: the step of the proximal map; also the length of a step, in units of the residual, when ``pairs`` is empty.
         kinks: whether h may have kinks, so that a shortened step may be much too short.
-        clock: where the time for directions goes to.
+        clock: records the time that directions take.
     """
 
     evaluate: Callable[[Tensor], PointT]
@@ -281,7 +279,7 @@ class QuasiNewtonDescent(Generic[PointT]):
     clock: Clock | None = None
 
     def residual(self, point: EvaluatedPoint) -> ProximalResidual:
-        """The residual at a point."""
+        """Return the residual at a point, computed once for each t."""
         if point.seen is None or point.seen[0] != self.t:
             point.seen = self.t, self._residual(point)
         return point.seen[1]
@@ -291,12 +289,13 @@ class QuasiNewtonDescent(Generic[PointT]):
         if self.prox is None:
             return ProximalResidual(point.gradient, None, ahead)
         target = self.prox(ahead, self.t)
+        # A coordinate is fixed if the proximal map returns the same number for inputs a little above and below.
         nudge = torch.finfo(ahead.dtype).eps ** 0.5 * (ahead.abs() + self.t * point.gradient.abs())
         free = (self.prox(ahead + nudge, self.t) != target) | (self.prox(ahead - nudge, self.t) != target)
         return ProximalResidual((point.z - target) / self.t, free.to(point.z.dtype), target)
 
     def direction(self, point: EvaluatedPoint) -> tuple[Tensor, bool]:
-        """The step to try first, and whether the memory gave it."""
+        """Return the full step of the line search, and whether it is a quasi-Newton step."""
         r, free, target = self.residual(point)
         begin = time.perf_counter()
         d = self.pairs.direction(r, free)
@@ -307,7 +306,7 @@ class QuasiNewtonDescent(Generic[PointT]):
         return d if free is None else torch.where(free > 0, d, target - point.z), True
 
     def step(self, point: PointT, d: Tensor, remembered: bool, first: float = 1.0) -> PointT | None:
-        """Look for a point with a smaller value, beginning with ``first`` times ``d``; None if there is none."""
+        """Search for a point with a smaller value, from the step ``first * d`` on; return None if there is none."""
         new = self._search(point, d, first, remembered)
         if new is not None and not (remembered or self.composite):  # the plain steps may be too short
             moved, steep = vector_norm(new.z - point.z), vector_norm(point.gradient)
@@ -319,21 +318,22 @@ class QuasiNewtonDescent(Generic[PointT]):
         return new
 
     def _learn(self, point: EvaluatedPoint, new: EvaluatedPoint) -> None:
+        """Add the pair of a step to the memory."""
         (r, free, _), (after, still, _) = self.residual(point), self.residual(new)
         s, change, upper = new.z - point.z, after - r, None
         if point.upper is not None and new.upper is not None:
             upper = new.upper - point.upper
             change = change - self.pairs.weight * upper
-        if free is not None and still is not None:  # a coordinate that the map caught or let go says nothing of h
+        if free is not None and still is not None:  # a coordinate that became fixed or free tells nothing about h
             free = free * still
             s, change, upper = s * free, change * free, None if upper is None else upper * free
         self.pairs.add(s, change, upper)
 
     def _search(self, point: PointT, d: Tensor, tau: float, remembered: bool) -> PointT | None:
-        """Search along d for a point that is low enough.
+        """Search along d for a point that satisfies Armijo's condition.
 
-        Where the length of d is only a guess, the slope must also have fallen (Wolfe's second condition): otherwise longer
-        steps are tried.
+        If the length of d is only a guess, the curvature condition of Wolfe must hold as well; otherwise longer steps are
+        tried.
         """
         first = float(point.gradient @ d)
         low, high = _Trial(0.0, point.value, first), _Trial(math.inf, math.nan, 0.0)
@@ -344,16 +344,16 @@ class QuasiNewtonDescent(Generic[PointT]):
             new = self.evaluate(z)
             model = float(point.gradient @ (z - point.z)) + new.nonsmooth - point.nonsmooth
             change, noise = new.value - point.value, point.noise + new.noise
-            held = self.prox is not None and not torch.equal(z, ahead)
-            slope = float(new.gradient @ d) if new.finite and not held else math.nan
+            clipped = self.prox is not None and not torch.equal(z, ahead)
+            slope = float(new.gradient @ d) if new.finite and not clipped else math.nan
             lower = new.finite and change <= DESCENT * min(model, 0.0) and (model < 0 or change < 0)
-            if not lower and new.finite and abs(change) <= noise:  # the values say nothing more
+            if not lower and new.finite and abs(change) <= noise:  # then compare residuals and slopes
                 lower = vector_norm(self.residual(new).r) < vector_norm(self.residual(point).r)
-                lower = lower or (not self.composite and abs(slope) <= (1 - 2 * DESCENT) * abs(first))
+                lower = lower or (not self.composite and abs(slope) <= (1 - 2 * DESCENT) * abs(first))  # Hager and Zhang, 2005
             shortened = high.length < math.inf
             if not lower:
                 high = _Trial(tau, new.value, slope)
-            elif self.composite or held or slope >= CURVATURE * first or (remembered and not (self.kinks and shortened)):
+            elif self.composite or clipped or slope >= CURVATURE * first or (remembered and not (self.kinks and shortened)):
                 return new
             else:
                 best, low = new, _Trial(tau, new.value, slope)
@@ -363,7 +363,7 @@ class QuasiNewtonDescent(Generic[PointT]):
         return best
 
     def _next(self, low: _Trial, high: _Trial) -> float:
-        """The next length: where a linear slope vanishes or, if a step was taken that way in vain, where the tangents meet."""
+        """Return the next length: the zero of the interpolated slope or, near a kink, where the tangents meet."""
         if math.isinf(high.length):
             return GROWTH * low.length
         width = high.length - low.length
@@ -375,7 +375,7 @@ class QuasiNewtonDescent(Generic[PointT]):
         return low.length + share * width
 
     def _plain(self, point: PointT) -> PointT | None:
-        """A proximal step, with t shortened until it decreases h + g as it should."""
+        """Take a proximal gradient step, with t reduced until h is below its quadratic bound (as in ISTA)."""
         for _ in range(PLAIN_TRIALS):
             target = self.residual(point).target
             moved = target - point.z

@@ -1,4 +1,4 @@
-"""Linear systems H v = b with a symmetric operator H that is given by its products."""
+"""Linear systems H v = b with a symmetric operator H that is given by matrix-vector products only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch
 
 from meha.tensors.variables import Leaves, add_, inner, norm
 
-__all__ = ["CurvatureError", "Operator", "conjugate_gradients", "least_squares", "neumann_series"]
-
-
 Operator = Callable[[Leaves], Leaves]
 
 
@@ -20,10 +17,11 @@ class CurvatureError(ArithmeticError):
 
 
 def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float = 0.0) -> tuple[Leaves, float]:
-    """Solve H v = rhs with at most ``steps`` products from v = 0; returns v and its relative residual.
+    """Solve H v = rhs by conjugate gradients (Hestenes and Stiefel, 1952) from v = 0; return v and its relative residual.
 
     Args:
         apply: v -> H v for a positive definite H.
+        steps: the largest number of products.
         tol: relative residual at which to stop; at least a few units of rounding.
 
     Raises:
@@ -41,10 +39,11 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
     size = float(norm(r))
     rr = size * size
     for _ in range(steps):
-        if math.sqrt(rr) <= max(tol, 4 * eps) * size:
+        if math.sqrt(rr) <= max(tol, 4 * eps) * size:  # below a few eps, only rounding is left
             break
         image = apply(p)
         curvature = float(inner(p, image))
+        # Relative to |p| |H p|: rounding alone may turn a curvature of zero into a small positive one.
         if curvature <= eps**0.75 * float(norm(p)) * float(norm(image)):
             raise CurvatureError("the Hessian of lower in y is not positive definite")
         length = rr / curvature
@@ -57,16 +56,16 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
 
 
 def least_squares(apply: Operator, rhs: Leaves, *, steps: int, tol: float) -> tuple[Leaves, float]:
-    """Minimise ||H v - rhs|| for a symmetric H; returns the shortest v and its relative residual.
+    """Minimise ||H v - rhs|| for a symmetric H, which may be singular; return the shortest v and its relative residual.
 
-    Conjugate gradients on H^2 v = H rhs, with two products per iteration.
+    The method is conjugate gradients on the normal equations H^2 v = H rhs, with two products per iteration.
 
     >>> least_squares(lambda v: [v[0] * torch.tensor([2.0, 0.0])], [torch.tensor([3.0, 4.0])], steps=5, tol=0.0)
     ([tensor([1.5000, 0.0000])], 0.8)
     """
     eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
     v, r = [torch.zeros_like(leaf) for leaf in rhs], [leaf.clone() for leaf in rhs]
-    s = apply(r)
+    s = apply(r)  # of r itself: H^2 is never applied as such, which keeps its rounding errors out
     p = [leaf.clone() for leaf in s]
     ss = float(inner(s, s))
     least, size = max(tol, 4 * eps) ** 2 * ss, float(norm(rhs))
@@ -92,5 +91,5 @@ def neumann_series(apply: Operator, rhs: Leaves, *, step: float, terms: int) -> 
     v = [leaf.clone() for leaf in rhs]
     for _ in range(terms):
         image = apply(v)
-        v = [b + a - step * h for b, a, h in zip(rhs, v, image, strict=True)]
+        v = [b + a - step * h for b, a, h in zip(rhs, v, image, strict=True)]  # Horner's rule: no powers are kept
     return [step * leaf for leaf in v]

@@ -1,4 +1,4 @@
-"""Convex quadratic programs of moderate size, dense, in double precision: an interior point method and a polished end."""
+"""Convex quadratic programs of moderate size, dense, in double precision: an interior point method, then an active-set step."""
 
 from __future__ import annotations
 
@@ -8,37 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Program", "feasible", "solve_program"]
-
-
 Array = NDArray[Any]
 
-ROUNDS = 60
-"""Steps of the interior point method; 10 to 25 are usual."""
-
-ACCURACY = 1e-11
-"""Residuals, relative to the data, at which it stops."""
-
-USABLE = 1e-7
-"""Residuals, relative to the data, with which an answer still counts as one."""
-
-DAMPING = 1e-13
-"""Multiple of the identity, relative to the matrix, that makes a system solvable."""
-
-BACKOFF = 0.995
-"""Share of the way to the boundary that a step may take."""
-
-GROWN = 1e14
-"""Multipliers beyond this size, relative to the data, mean that no feasible point exists."""
-
-SINGULAR = 1e-12
-"""Singular values below this, relative to the largest, count as zero."""
-
-POLISHES = 3
-"""Attempts to solve the equations of the active rows."""
-
-SLIGHT = 1e-9
-"""Violations and negative multipliers, relative to the data, that a polished point may have."""
+ROUNDS = 60  # most iterations of the interior point method; 10 to 25 are usual
+ACCURACY = 1e-11  # residuals, relative to the data, at which the interior point method stops
+USABLE = 1e-7  # residuals, relative to the data, up to which a point counts as a solution
+DAMPING = 1e-13  # multiple of the identity, relative to the matrix, that keeps a singular system solvable
+BACKOFF = 0.995  # fraction of the distance to the boundary that a step may go: slacks and multipliers stay positive
+GROWN = 1e14  # multipliers beyond this size, relative to the data, mean that no feasible point exists
+SINGULAR = 1e-12  # singular values below this, relative to the largest, count as zero
+POLISHES = 3  # guesses of the active set that are tried
+SLIGHT = 1e-9  # violations and negative multipliers, relative to the data, that are accepted as rounding
 
 
 class Program(NamedTuple):
@@ -47,7 +27,7 @@ class Program(NamedTuple):
     Attributes:
         z: the point.
         lam, mu: multipliers of the inequalities (not negative) and of the equations.
-        solved: whether the residuals are small.
+        solved: whether the KKT residuals are small.
     """
 
     z: Array
@@ -64,10 +44,10 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, gu
         g: the linear term.
         A, b: inequalities A z <= b; possibly with no rows. Infinite entries of b drop their rows.
         C, d: equations C z = d; rows may depend on each other.
-        guess: a mask of the rows of A that may be active; if they are, one linear system is all that is solved.
+        guess: a mask of the rows of A that may be active; if they are, one linear system gives the solution.
 
-    The rows are scaled to length 1. In the end, the rows with a multiplier larger than their slack are taken for active and
-    the equations are solved for them, so that the answer is exact up to rounding where the active rows were recognised.
+    The rows are scaled to length 1. In the end, the rows whose multiplier exceeds their slack are taken as active and the KKT
+    system is solved for them, so that the solution is exact up to rounding if the active set was identified.
 
     >>> answer = solve_program(np.eye(2), np.array([-3.0, -1.0]), np.array([[1.0, 1.0]]), np.array([2.0]), *no_rows(2))
     >>> answer.z.round(9) + 0.0, answer.lam
@@ -76,16 +56,16 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, gu
     n = len(g)
     if guess is not None:
         quick = _guessed(H, g, A, b, C, d, guess)
-        if quick is not None:
+        if quick is not None:  # a wrong guess costs one linear system
             return quick
     if not len(A) and not len(C):
-        z = np.linalg.lstsq(H, -g, rcond=None)[0]
+        z = np.linalg.lstsq(H, -g, rcond=None)[0]  # H may be singular; an unbounded problem shows in the residual
         solved = bool(np.abs(H @ z + g).max(initial=0.0) <= USABLE * (1 + np.abs(g).max(initial=0.0)))
         return Program(z, np.zeros(0), np.zeros(0), solved)
     rows, columns = _lengths(A), _lengths(C)
     kept = np.isfinite(b) & (rows > 0)
-    dropped = (rows == 0) & (b < -USABLE)
-    scale = max(1.0, np.abs(H).max(initial=0.0), np.abs(g).max(initial=0.0))
+    dropped = (rows == 0) & (b < -USABLE)  # 0 z <= b < 0 contradicts itself
+    scale = max(1.0, np.abs(H).max(initial=0.0), np.abs(g).max(initial=0.0))  # makes the tolerances relative
     As, bs = A[kept] / rows[kept, None], b[kept] / rows[kept]
     there = columns > 0
     Cs, ds = C[there] / columns[there, None], d[there] / columns[there]
@@ -93,52 +73,52 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, gu
     z, lam, mu = _polish(H / scale, g / scale, As, bs, Cs, ds, z, s, lam, mu)
     error = max(_errors(H / scale, g / scale, As, bs, Cs, ds, z, lam, mu))
     solved = math.isfinite(error) and error <= USABLE * (1 + np.abs(z).max(initial=0.0)) and not dropped.any()
-    solved = bool(solved and np.abs(d[~there]).max(initial=0.0) <= USABLE)
+    solved = bool(solved and np.abs(d[~there]).max(initial=0.0) <= USABLE)  # 0 z = d has a solution for d = 0 only
     whole_lam, whole_mu = np.zeros(len(b)), np.zeros(len(d))
-    whole_lam[kept] = scale * lam / rows[kept]
+    whole_lam[kept] = scale * lam / rows[kept]  # undoes the scaling of objective and rows
     whole_mu[there] = scale * mu / columns[there]
     return Program(z if len(z) == n else np.zeros(n), whole_lam, whole_mu, solved)
 
 
 def _guessed(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, active: Array) -> Program | None:
-    """The solution with these rows active; None if it is not one."""
+    """Return the solution with these rows active; None if that violates the KKT conditions."""
     n, q = len(g), int(active.sum())
     rows = np.vstack([A[active], C])
     K = np.block([[H, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
     right = np.concatenate([-g, b[active], d])
     try:
-        found = np.linalg.solve(K, right)
+        solution = np.linalg.solve(K, right)
     except np.linalg.LinAlgError:
         return None
-    z, lam, mu = found[:n], np.zeros(len(b)), found[n + q :]
-    lam[active] = found[n : n + q]
-    size = 1 + float(np.abs(found).max(initial=0.0))
-    with np.errstate(invalid="ignore"):
+    z, lam, mu = solution[:n], np.zeros(len(b)), solution[n + q :]
+    lam[active] = solution[n : n + q]
+    size = 1 + float(np.abs(solution).max(initial=0.0))
+    with np.errstate(invalid="ignore"):  # infinite entries of b
         wrong = (
-            np.abs(K @ found - right).max(initial=0.0) > SLIGHT * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
+            np.abs(K @ solution - right).max(initial=0.0) > SLIGHT * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
             or (A @ z - b).max(initial=0.0) > SLIGHT * size
             or lam.min(initial=0.0) < -SLIGHT * size
         )
-    if wrong or not np.isfinite(found).all():
+    if wrong or not np.isfinite(solution).all():
         return None
     return Program(z, np.maximum(lam, 0.0), mu, True)
 
 
 def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array, float]:
-    """A point near ``near`` with the least largest violation of A z <= b, C z = d, as far as it is found, and that violation.
+    """Return a point near ``near`` that minimises the largest violation of A z <= b, C z = d, and that violation.
 
-    The rows count with their lengths scaled to 1.
+    Violations are measured with all rows scaled to length 1.
     """
     n = len(near)
     rows, columns = np.maximum(_lengths(A), SLIGHT), np.maximum(_lengths(C), SLIGHT)
     A, b, C, d = A / rows[:, None], b / rows, C / columns[:, None], d / columns
     kept = np.isfinite(b)
     A, b = A[kept], b[kept]
-    level = -np.ones((len(A) + 2 * len(C) + 1, 1))
+    level = -np.ones((len(A) + 2 * len(C) + 1, 1))  # a further unknown t bounds all violations: min t, t >= 0
     left = np.hstack([np.vstack([A, C, -C, np.zeros((1, n))]), level])
     right = np.concatenate([b, d, -d, [0.0]])
     H = np.zeros((n + 1, n + 1))
-    H[:n, :n] = USABLE * np.eye(n)
+    H[:n, :n] = USABLE * np.eye(n)  # a small proximal term chooses the minimiser near the given point
     g = np.concatenate([-USABLE * near, [1.0]])
     answer = solve_program(H, g, left, right, np.zeros((0, n + 1)), np.zeros(0))
     z = answer.z[:n]
@@ -147,7 +127,7 @@ def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array
 
 
 def no_rows(n: int) -> tuple[Array, Array]:
-    """Equations or inequalities that there are none of."""
+    """Return a matrix and a vector without rows, for no equations or no inequalities."""
     return np.zeros((0, n)), np.zeros(0)
 
 
@@ -158,10 +138,10 @@ def _lengths(rows: Array) -> Array:
 def _errors(
     H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, z: Array, lam: Array, mu: Array
 ) -> tuple[float, float, float, float]:
-    """The largest residuals: of the gradient, of the inequalities, of the equations, and of complementarity."""
+    """Return the largest KKT residuals: stationarity, inequalities, equations, and complementarity."""
     slack = b - A @ z
     gradient = H @ z + g + A.T @ lam + C.T @ mu
-    size = 1 + np.abs(lam).max(initial=0.0) + np.abs(mu).max(initial=0.0)
+    size = 1 + np.abs(lam).max(initial=0.0) + np.abs(mu).max(initial=0.0)  # where multipliers are large, so is rounding
     return (
         float(np.abs(gradient).max(initial=0.0)) / float(size),
         float((-slack).max(initial=0.0)),
@@ -171,13 +151,13 @@ def _errors(
 
 
 def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-    """Mehrotra's predictor and corrector steps from a point that need not be feasible."""
+    """Run Mehrotra's predictor-corrector method (1992) from a point that need not be feasible."""
     n, m, p = len(g), len(A), len(C)
     z, mu = np.zeros(n), np.zeros(p)
     size = 1 + max(np.abs(b).max(initial=0.0), np.abs(d).max(initial=0.0), np.abs(g).max(initial=0.0))
     if p:
         z = np.linalg.lstsq(C, d, rcond=None)[0]
-    s = np.maximum(b - A @ z, 1.0)
+    s = np.maximum(b - A @ z, 1.0)  # slacks must start well inside; A z + s = b is reached later
     lam = np.ones(m)
     K = np.zeros((n + p, n + p))
     best, kept = math.inf, (z, s, lam, mu)
@@ -187,16 +167,16 @@ def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tup
         gap = float(s @ lam) / m if m else 0.0
         parts = (np.abs(r_d).max(initial=0.0), np.abs(r_p).max(initial=0.0), np.abs(r_e).max(initial=0.0), gap)
         error = float(max(parts))
-        if error < best:
+        if error < best:  # the last iterates may get worse by rounding, so the best is returned
             best, kept = error, (z, s, lam, mu)
         if error <= ACCURACY * size or not math.isfinite(error) or np.abs(lam).max(initial=0.0) > GROWN * size:
             break
         weights = lam / s
-        K[:n, :n] = H + (A.T * weights) @ A
+        K[:n, :n] = H + (A.T * weights) @ A  # the normal equations: slacks and multipliers are eliminated
         top = max(float(np.abs(K[:n, :n]).max()), 1.0)
         K[range(n), range(n)] += DAMPING * top
         K[:n, n:], K[n:, :n] = C.T, C
-        K[n:, n:] = -DAMPING * np.eye(p)
+        K[n:, n:] = -DAMPING * np.eye(p)  # makes it quasidefinite: solvable also with dependent equations
         try:
             inverse = np.linalg.inv(K)
         except np.linalg.LinAlgError:
@@ -205,31 +185,31 @@ def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tup
         def direction(
             target: Array, inverse: Array = inverse, weights: Array = weights, at: Any = (r_d, r_p, r_e, s, lam)
         ) -> tuple[Array, Array, Array, Array]:
-            """The Newton step for s lam = target."""
+            """Return the Newton step towards s lam = target."""
             r_d, r_p, r_e, s, lam = at
             right = np.concatenate([-r_d - A.T @ (weights * r_p + (target - s * lam) / s), -r_e])
             step = inverse @ right
-            step += inverse @ (right - K @ step)
+            step += inverse @ (right - K @ step)  # iterative refinement: K is ill-conditioned near the end
             dz = step[:n]
             ds = -r_p - A @ dz
             return dz, ds, (target - s * lam - lam * ds) / s, step[n:]
 
-        dz, ds, dlam, dmu = direction(np.zeros(m))
+        dz, ds, dlam, dmu = direction(np.zeros(m))  # predictor: straight to complementarity
         if m:
             ahead = _length(s, ds), _length(lam, dlam)
             after = float((s + ahead[0] * ds) @ (lam + ahead[1] * dlam)) / m
-            centre = (after / gap) ** 3 if gap > 0 else 0.0
+            centre = (after / gap) ** 3 if gap > 0 else 0.0  # Mehrotra's rule: less centring where the predictor does well
             dz, ds, dlam, dmu = direction(centre * gap - ds * dlam)
         a, c = BACKOFF * _length(s, ds), BACKOFF * _length(lam, dlam)
         a, c = min(1.0, a), min(1.0, c)
         if H.any():
-            a = c = min(a, c)
+            a = c = min(a, c)  # H z is in the dual residual, which unequal lengths would not reduce
         z, s, lam, mu = z + a * dz, s + a * ds, lam + c * dlam, mu + c * dmu
     return kept
 
 
 def _length(values: Array, steps: Array) -> float:
-    """The longest step, at most 1 / BACKOFF, after which no value is negative."""
+    """Return the longest step, at most 1 / BACKOFF, that keeps all values non-negative."""
     falling = steps < 0
     longest = float((values[falling] / -steps[falling]).min(initial=math.inf)) if falling.any() else math.inf
     return min(longest, 1 / BACKOFF)
@@ -238,15 +218,16 @@ def _length(values: Array, steps: Array) -> float:
 def _polish(
     H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, z: Array, s: Array, lam: Array, mu: Array
 ) -> tuple[Array, Array, Array]:
-    """Solve the equations of the rows that seem active; the answer of the interior point method where that is no better."""
+    """Solve the KKT system of the rows that seem active; keep the interior point solution if that is not better."""
     n, p = len(g), len(C)
     size = 1 + max(np.abs(b).max(initial=0.0), np.abs(z).max(initial=0.0))
     before = max(_errors(H, g, A, b, C, d, z, lam, mu))
-    active = lam > s
+    active = lam > s  # at a strictly complementary solution one of both tends to zero
     for _ in range(POLISHES):
         rows = np.vstack([A[active], C])
         q = len(rows)
         K = np.block([[H, rows.T], [rows, np.zeros((q, q))]])
+        # A correction of the present point, and not a new one: rounding is then relative to the small residual.
         right = np.concatenate([g, -b[active], -d]) + K @ np.concatenate([z, lam[active], mu])
         step = _step(K, -right)
         new, lam_new = z + step[:n], np.zeros(len(b))
@@ -258,12 +239,12 @@ def _polish(
             return new, np.maximum(lam_new, 0.0), mu_new
         if not np.isfinite(new).all():
             break
-        active = (active & (lam_new >= 0)) | (A @ new > b + SLIGHT * size)
+        active = (active & (lam_new >= 0)) | (A @ new > b + SLIGHT * size)  # one step of an active-set method
     return z, lam, mu
 
 
 def _step(K: Array, right: Array) -> Array:
-    """The solution of a symmetric system, the shortest one where it is singular."""
+    """Solve a symmetric system; return the least-norm solution if it is singular."""
     try:
         step = np.linalg.solve(K, right)
     except np.linalg.LinAlgError:
@@ -272,6 +253,6 @@ def _step(K: Array, right: Array) -> Array:
     if np.isfinite(step).all() and np.abs(K @ step - right).max(initial=0.0) <= USABLE * size:
         return step
     try:
-        return np.asarray(np.linalg.lstsq(K, right, rcond=SINGULAR)[0])
+        return np.asarray(np.linalg.lstsq(K, right, rcond=SINGULAR)[0])  # active rows may depend on each other
     except np.linalg.LinAlgError:
         return step

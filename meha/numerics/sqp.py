@@ -1,4 +1,4 @@
-"""Smooth programs with equations and inequalities, solved by sequential quadratic programming."""
+"""Smooth programs with equations and inequalities, solved by sequential quadratic programming (SQP)."""
 
 from __future__ import annotations
 
@@ -10,79 +10,50 @@ import numpy as np
 
 from meha.numerics.quadratic_program import Array, Program, solve_program
 
-__all__ = ["SmoothProgram", "Stationary", "minimise_sqp"]
-
-
-ROUNDS = 60
-"""Steps of one run."""
-
-STEP = 1e-9
-"""Length of a step, relative to the point, at which a run ends."""
-
-FEASIBLE = 1e-8
-"""Violation at which a run may end."""
-
-CURVATURE = 1e-8
-"""Least curvature of a model, relative to its largest."""
-
-STRONG = (1e1, 1e3, 1e5)
-"""Weights of the equations that are tried to make a model convex without changing its solution."""
-
-PENALTY, GROWTH, LEAST = 1.0, 1.5, 1e-2
-"""The first weights of violations, how far they lie above the multipliers, and the smallest ones."""
-
-DECREASE, SHORTEST = 1e-4, 1e-7
-"""Share of the predicted decrease that a step must reach, and the shortest step that is tried."""
-
-ELASTIC = 10.0
-"""Weight of violations in a model whose constraints contradict each other, relative to the penalty."""
-
-LONG = 1e2
-"""Longest step, relative to 1 plus the size of the point."""
-
-FAR = 1e7
-"""Size of a point beyond which a run has no solution."""
-
-ROUNDING = 1e-14
-"""Change of the penalised objective, relative to its size, that is not counted."""
-
-STALLED = 3
-"""Steps without progress after which a run ends."""
-
-
-SINGULAR = 1e-12
-"""Singular values below this, relative to the largest, count as zero."""
+ROUNDS = 60  # most iterations of one run
+STEP = 1e-9  # length of a step, relative to the point, at which a run has converged
+FEASIBLE = 1e-8  # violation up to which a point counts as feasible
+CURVATURE = 1e-8  # least eigenvalue of the Hessian of a model, relative to its largest entry
+STRONG = (1e1, 1e3, 1e5)  # weights of the equations that are tried to make a model convex without changing its solution
+PENALTY, GROWTH, LEAST = 1.0, 1.5, 1e-2  # the first weights of violations, their ratio to the multipliers, and the least ones
+DECREASE, SHORTEST = 1e-4, 1e-7  # Armijo constant, and the shortest step that is tried
+ELASTIC = 10.0  # weight of violations in an infeasible model, relative to the penalty
+LONG = 1e2  # longest step, relative to 1 plus the size of the point
+FAR = 1e7  # size of a point beyond which a run is taken to diverge
+ROUNDING = 1e-14  # change of the merit function, relative to its size, that counts as rounding
+STALLED = 3  # steps without progress after which a run ends
+SINGULAR = 1e-12  # singular values below this, relative to the largest, count as zero
 
 Pair = tuple[Array, Array]
-"""Something for the equations, and for the inequalities."""
+"""One array for the equations and one for the inequalities."""
 
 
 class SmoothProgram(Protocol):
     """min phi(w) subject to equations = 0 and inequalities <= 0."""
 
     def values(self, w: Array) -> tuple[float, Array, Array]:
-        """phi, the equations, and the inequalities."""
+        """Return phi, the equations, and the inequalities at w."""
         ...
 
     def jacobians(self, w: Array) -> tuple[Array, Array, Array]:
-        """Their first derivatives."""
+        """Return the gradient of phi and the Jacobians of the equations and inequalities at w."""
         ...
 
     def hessian(self, w: Array, mu: Array, lam: Array) -> Array:
-        """The Hessian of phi + <mu, equations> + <lam, inequalities>."""
+        """Return the Hessian of the Lagrangian phi + <mu, equations> + <lam, inequalities> at w."""
         ...
 
 
 @dataclass(eq=False)
 class Stationary:
-    """Where a run ended.
+    """The result of a run.
 
     Attributes:
-        w: the point.
+        w: the last point.
         value: phi there.
         mu, lam: multipliers of equations and inequalities.
-        violation: the largest one.
-        rests: whether the last step was short and the point is feasible.
+        violation: the largest violation of a constraint.
+        rests: whether the run converged: the last step was short and the point is feasible.
     """
 
     w: Array
@@ -94,11 +65,11 @@ class Stationary:
 
 
 def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: float = STEP) -> Stationary:
-    """Look for a local solution from w, which need not be feasible.
+    """Search for a local solution from w, which need not be feasible.
 
-    Each step solves a quadratic model with linear constraints; where these contradict each other, their violations are
-    penalised instead. Steps are shortened until phi plus the weighted sum of violations falls; a step that fails at full length
-    is first corrected for the curvature of the constraints.
+    Each step solves a quadratic model with linearised constraints; if these contradict each other, their violations are
+    penalised instead. A line search shortens the step until phi plus the weighted sum of violations (the exact l1 penalty
+    function) decreases; a step that fails at full length is first corrected for the curvature of the constraints.
     """
     phi, e, h = problem.values(w)
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
@@ -110,8 +81,8 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
             break
         H = problem.hessian(w, mu, lam)
-        H = _convex(H if np.isfinite(H).all() else np.eye(len(w)), J)
-        model = solve_program(H, g, A, -h, J, -e, lam > 0)
+        H = _convex(H if np.isfinite(H).all() else np.eye(len(w)), J)  # the gradient alone still gives descent
+        model = solve_program(H, g, A, -h, J, -e, lam > 0)  # near a solution, the active set is that of the last model
         if not model.solved:
             model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=PENALTY), weights[1].max(initial=PENALTY)))
         d = model.z
@@ -119,18 +90,19 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
         size = 1 + float(np.abs(w).max(initial=0.0))
         if not math.isfinite(length) or size > FAR:
             break
-        if length > LONG * size:
+        if length > LONG * size:  # a nearly flat model steps too far to be trusted
             d, length = d * (LONG * size / length), LONG * size
         mu, lam = model.mu, model.lam
         if length <= step * size and _violation(e, h) <= FEASIBLE:
             rests = True
             break
-        if model.solved:
+        if model.solved:  # multipliers of an elastic model reflect its own weight
             weights = _weights(weights[0], mu), _weights(weights[1], lam)
         before = phi + _sum(e, h, weights)
         slope = float(g @ d) - _sum(e, h, weights) + _sum(e + J @ d, h + A @ d, weights)
-        moved = _search(problem, w, d, before, min(slope, 0.0), weights, (H, J, A))
+        moved = _search(problem, w, d, before, min(slope, 0.0), weights, (H, J, A))  # a slope > 0 must not allow an increase
         if moved is None:
+            # Near a minimum the objective changes by the square of a step, so rounding hides steps below the square root.
             rests = bool(_violation(e, h) <= FEASIBLE and length <= math.sqrt(step) * size)
             break
         w, phi, e, h = moved
@@ -144,7 +116,7 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
 def _search(
     problem: SmoothProgram, w: Array, d: Array, before: float, slope: float, weights: Pair, model: tuple[Array, Array, Array]
 ) -> tuple[Array, float, Array, Array] | None:
-    """The first point along d, or bent at full length, at which the penalised objective has fallen enough."""
+    """Return the first point along d, or along the corrected full step, that satisfies Armijo's condition; None without one."""
     t = 1.0
     slack = ROUNDING * (1 + abs(before))
     while t > SHORTEST:
@@ -153,7 +125,7 @@ def _search(
         after = phi + _sum(e, h, weights)
         if math.isfinite(after) and after <= before + DECREASE * t * slope + slack:
             return new, phi, e, h
-        if t == 1.0 and math.isfinite(after):
+        if t == 1.0 and math.isfinite(after):  # second-order correction, against the Maratos effect (1978)
             bent = new + _correction(*model, e, h)
             phi, e, h = problem.values(bent)
             after = phi + _sum(e, h, weights)
@@ -164,7 +136,7 @@ def _search(
 
 
 def _correction(H: Array, J: Array, A: Array, e: Array, h: Array) -> Array:
-    """The step that meets the equations and the violated inequalities to first order and changes the model least."""
+    """Return the second-order correction: the step of least model change that restores the constraints to first order."""
     violated = h > 0
     rows, right = np.vstack([J, A[violated]]), np.concatenate([e, h[violated]])
     if not len(rows):
@@ -175,13 +147,13 @@ def _correction(H: Array, J: Array, A: Array, e: Array, h: Array) -> Array:
 
 
 def _weights(before: Array, multipliers: Array) -> Array:
-    """Weights of violations above the multipliers; larger ones fall by halves."""
+    """Return weights of violations that exceed the multipliers, so that the penalty is exact (Powell's rule, 1978)."""
     wanted = GROWTH * np.abs(multipliers)
-    return np.maximum(np.maximum(wanted, 0.5 * (before + wanted)), LEAST)
+    return np.maximum(np.maximum(wanted, 0.5 * (before + wanted)), LEAST)  # too large weights fall only slowly
 
 
 def _convex(H: Array, J: Array) -> Array:
-    """A positive definite matrix that equals H on the directions that the equations leave, where H allows it."""
+    """Return a positive definite matrix that equals H along the directions that satisfy the equations, if possible."""
     H = 0.5 * (H + H.T)
     size = max(float(np.abs(H).max(initial=0.0)), 1.0)
     least = CURVATURE * size
@@ -191,26 +163,27 @@ def _convex(H: Array, J: Array) -> Array:
     if len(J):
         lengths = np.maximum(np.sqrt((J * J).sum(axis=1)), least)
         rows = J / lengths[:, None]
+        # J'J vanishes where J d = 0, so it changes nothing along the equations (as in the augmented Lagrangian).
         for weight in STRONG:
             changed = H + weight * size * rows.T @ rows
             if np.linalg.eigvalsh(changed)[0] > least:
                 return changed
-    return (vectors * np.maximum(np.abs(values), least)) @ vectors.T
+    return (vectors * np.maximum(np.abs(values), least)) @ vectors.T  # negative curvature is reversed: steps stay bounded
 
 
 def _elastic(H: Array, g: Array, A: Array, h: Array, J: Array, e: Array, weight: float) -> Program:
-    """The model with violations penalised: those of the equations both ways."""
+    """Solve the model in elastic mode: slack variables, with a penalty, absorb the violations that cannot be avoided."""
     n, p, q = len(g), len(e), len(h)
     size = n + 2 * p + q
     big_H = np.zeros((size, size))
     big_H[:n, :n] = H
-    big_H[range(n, size), range(n, size)] = CURVATURE
+    big_H[range(n, size), range(n, size)] = CURVATURE  # makes the slack variables unique
     big_g = np.concatenate([g, np.full(2 * p + q, weight)])
-    C = np.hstack([J, np.eye(p), -np.eye(p), np.zeros((p, q))])
+    C = np.hstack([J, np.eye(p), -np.eye(p), np.zeros((p, q))])  # an equation has a slack for each sign
     upper = np.hstack([A, np.zeros((q, 2 * p)), -np.eye(q)])
     signs = np.hstack([np.zeros((2 * p + q, n)), -np.eye(2 * p + q)])
-    found = solve_program(big_H, big_g, np.vstack([upper, signs]), np.concatenate([-h, np.zeros(2 * p + q)]), C, -e)
-    return Program(found.z[:n], found.lam[:q], found.mu, False)
+    elastic = solve_program(big_H, big_g, np.vstack([upper, signs]), np.concatenate([-h, np.zeros(2 * p + q)]), C, -e)
+    return Program(elastic.z[:n], elastic.lam[:q], elastic.mu, False)  # not a solution of the model itself
 
 
 def _sum(e: Array, h: Array, weights: Pair) -> float:

@@ -1,4 +1,4 @@
-"""The convergence theorem: constants of a problem, and the gamma and eta that it admits."""
+"""Constants of a problem in the convergence theorem of MEHA, and the gamma and eta that it admits."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Constants:
     f_xy: float = math.nan
 
     def __post_init__(self) -> None:
+        # NaN stands for a constant that was not given: L_F or L_f bounds it.
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, Real):
+            if isinstance(value, bool) or not isinstance(value, Real):  # True is a Real in Python
                 raise TypeError(f"Constants: {name} must be a number, got {value!r}.")
             if math.isnan(value):
                 object.__setattr__(self, name, self.L_F if name.startswith("F") else self.L_f)
@@ -69,7 +70,7 @@ def gamma_range(constants: Constants) -> Range:
     (0, 0.5)
     """
     rho = constants.rho_f + constants.rho_g
-    return Range(math.inf if rho == 0 else 1 / (2 * rho))
+    return Range(math.inf if rho == 0 else 1 / (2 * rho))  # for a convex lower level, any gamma
 
 
 def eta_range(constants: Constants, gamma: float) -> Range:
@@ -80,4 +81,4 @@ def eta_range(constants: Constants, gamma: float) -> Range:
     """
     first = max((1 / gamma - constants.rho_f) / (constants.f_yy + 1 / gamma) ** 2, 0.0)
     second = math.inf if constants.rho_g == 0 else 1 / constants.rho_g
-    return Range(first, closed=True) if first < second else Range(second)
+    return Range(first, closed=True) if first < second else Range(second)  # only the second bound excludes its end

@@ -30,15 +30,15 @@ class Constraint(ABC):
     """Inequalities and equations in x and y."""
 
     def __call__(self, x: Any, y: Any) -> Values:
-        """The values of the inequalities and of the equations at (x, y), in the structure of the start."""
+        """Return the values of the inequalities and of the equations at (x, y), which have the structure of the start."""
         return self.values(Variable.of(x, "x"), Variable.of(y, "y"))
 
     @abstractmethod
     def values(self, x: Variable, y: Variable) -> Values:
-        """The same for variables."""
+        """Return the values of the inequalities and of the equations at variables."""
 
     def violation(self, x: Any, y: Any) -> float:
-        """The largest violation of an inequality or equation at (x, y); 0 where all hold."""
+        """Return the largest violation of an inequality or equation at (x, y); 0 if all hold."""
         with torch.no_grad():
             inequalities, equations = self(x, y)
         parts = [inequalities.clamp(min=0.0), equations.abs()]
@@ -78,7 +78,7 @@ class Linear(Constraint):
             if right is None or all(matrix is None for matrix in matrices):
                 raise ValueError(f"Linear: {names[2]} and one of {names[0]}, {names[1]} belong together; give both.")
             right = _tensor(right, f"Linear: {names[2]}").reshape(-1)
-            object.__setattr__(self, names[2], right)
+            object.__setattr__(self, names[2], right)  # the only way in a frozen dataclass
             for name, matrix in zip(names[:2], matrices, strict=True):
                 if matrix is None:
                     continue
@@ -158,7 +158,7 @@ class Bounds(Constraint):
             bound = getattr(self, name)
             if isinstance(bound, list | tuple):
                 object.__setattr__(self, name, _tensor(bound, f"Bounds: {name}"))
-            elif callable(bound) and not _one_argument(bound):
+            elif callable(bound) and not _one_argument(bound):  # a function of (x, y) belongs into Smooth
                 raise TypeError(f"Bounds: {name} must be a function of x alone, a number or a tensor.")
 
     def values(self, x: Variable, y: Variable) -> Values:
@@ -170,11 +170,13 @@ class Bounds(Constraint):
             leaves = _bound_leaves(bound(x.value) if callable(bound) else bound, y, name)
             for leaf, end in zip(y.leaves, leaves, strict=True):
                 part = (sign * (leaf - end)).reshape(-1)
+                # Infinite fixed bounds give no rows; a bound that moves with x keeps all, as their number must not depend on x.
                 parts.append(part if callable(bound) else part[torch.nonzero(torch.isfinite(end).reshape(-1)).reshape(-1)])
         return torch.cat(parts), y.leaves[0].new_zeros(0)
 
 
 def _one_argument(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
@@ -185,7 +187,7 @@ def _one_argument(function: Callable[..., Any]) -> bool:
 
 
 def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
-    """A bound for each leaf of y."""
+    """Return the bound for each leaf of y."""
     if isinstance(bound, int | float):
         return [torch.full(leaf.shape, float(bound), dtype=leaf.dtype, device=leaf.device) for leaf in y.leaves]
     named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else _named(bound, "")
@@ -194,20 +196,20 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
     try:
         return [end.to(leaf.device, leaf.dtype).expand(leaf.shape) for end, leaf in zip(leaves, y.leaves, strict=True)]
-    except RuntimeError:
+    except RuntimeError:  # expand refuses shapes that do not broadcast
         shapes = [tuple(leaf.shape) for leaf in leaves], [tuple(leaf.shape) for leaf in y.leaves]
         raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
 
 
 def _named(value: Any, prefix: str) -> dict[str, Any]:
-    """The tensors or numbers in nested dicts and lists, by dotted name."""
+    """Return the tensors or numbers in nested dicts and lists, by dotted name."""
     if not isinstance(value, dict | list | tuple):
         return {prefix: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key, item in items:
-        found |= _named(item, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        named |= _named(item, f"{prefix}.{key}" if prefix else str(key))
+    return named
 
 
 def _flat(variable: Variable) -> Tensor:
@@ -215,9 +217,10 @@ def _flat(variable: Variable) -> Tensor:
 
 
 def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
+    """Return A x + B y - b; an empty vector without b."""
     if b is None:
         return y.new_zeros(0)
-    total = -b.to(y.device, y.dtype)
+    total = -b.to(y.device, y.dtype)  # b and matrices may be of another device or precision than the variables
     for matrix, vector in ((A, x), (B, y)):
         if matrix is not None:
             total = total + matrix.to(vector.device, vector.dtype) @ vector
@@ -225,6 +228,7 @@ def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Te
 
 
 def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, y: Variable) -> Tensor:
+    """Return all values of a function of (x, y), or of y alone, as one vector; an empty vector without a function."""
     if function is None:
         return y.leaves[0].new_zeros(0)
     try:
@@ -239,11 +243,11 @@ def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, 
 
 
 def _tensors(value: Any, name: str, like: Tensor) -> list[Tensor]:
-    """The tensors and numbers in nested dicts and lists."""
+    """Return the tensors and numbers in nested dicts and lists as tensors."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, int | float):
-        return [like.new_tensor(float(value))]
+        return [like.new_tensor(float(value))]  # a constant, for which a function need not make a tensor
     if not isinstance(value, dict | list | tuple):
         raise TypeError(
             f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
@@ -253,10 +257,11 @@ def _tensors(value: Any, name: str, like: Tensor) -> list[Tensor]:
 
 
 def _tensor(value: Any, label: str) -> Tensor:
+    """Convert numbers to a finite floating point tensor; raise with the label if that fails."""
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{label} must be a tensor or a list of numbers, got {value!r}.") from None
     if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{label} has entries that are NaN or infinite.")
-    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())  # integers, as in [[1, 1]]

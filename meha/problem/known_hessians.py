@@ -1,4 +1,4 @@
-"""Calls of functions that know their Hessians, recorded inside an objective that is a sum of them and of other terms."""
+"""Detection of calls of losses with closed-form Hessians inside of an objective."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["HasHessian", "LossCall", "note_call", "record_known_hessians"]
 
 
 class HasHessian(Protocol):
-    """A function of y, and of weights, with a Hessian."""
+    """A function of y and optional weights whose Hessian in y is known."""
 
     def hessian(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The second derivatives in y."""
+        """Return the second derivatives in y."""
 
 
 class LossCall(NamedTuple):
-    """A call of a function, and a leaf of the graph in place of its value."""
+    """A recorded call of a function; ``value`` is a leaf of the graph that replaces its result."""
 
     function: HasHessian
     y: Tensor
@@ -33,12 +33,12 @@ class _Recorder(NamedTuple):
     calls: list[LossCall]
 
 
-_RECORDER: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
+_RECORDER: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)  # threads do not see each other's
 
 
 @contextmanager
 def record_known_hessians(leaves: Sequence[Tensor]) -> Iterator[list[LossCall]]:
-    """List the calls at one of these tensors; what is then differentiated is the rest of the objective."""
+    """Record the calls at one of these tensors; autograd then sees the objective without them."""
     calls: list[LossCall] = []
     token = _RECORDER.set(_Recorder(leaves, calls))
     try:
@@ -48,10 +48,10 @@ def record_known_hessians(leaves: Sequence[Tensor]) -> Iterator[list[LossCall]]:
 
 
 def note_call(function: HasHessian, y: Tensor, weights: Tensor | None, value: Tensor) -> Tensor:
-    """The value, or a leaf in its place if the call is recorded."""
+    """Return the value or, if calls at y are being recorded, a leaf that replaces it."""
     recorder = _RECORDER.get()
-    if recorder is None or not any(y is leaf for leaf in recorder.leaves):
+    if recorder is None or not any(y is leaf for leaf in recorder.leaves):  # the formula is for y itself, not functions of it
         return value
-    leaf = value.detach().requires_grad_()
+    leaf = value.detach().requires_grad_()  # its gradient is the weight of the loss in the objective
     recorder.calls.append(LossCall(function, y, weights, leaf))
     return leaf

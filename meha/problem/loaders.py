@@ -1,4 +1,4 @@
-"""Source: the batches of a run, without end, and the place of the last one."""
+"""Batches of a run: loaders that repeat without end, whose positions checkpoints can save and restore."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 
 
 class BatchSource(Iterator[Any]):
-    """What the steps get: batches without end; None each time when there are none.
+    """The batches of a run, without end; None for each step if the run has no batches.
 
-    With ``remember``, it knows the place of the last one: that of the loader and the random states before it was taken.
+    With ``remember``, it keeps the place of the last batch: the position of the loader and the random states before it.
 
     Attributes:
-        name: which batch the last one was, in words; empty when there are none.
+        name: a description of the last batch for messages; empty if there are none.
     """
 
     def __init__(self, batches: Iterable[Any] | None, remember: bool, *, grouped: bool = False) -> None:
@@ -47,6 +47,7 @@ class BatchSource(Iterator[Any]):
         if self._batches is None:
             return None
         if self.remembers:
+            # Before the batch is drawn, so that a resumed run draws it again with the same random numbers.
             self.place = {"batches": self._batches.state_dict(), "random": random_states(self.loader)}
         batch = next(self._batches) if self._own is None else self._own(next(self._batches))
         self.name = position(self._batches)
@@ -54,23 +55,23 @@ class BatchSource(Iterator[Any]):
 
     @property
     def finite(self) -> bool:
-        """Whether the batches may end, and in one process before another."""
+        """Whether the batches may end, possibly in one process earlier than in another."""
         return isinstance(self.loader, Iterator)
 
     @property
     def empty(self) -> bool:
-        """Whether there should be batches, and none ever came."""
+        """Whether the loader has not yielded a single batch."""
         return self._batches is not None and not self._batches.fruitful
 
     def find(self, place: Mapping[str, Any] | None) -> Any:
-        """The batch at a place, after which the next ones follow."""
+        """Go to a saved place and return the batch there."""
         if (place is None) != (self._batches is None):
             before, now = ("none", "some") if place is None else ("some", "none")
             raise ValueError(f"batches: the run in the checkpoint had {before}, this call has {now}; pass what it had.")
         if self._batches is None or place is None:
             return None
         self._batches.load_state_dict(place["batches"])
-        set_random_states(place["random"], self.loader)
+        set_random_states(place["random"], self.loader)  # after the loader, whose restart uses random numbers
         try:
             return next(self)
         except StopIteration:
@@ -86,11 +87,10 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-EMPTY = (
+EMPTY = (  # what to do about a loader without batches
     "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
     " can be iterated over only once)"
 )
-"""What to do about a loader without batches."""
 
 
 class MicroBatches(tuple[Any, ...]):
@@ -108,7 +108,7 @@ class MicroBatches(tuple[Any, ...]):
     """
 
     def __new__(cls, batches: Iterable[Any]) -> Self:
-        if isinstance(batches, Tensor | Mapping):
+        if isinstance(batches, Tensor | Mapping):  # a batch by itself, which would be split into rows or keys
             raise TypeError(f"batches: expected a list of batches, got {type(batches).__name__}; split it first.")
         parts = super().__new__(cls, batches)
         if not parts:
@@ -165,9 +165,9 @@ class Endless(Iterator[Any]):
         return self._position
 
     def _restart(self) -> Iterator[Any]:
-        fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # saving states takes time and is not needed
+        fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # need no random states, which take time
         self._start_states, self._position = {} if fixed else random_states(self.loader), 0
-        self._epoch += 1
+        self._epoch += 1  # a DistributedSampler shuffles by the number of the pass
         for name in ("sampler", "batch_sampler", "dataset"):
             part: Any = getattr(self.loader, name, None)
             if hasattr(part, "set_epoch"):
@@ -196,7 +196,7 @@ class Endless(Iterator[Any]):
             return
         position, self._epoch = state["position"], state.get("epoch", 0)
         if position:
-            self._epoch -= 1
+            self._epoch -= 1  # the restart counts it again
             if state["start_states"]:
                 set_random_states(state["start_states"], self.loader)
             batches = self._restart()
@@ -209,8 +209,8 @@ class Endless(Iterator[Any]):
                     ) from None
             sampler: Any = getattr(self.loader, "sampler", None)
             if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
-                found = f"pass {sampler.epoch}, but {self._epoch} was saved"
-                raise ValueError(f"batches: the loader sets its sampler to {found}; give a plain DataLoader instead.")
+                mismatch = f"pass {sampler.epoch}, but {self._epoch} was saved"
+                raise ValueError(f"batches: the loader sets its sampler to {mismatch}; give a plain DataLoader instead.")
 
 
 class Together(Iterator[Any]):
@@ -245,7 +245,7 @@ class Together(Iterator[Any]):
         try:
             return next(part)
         except StopIteration:
-            if part.fruitful:
+            if part.fruitful:  # one that ended is no mistake of the user
                 raise
             raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
 
@@ -262,10 +262,10 @@ class Together(Iterator[Any]):
 
 
 class Owned:
-    """Copies batches once a loader writes into the memory of the batch before, so that several can be kept.
+    """Detects loaders that reuse the memory of the last batch, and copies their batches, so that several can be kept.
 
     Attributes:
-        copies: whether that was seen.
+        copies: whether reuse was detected.
 
     >>> own, buffer = Owned(), torch.zeros(2)
     >>> own(buffer) is buffer
@@ -279,11 +279,12 @@ class Owned:
         self._last: dict[int, tuple[Tensor, int]] = {}  # by place in memory, with the number of writes
 
     def __call__(self, batch: Any) -> Any:
-        """The batch, or a copy."""
+        """Return the batch, or a copy once reuse was detected."""
         leaves = pytree.tree_leaves(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.numel()]
-        now = {tensor.data_ptr(): (tensor, tensor._version) for tensor in tensors}
+        now = {tensor.data_ptr(): (tensor, tensor._version) for tensor in tensors}  # _version counts writes in place
         for place, (tensor, writes) in now.items():
+            # Another tensor in the same memory, or the same one written to again, has replaced the batch before.
             before, earlier = self._last.get(place, (tensor, writes))
             self.copies = self.copies or before is not tensor or earlier != writes
         self.copies = self.copies or any(tensor._version != writes for tensor, writes in self._last.values())
@@ -355,7 +356,7 @@ def position(batches: Endless) -> str:
 
 
 def _numbered(batches: Endless, name: str) -> str:
-    """The number of the last batch of a stream, or those of the streams inside it."""
+    """Return the number of the last batch of a stream, or those of the streams inside it, as text."""
     loader = batches.loader
     if isinstance(loader, Together):
         return ", ".join(_numbered(part, f"{part_name} ") for part_name, part in loader.parts.items())
@@ -388,9 +389,9 @@ def check_resumable(loader: Any, argument: str) -> None:
 
 
 def check_divided(loader: Any) -> None:
-    """Raise if a sampler divides the data among processes, of which each would run for itself."""
+    """Raise if a sampler divides the data among processes in a run without a group."""
     waiting = [loader]
-    for part in waiting:
+    for part in waiting:  # the list grows as inner loaders are found
         number = getattr(part, "num_replicas", 1)
         if isinstance(number, int) and number > 1:
             raise ValueError(
@@ -399,7 +400,7 @@ def check_divided(loader: Any) -> None:
             )
         inner = [getattr(part, name, None) for name in ("sampler", "batch_sampler", "loader")]
         inner += part.loaders.values() if isinstance(part, Together) else []
-        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
+        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]  # each once
 
 
 def random_states(loader: Any = None) -> dict[str, Any]:
@@ -417,7 +418,7 @@ def random_states(loader: Any = None) -> dict[str, Any]:
     inner = {name: torch.from_numpy(part) if isinstance(part, np.ndarray) else part for name, part in numpys["state"].items()}
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],  # asking would initialise CUDA
         "python": random.getstate(),
         "numpy": {**numpys, "state": inner},
         "loader": [generator.get_state() for generator in _generators(loader)],
@@ -427,7 +428,7 @@ def random_states(loader: Any = None) -> dict[str, Any]:
 def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
     """Restore the states that :func:`random_states` returned."""
     torch.set_rng_state(states["torch"])
-    for i, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
+    for i, state in enumerate(states["cuda"][: torch.cuda.device_count()]):  # the checkpoint may be of a larger machine
         torch.cuda.set_rng_state(state, i)
     random.setstate(states["python"])
     inner = {name: part.numpy() if isinstance(part, Tensor) else part for name, part in states["numpy"]["state"].items()}
@@ -443,7 +444,7 @@ def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """The random number generators of a loader, its data set, its samplers and the loaders inside it, each once."""
+    """Return the random number generators of a loader, its data set, its samplers and the loaders inside it, each once."""
     generators: list[torch.Generator] = []
     waiting = [loader]
     for part in waiting:

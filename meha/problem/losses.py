@@ -1,4 +1,4 @@
-"""Losses of linear models, which know their Hessians in closed form."""
+"""Losses of linear models, with Hessians in closed form."""
 
 from __future__ import annotations
 
@@ -30,30 +30,29 @@ __all__ = [
 ]
 
 
-LARGE = 1 << 14
-"""Number of entries from which the memory layout of the data matters for speed."""
+LARGE = 1 << 14  # entries from which the memory layout of the data matters for speed
 
 
 def stored(A: Tensor) -> Tensor:
-    """The numbers that A stores in memory."""
+    """Return the numbers that A stores in memory: of a sparse matrix, the non-zeros."""
     return A.values() if A.layout == torch.sparse_csr else A
 
 
 def by_columns(A: Tensor) -> Tensor:
-    """A, with its columns contiguous if it is large, dense, on a CPU and has more rows than columns."""
+    """Return A, stored by columns if it is large, dense, on a CPU and has more rows than columns."""
     suits = A.layout == torch.strided and A.device.type == "cpu" and A.numel() >= LARGE and A.shape[0] > A.shape[1]
     return A.t().contiguous().t() if suits else A
 
 
 def gram(A: Tensor) -> Tensor:
-    """A'A in double precision."""
-    A = A.double()
+    """Return A'A in double precision."""
+    A = A.double()  # A'A has the square of the condition number of A
     product = A.t() @ A
     return product if product.layout == torch.strided else product.to_dense()
 
 
 def check_data(A: Tensor) -> None:
-    """Refuse what cannot be the data of a loss."""
+    """Raise unless A can be the data of a loss."""
     if not isinstance(A, Tensor):
         raise TypeError(f"A: must be a tensor, got {type(A).__name__}; wrap arrays with torch.as_tensor.")
     if A.layout not in (torch.strided, torch.sparse_csr):
@@ -69,7 +68,7 @@ def check_data(A: Tensor) -> None:
 
 
 def check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, ...]) -> None:
-    """Refuse targets that do not fit the data."""
+    """Raise unless the targets fit the data."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"{name}: must be a tensor, got {type(targets).__name__}; wrap arrays with torch.as_tensor.")
     if targets.ndim not in dimensions or len(targets) != len(A):
@@ -81,20 +80,19 @@ def check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, 
 
 
 def shown(tensor: Tensor) -> str:
-    """The shape and dtype of a tensor."""
+    """Return the shape and dtype of a tensor as text."""
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def some(numbers: list[Any]) -> str:
-    """The first few of some numbers, in words."""
+    """Return the first few numbers of a list as text."""
     return ", ".join(f"{number:g}" for number in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
 
 
 Reduction = Literal["mean", "sum"]
 
 
-PART = 1 << 22
-"""Number of entries of the largest matrix that a Hessian of the softmax loss makes on the way."""
+PART = 1 << 22  # entries of the largest temporary matrix of a softmax Hessian, which bounds its memory
 
 
 class LinearModelLoss(ABC):
@@ -123,7 +121,7 @@ class LinearModelLoss(ABC):
         """The loss at the coefficients y, with an optional weight for each example."""
         self._check(y, weights)
         value = self._total(y) if weights is None else torch.dot(weights, self._each(y)) * self._scale
-        return note_call(self, y, weights, value) if self.A.layout == torch.strided else value
+        return note_call(self, y, weights, value) if self.A.layout == torch.strided else value  # a Hessian would be dense
 
     def hessian(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """The second derivatives at y by a formula, as a matrix with a row for each entry of ``y.reshape(-1)``.
@@ -151,10 +149,10 @@ class LinearModelLoss(ABC):
 
     @abstractmethod
     def _total(self, y: Tensor) -> Tensor:
-        """The loss without weights."""
+        """Return the loss without weights."""
 
     def _each(self, y: Tensor) -> Tensor:
-        """Losses l_i of all examples."""
+        """Return the losses l_i of all examples."""
         return self.losses(self.A @ y)
 
     @abstractmethod
@@ -170,12 +168,12 @@ class LinearModelLoss(ABC):
         """Second derivatives of :meth:`losses` by the scores; for :class:`Softmax` the probabilities q, with diag(q) - q q'."""
 
     def _hessian(self, y: Tensor, weights: Tensor | None) -> Tensor:
-        """The second derivatives, for one output."""
+        """Return the second derivatives of a loss with one output."""
         curvatures = self.curvatures(self.A @ y)
         return self._weighted_gram(curvatures if weights is None else weights * curvatures)
 
     def _weighted_gram(self, weights: Tensor) -> Tensor:
-        """A' diag(weights) A, times the scale of the loss."""
+        """Return A' diag(weights) A, times the scale of the loss."""
         A = self._dense
         return A.t() @ (A * (self._scale * weights)[:, None])
 
@@ -190,7 +188,7 @@ class LinearModelLoss(ABC):
         It is the largest eigenvalue of A'A times the largest second derivative of l_i (a bound for the logistic and softmax
         loss), computed once from a dense matrix of min(rows, columns)^2 numbers.
         """
-        A = self.A if len(self.A) >= self.shape[0] else self.A.t()
+        A = self.A if len(self.A) >= self.shape[0] else self.A.t()  # A'A and AA' have the same largest eigenvalue
         return self._curvature * self._scale * float(torch.linalg.eigvalsh(gram(A))[-1])
 
     def __repr__(self) -> str:
@@ -231,7 +229,7 @@ class LeastSquares(LinearModelLoss):
             raise ValueError(f"b: is {b.dtype}, but A is {A.dtype}; convert one of them.")
         if not bool(b.isfinite().all()):
             raise ValueError("b: contains NaN or infinite numbers; remove these examples.")
-        if gram is None:
+        if gram is None:  # the Gram matrix pays where it is not larger than the data
             gram = A.shape[1] ** 2 <= stored(A).numel()
         super().__init__(A if gram else by_columns(A), tuple(b.shape[1:]), reduction)
         self.b = b
@@ -240,6 +238,7 @@ class LeastSquares(LinearModelLoss):
 
     def _total(self, y: Tensor) -> Tensor:
         if self._quadratic is not None:
+            # Transforms such as vmap do not take custom autograd functions.
             return _quadratic(y, *self._quadratic) if in_transform(y) else _Quadratic.apply(y, *self._quadratic)
         residual = _affine(self._minus_b, self.A, y).reshape(-1)
         return torch.dot(residual, residual) * (0.5 * self._scale)
@@ -263,7 +262,7 @@ class LeastSquares(LinearModelLoss):
             matrix = self._quadratic[0]
         else:
             matrix = self._weighted_gram(y.new_ones(len(self.A)) if weights is None else weights)
-        outputs = y[0].numel()
+        outputs = y[0].numel()  # they do not interact, so that the Hessian has a block for each
         return (
             torch.kron(matrix, torch.eye(outputs, dtype=matrix.dtype, device=matrix.device)) if outputs > 1 else matrix.clone()
         )
@@ -325,7 +324,7 @@ class Huber(LinearModelLoss):
         return (scores - self.b).clamp(-self.delta, self.delta)
 
     def curvatures(self, scores: Tensor) -> Tensor:
-        return ((scores - self.b).abs() <= self.delta).to(scores)
+        return ((scores - self.b).abs() <= self.delta).to(scores)  # at the kinks, an element of the generalised Hessian
 
 
 class Logistic(LinearModelLoss):
@@ -341,7 +340,7 @@ class Logistic(LinearModelLoss):
     tensor(0.6931)
     """
 
-    _curvature = 0.25
+    _curvature = 0.25  # the maximum of q (1 - q)
 
     def __init__(self, A: Tensor, labels: Tensor, reduction: Reduction = "mean") -> None:
         check_data(A)
@@ -353,7 +352,7 @@ class Logistic(LinearModelLoss):
         self.signs = torch.where(labels > 0, 1.0, -1.0).to(A.dtype)
 
     def _total(self, y: Tensor) -> Tensor:
-        return logsigmoid(self.signs * (self.A @ y)).sum() * -self._scale
+        return logsigmoid(self.signs * (self.A @ y)).sum() * -self._scale  # log(1 + exp) would overflow
 
     def losses(self, scores: Tensor) -> Tensor:
         return -logsigmoid(self.signs * scores)
@@ -362,7 +361,7 @@ class Logistic(LinearModelLoss):
         return -self.signs * torch.sigmoid(-self.signs * scores)
 
     def curvatures(self, scores: Tensor) -> Tensor:
-        return torch.sigmoid(scores) * torch.sigmoid(-scores)
+        return torch.sigmoid(scores) * torch.sigmoid(-scores)  # 1 - sigmoid would cancel for large scores
 
 
 class Softmax(LinearModelLoss):
@@ -379,7 +378,7 @@ class Softmax(LinearModelLoss):
     tensor(1.0986)
     """
 
-    _curvature = 0.5
+    _curvature = 0.5  # bounds the eigenvalues of diag(q) - q q'
 
     def __init__(self, A: Tensor, labels: Tensor, classes: int | None = None, reduction: Reduction = "mean") -> None:
         check_data(A)
@@ -421,28 +420,27 @@ class Softmax(LinearModelLoss):
         matrix = A.new_zeros(p * classes, p * classes)
         for part, q, scale in zip(*(full.split(max(1, PART // len(matrix))) for full in (A, likely, scales)), strict=True):
             rows = (part[:, :, None] * q[:, None, :]).reshape(len(part), -1)
-            matrix.addmm_(rows.t(), rows * scale[:, None], alpha=-1)
+            matrix.addmm_(rows.t(), rows * scale[:, None], alpha=-1)  # the outer products q q', for which rows are a times q
         blocks = matrix.view(p, classes, p, classes)
-        for k in range(classes):
+        for k in range(classes):  # diag(q) is in the blocks of equal classes only
             blocks[:, k, :, k] += A.t() @ (A * (scales * likely[:, k])[:, None])
         return matrix
 
     def _cross_entropy(self, y: Tensor, reduction: str) -> Tensor:
-        if (
-            self.A.layout == torch.strided and self.A.stride(0) == 1
-        ):  # stored by columns; then the scores get a row for each class
+        # If A is stored by columns, products with a row of scores for each class are faster.
+        if self.A.layout == torch.strided and self.A.stride(0) == 1:
             return cross_entropy((y.t() @ self.A.t())[None], self.labels[None], reduction=reduction)
         return cross_entropy(self.A @ y, self.labels, reduction=reduction)
 
 
 def _quadratic(y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
-    """value + <gradient, d> + <d, G d> / 2 with d = y - center."""
+    """Return value + <gradient, d> + <d, G d> / 2 with d = y - center."""
     d = y - center
     return value + 0.5 * (d * (_affine(gradient, G, d) + gradient)).sum()
 
 
 class _Quadratic(torch.autograd.Function):
-    """The same in less time: the product G d gives both value and derivative."""
+    """The function :func:`_quadratic` in less time: the product G d gives both value and derivative."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, G: Tensor, center: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
@@ -454,11 +452,11 @@ class _Quadratic(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         y, slope, G, center, gradient = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the derivative will be differentiated again
+        if torch.is_grad_enabled():  # the derivative will be differentiated again, which the saved slope does not allow
             slope = _affine(gradient, G, y - center)
         return outputs[0] * slope, None, None, None, None
 
 
 def _affine(offset: Tensor, matrix: Tensor, y: Tensor) -> Tensor:
-    """offset + matrix y."""
+    """Return offset + matrix y, in one operation."""
     return torch.addmv(offset, matrix, y) if y.ndim == 1 else torch.addmm(offset, matrix, y)

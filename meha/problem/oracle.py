@@ -1,4 +1,4 @@
-"""Functions: F, f and f + g as checked scalar functions of variables."""
+"""The oracle of a problem: F, f and f + g as checked scalar functions, their gradients and Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ON_OTHER_DEVICE = re.compile(
 class Function:
     """F, f or f + g as a function of variables, ``function(x, y, batch)``, with a checked scalar result.
 
-    Half-precision results, as under ``torch.autocast``, are converted to single precision. With a group, values that are not
-    differentiated are means over its processes; for the others, the oracle takes the means.
+    Half-precision results, as under ``torch.autocast``, are converted to single precision. With a group, values without a
+    gradient are averaged over its processes here; values with a gradient are averaged by the oracle.
 
     Attributes:
         half: the dtype of a half-precision result; None if there was none.
@@ -52,7 +52,7 @@ class Function:
         self.half: torch.dtype | None = None
         self._evaluate = evaluate
         self._device = device
-        self._unseen = True  # the device of results is checked only once, because it takes time
+        self._unseen = True  # the device of results and writes to x and y are checked in the first call only, to save time
 
     def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
         if isinstance(batch, MicroBatches):
@@ -75,7 +75,7 @@ class Function:
                     " can pass; make it outside, or use tensor.clone()."
                 ) from error
             raise
-        if isinstance(value, Tensor) and value.ndim and value.numel() == 1:
+        if isinstance(value, Tensor) and value.ndim and value.numel() == 1:  # shapes such as (1,) are common, and clear
             value = value.reshape(())
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -88,23 +88,23 @@ class Function:
             if value.device != self._device:
                 raise self._elsewhere(batch, f"returns a tensor on {value.device}")
             self._unseen = False
-        if value.dtype in HALF:
+        if value.dtype in HALF:  # weighted sums of half-precision values would round or overflow
             self.half, value = value.dtype, value.float()
         if self._group is not None and not torch.is_grad_enabled():
             (value,) = self._group.mean([value])
         return value
 
     def _sums(self, x: Variable, y: Variable) -> list[str]:
-        """By which a change of x or y in the first call is seen; nothing later, or where they are divided."""
+        """Return checksums that reveal objectives which modify x or y (first call only; empty for sharded variables)."""
         if not self._unseen or self._group is not None:
             return []
         leaves = [*x.leaves, *y.leaves]
         if any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves):
             return []
-        return [repr(float(leaf.detach().sum())) for leaf in leaves]
+        return [repr(float(leaf.detach().sum())) for leaf in leaves]  # as text, so that NaN equals NaN
 
     def _elsewhere(self, batch: Any, finding: str) -> ValueError:
-        """The error for tensors of the batch or the objective that are not on the device of x and y."""
+        """Return the error for tensors of the batch or the objective that are not on the device of x and y."""
         here = self._device
         others = sorted({str(tensor.device) for tensor in _tensors(batch) if tensor.device != here})
         if others:
@@ -113,7 +113,7 @@ class Function:
 
 
 def call_objective(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
-    """An objective of values as a function of variables."""
+    """Turn an objective of values, such as tensors or modules, into a function of variables."""
 
     def call(x: Variable, y: Variable, batch: Any) -> Tensor:
         return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
@@ -122,7 +122,7 @@ def call_objective(objective: Callable[..., Tensor]) -> Callable[[Variable, Vari
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a batch: nested dicts, lists and objects with attributes."""
+    """Yield the tensors in a batch of nested dicts, lists and objects with attributes."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -132,8 +132,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(vars(value))
 
 
-JOINT_LIMIT = 1 << 16
-"""Up to this size of x and y, and without modules, a sum of terms is differentiated in one backward pass."""
+JOINT_LIMIT = 1 << 16  # size of x and y up to which, without modules, a sum takes one backward pass: calls dominate the time
 
 
 @dataclass
@@ -165,7 +164,7 @@ class Oracle:
         partial: f + g with y fixed inside g: its gradient in x is that of f + g, its gradient in y that of f.
         prox: the proximal map of g + indicator of Y; ``prox(x_value, leaves, step)`` works in place.
         project: the projection onto X, with the same signature.
-        selection: the response of the problem; ``lower`` and what is made of it hold its proximal term.
+        response_term: the response of the problem, whose proximal term is part of ``lower``, ``phi`` and ``partial``.
         counts: gradients and Hessian-vector products computed so far.
         group: the processes over which objectives and their derivatives are averaged; None for this one alone.
 
@@ -186,6 +185,7 @@ class Oracle:
         self.upper = Function("upper", call_objective(problem.upper), self._device, group)
         self.response_term = ResponseTerm(problem._selected_response)
         self._smooth = call_objective(problem.lower)
+        # The proximal term of the response is part of f, so that methods need no code for it.
         self.lower = Function("lower", self._tied if self.response_term.nearest else self._smooth, self._device, group)
         self._g = problem.g.terms(y)
         self.phi = Function("lower", self._phi, self._device) if self._g else self.lower
@@ -201,7 +201,7 @@ class Oracle:
         """Return a copy for a traced or recorded step, with new counts, no checks of dependence and no random states.
 
         Args:
-            joint: whether it takes one backward pass for a sum of terms; None keeps the choice of this one.
+            joint: whether to take one backward pass for a sum of terms; None keeps the present choice.
         """
         other = copy.copy(self)
         other.counts, other._modules, other._checks = Counts(), False, False
@@ -213,6 +213,7 @@ class Oracle:
         return self._g_at(x, y.current)
 
     def _g_at(self, x: Variable, leaves: Leaves) -> Tensor | float:
+        """Return g at x and leaves of y."""
         return sum(sum_of_parts(term, x.value, [leaves[i] for i in chosen]) for term, chosen in self._g)
 
     def g_gradient(self, x: Variable, y: Variable) -> Leaves:
@@ -224,6 +225,7 @@ class Oracle:
         return fill(torch.autograd.grad(value, x.leaves, allow_unused=True), x.leaves)
 
     def _tied(self, x: Variable, y: Variable, batch: Any) -> Tensor:
+        """Return f plus the proximal term of a response ``Nearest``."""
         return self._smooth(x, y, batch) + self.response_term.term(x, y)
 
     def _phi(self, x: Variable, y: Variable, batch: Any) -> Tensor:
@@ -268,10 +270,10 @@ class Oracle:
         """
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
-        gradient = Gradient(wrt, joint=self._joint and n == 1)
+        gradient = Gradient(wrt, joint=self._joint and n == 1)  # parts of a batch are there to keep only one graph at a time
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
-        unchecked = strict and self._checks and key not in self._checked
+        unchecked = strict and self._checks and key not in self._checked  # once per kind of gradient, as it takes time
         values: list[Tensor] = []
         used: list[list[bool]] = []
         reached = False  # whether x has a part in F
@@ -285,6 +287,7 @@ class Oracle:
                 with Frozen(wrt, x, y) as sharded, x.seated(), y.seated():
                     for part in parts:
                         value = function(x, y, part)
+                        # A value that is itself a parameter, or a view of one, would change with the next step.
                         values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                         if sharded:
                             uses = gradient.add_sharded(value, weight / n, x, y, check=unchecked)
@@ -307,7 +310,7 @@ class Oracle:
         return values, gradients if own else self.average(gradients, wrt, values)
 
     def average(self, gradients: list[Leaves], wrt: tuple[Variable, ...], values: list[Tensor]) -> list[Leaves]:
-        """Return the means of gradients over the processes, and replace the values in their list by theirs."""
+        """Return the means of gradients over the processes, and replace the values in their list by their means."""
         if self.group is None:
             return gradients
         parts = [part for leaves in gradients for part in leaves]
@@ -316,10 +319,11 @@ class Oracle:
         return split(parts, wrt)
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """The mean over the processes."""
+        """Return the mean of a tensor over the processes."""
         return tensor if self.group is None else self.group.mean([tensor])[0]
 
     def _count(self, functions: list[Function], wrt: tuple[Variable, ...]) -> None:
+        """Count one gradient per function; that of an F without x, in x alone, is zero and not counted."""
         for function in functions:
             if function is not self.upper:
                 self.counts.lower += 1
@@ -327,7 +331,7 @@ class Oracle:
                 self.counts.upper += 1
 
     def _random(self) -> list[Tensor]:
-        """The states of the random number generators of the host and the device."""
+        """Return the states of the random number generators of the host and the device."""
         device = self._device
         return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
@@ -367,8 +371,8 @@ class Oracle:
         return value.detach(), split(gradient.result(), wrt)
 
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]], reached: bool) -> None:
-        """Refuse objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
-        simple = self.problem._without_x
+        """Raise for objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
+        simple = self.problem._without_x  # simple bilevel optimization
         for (_, function, x, y), uses in zip(terms, used, strict=True):
             upper = function is self.upper
             for variable, use in zip(wrt, uses, strict=True):
@@ -385,9 +389,10 @@ class Oracle:
                     )
                 if variable is x and upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
-                    self.counts.upper -= len(wrt) == 1
+                    self.counts.upper -= len(wrt) == 1  # it was counted before this was known
         only_upper = all(function is self.upper for _, function, _, _ in terms)
         unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
+        # F alone may ignore x, as in hyper-parameter optimization, where x acts through y.
         if unused and not only_upper and not self.upper_uses_x and not simple and not self.response_term.moves:
             raise ValueError(
                 "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one, or leave"
@@ -418,11 +423,12 @@ class Hessian:
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
         """Return d/dv <grad_y, vector> for each variable v of ``wrt``, by one double backward pass; it is counted."""
         self._oracle.counts.hvp += 1
-        curved = [(first, part) for first, part in zip(self._first, vector, strict=True) if first.requires_grad]
+        curved = [(first, part) for first, part in zip(self._first, vector, strict=True) if first.requires_grad]  # not linear
         targets = [leaf for variable in wrt for leaf in variable.leaves]
         products: Sequence[Tensor | None] = [None] * len(targets)
         if curved:
             outputs, cotangents = zip(*curved, strict=True)
+            # The graph is kept: iterative solvers ask for many products at one point.
             products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
         for variable, pieces in zip(wrt, split(products, wrt), strict=True):
             elsewhere = self._oracle.upper_uses_x or self._oracle.response_term.moves

@@ -1,4 +1,4 @@
-"""Problem: F, f, g, X, Y and constraints that couple x and y, stated once."""
+"""The statement of a bilevel problem: F, f, g, X, Y and constraints that couple x and y."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Prox:
     """A proximal map or projection bound to a variable: ``prox(x_value, leaves, step)`` changes ``leaves`` in place.
 
     Args:
-        actions: maps on groups of leaves, applied in this order.
+        actions: maps and the indices of the leaves that each acts on, applied in this order.
     """
 
     def __init__(self, actions: list[tuple[Map, list[int]]]) -> None:
@@ -43,7 +43,7 @@ class Prox:
     def __call__(self, x: Any, leaves: Leaves, step: float) -> None:
         for action, chosen in self._actions:
             old = local([leaves[i] for i in chosen])
-            copy_(old, action(x, old, step))
+            copy_(old, action(x, old, step))  # in place: others hold the same leaves
 
     def pull_back(self, x: Any, leaves: Leaves, step: float, cotangent: Leaves) -> Leaves:
         """Apply the transposed Jacobian of the map at ``leaves`` to ``cotangent``."""
@@ -52,18 +52,18 @@ class Prox:
             outputs = list(inputs)
             for action, chosen in self._actions:
                 for i, new in zip(chosen, action(x, [outputs[i] for i in chosen], step), strict=True):
-                    outputs[i] = new
+                    outputs[i] = new  # a new list: in-place writes would break the graph
             return list(torch.autograd.grad(outputs, inputs, cotangent))
 
 
 class _OfY:
-    """An objective of y alone, or of y and a batch, as one of (x, y), or of (x, y, batch)."""
+    """Gives an objective of y, or of (y, batch), an unused argument x, for problems without an upper variable."""
 
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         names = ["x", "y"] if takes(objective, 1) else ["x", "y", "batch"]
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # takes() asks for it
 
     def __call__(self, x: Any, y: Any, *batch: Any) -> Tensor:
         return self.objective(y, *batch)
@@ -89,8 +89,8 @@ class Problem:
         upper_constraints: those that (x, y) has to satisfy at the solution; the lower level does not know them.
         response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
             selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
-            y0, or ``Trained(steps=5, lr=0.1)``, where training leads from a fresh start. Without it, an x that leaves y free
-            lets y fit the data of F directly, and says little about a y that is computed afresh. It belongs to the problem, and
+            y0, or ``Trained(steps=5, lr=0.1)``, where training leads from its start. Without it, an x that leaves y free
+            lets y fit the data of F directly, and says little about a y that is computed again. It belongs to the problem, and
             not to the method: another response is another problem, with another solution. Methods that cannot follow it refuse
             it.
         constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
@@ -143,16 +143,16 @@ class Problem:
             parts = (value,) if isinstance(value, Constraint) else tuple(value) if isinstance(value, Sequence) else (value,)
             for part in parts:
                 _check_type(name, part, Constraint, "a constraint of meha.constraints, such as Linear(A, B, b)")
-            object.__setattr__(self, name, tuple(part for part in parts if part is not None))
+            object.__setattr__(self, name, tuple(part for part in parts if part is not None))  # the dataclass is frozen
 
     @property
     def constraints(self) -> tuple[tuple[Constraint, ...], tuple[Constraint, ...]]:
-        """Those of the lower and of the upper level."""
+        """The constraints of the lower and of the upper level, as tuples."""
         return cast(Any, (self.lower_constraints, self.upper_constraints))
 
     @property
     def coupled(self) -> bool:
-        """Whether there are constraints on both levels together."""
+        """Whether there are constraints that couple x and y."""
         return any(self.constraints)
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ class Problem:
 
     @property
     def _selected_response(self) -> Response | None:
-        """The selected response; None if y is the best for F."""
+        """The selected response; None for the optimistic one."""
         return self.response if isinstance(self.response, Response) else None
 
     @property
@@ -178,14 +178,14 @@ class Problem:
 
     @property
     def _without_x(self) -> bool:
-        """Whether there is no x: the problem is one that :meth:`_with_dummy_x` returned for ``x = None``."""
+        """Whether the problem has no x: :meth:`_with_dummy_x` made it for ``x = None``."""
         return isinstance(self.upper, _OfY)
 
     def _with_dummy_x(self, x: Any, y: Variable) -> tuple[Problem, Any]:
-        """The problem as one of x and y, and x: both as they are or, for ``x = None``, with an x that nothing depends on.
+        """Return the problem and x: both unchanged or, for ``x = None``, with an x of one number that nothing depends on.
 
         Raises:
-            TypeError, ValueError: the objectives do not fit an x that is there, or one that is not.
+            TypeError, ValueError: the objectives take y alone although there is an x, or the problem needs an x.
         """
         if x is not None:
             for name, objective in (("upper", self.upper), ("lower", self.lower)):
@@ -207,52 +207,52 @@ class Problem:
         return dataclasses.replace(self, upper=_OfY(self.upper), lower=_OfY(self.lower)), none
 
     def _bind_projection(self, x: Variable) -> Prox:
-        """The projection on X for the leaves of ``x``."""
+        """Return the projection onto X for the leaves of ``x``."""
         constraints = _constraints(self.x_set, x)
         for part, chosen in constraints:
             _check_parts("x_set", part, x, chosen, apart=part.coordinatewise)
         return Prox([(_projection(part), chosen) for part, chosen in constraints])
 
     def _bind_prox(self, y: Variable) -> Prox:
-        """The proximal map of g(x, .) + indicator of Y for the leaves of ``y``."""
+        """Return the proximal map of g(x, .) + indicator of Y for the leaves of ``y``; raise if it has no closed form."""
         terms = self.g.terms(y)
         for term, chosen in terms:
-            _check_parts("nonsmooth", term, y, chosen, apart=term.separable)
+            _check_parts("nonsmooth", term, y, chosen, apart=term.separable)  # maps act on the local parts of sharded leaves
         for part, chosen in _constraints(self.y_set, y):
             _check_parts("y_set", part, y, chosen, apart=part.coordinatewise)
         before: list[tuple[Map, list[int]]] = []
         after: list[tuple[Map, list[int]]] = []
-        for part, held in _constraints(self.y_set, y):
-            meeting = [(term, chosen) for term, chosen in terms if set(held) & set(chosen)]
+        for part, inside in _constraints(self.y_set, y):
+            meeting = [(term, chosen) for term, chosen in terms if set(inside) & set(chosen)]
             first = []
             for term, chosen in meeting:
                 if term.orthant and isinstance(part, NonNegative):
-                    first += [i for i in held if i in chosen]
-                elif not (term.separable and part.coordinatewise):
+                    first += [i for i in inside if i in chosen]  # a norm of groups: project, then shrink
+                elif not (term.separable and part.coordinatewise):  # in one dimension: prox of g, then clip
                     raise ValueError(_no_closed_form(part, term))
             # Only NonNegative is ever split, and it acts on each leaf separately.
             before += [(_projection(part), first)] if first else []
-            last = [i for i in held if i not in first]
+            last = [i for i in inside if i not in first]
             after += [(_projection(part), last)] if last else []
         return Prox([*before, *((_proximal(term), chosen) for term, chosen in terms), *after])
 
     def _project_start(self, x: Variable, y: Variable) -> None:
-        """Move x into X and y into Y, unless they are there or are parameters of modules."""
+        """Project x onto X and y onto Y, unless they are inside, sharded, or parameters of modules."""
         for variable, domain in ((x, self.x_set), (y, self.y_set)):
             variable.check_finite()
-            if domain is None or variable.has_modules or variable.divided or domain.holds(variable):
+            if domain is None or variable.has_modules or variable.divided or domain.holds(variable):  # inside: keep the numbers
                 continue
             with torch.no_grad():
                 parts = [(_projection(part), chosen) for part, chosen in _constraints(domain, variable)]
                 Prox(parts)(None, variable.leaves, 1.0)
 
     def _check_start(self, x: Variable, y: Variable) -> None:
-        """Raise unless x0 is in X, y0 in Y and in the domain of g, and both are finite and on one device."""
+        """Raise unless x0 is in X, y0 is in Y and in the domain of g, and both are finite and on one device."""
         if x.device != y.device:
             raise ValueError(f"x is on {x.device} and y on {y.device}; move both to one device, such as y.to(x.device).")
-        if {id(leaf) for leaf in x.leaves} & {id(leaf) for leaf in y.leaves}:
+        if {id(leaf) for leaf in x.leaves} & {id(leaf) for leaf in y.leaves}:  # a step of one level would move the other
             raise ValueError("x and y share parameters; each tensor must belong to one level.")
-        self._bind_projection(x)
+        self._bind_projection(x)  # for its errors, before the first step
         self._bind_prox(y)
         if y.divided and self._selected_response is not None:
             raise ValueError(
@@ -272,7 +272,7 @@ class Problem:
         for term, chosen in self.g.terms(y):
             with torch.no_grad():
                 value = sum_of_parts(term, x.value, [y.leaves[i] for i in chosen])
-            if not bool(torch.isfinite(value)):
+            if not bool(torch.isfinite(value)):  # no descent leads back from an infinite value
                 raise ValueError(
                     f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
                     " (y0 >= 0 for NonNegativeL1) and with finite weights."
@@ -280,16 +280,16 @@ class Problem:
 
 
 def sum_of_parts(term: NonSmooth, x: Any, leaves: Leaves) -> Tensor:
-    """The value of a term; of leaves that are divided, the sum over those who hold parts.
+    """Return the value of a term; for sharded leaves, the sum over the processes that hold parts.
 
-    Its gradient in x is that of the parts here times the number of parts, so that the mean over the processes is that of g.
+    Its gradient in x is that of the local parts times the number of parts, so that the mean over the processes is that of g.
     """
     value = term.value_leaves(x, local(leaves))
     groups = owners(leaves[0])
     if not groups:
         return value
     scaled = value * math.prod(group.size() for group in groups)
-    return scaled + (total([value.detach()], leaves[:1]) - scaled).detach()
+    return scaled + (total([value.detach()], leaves[:1]) - scaled).detach()  # the value of the sum with the gradient of scaled
 
 
 def takes(objective: Objective, count: int) -> bool:
@@ -304,7 +304,7 @@ def takes(objective: Objective, count: int) -> bool:
 
 
 def _projection(part: ConvexSet) -> Map:
-    return lambda x, leaves, step: part.project_leaves(leaves)
+    return lambda x, leaves, step: part.project_leaves(leaves)  # the prox of an indicator does not depend on the step
 
 
 def _proximal(term: NonSmooth) -> Map:
@@ -316,13 +316,14 @@ def _proximal(term: NonSmooth) -> Map:
 
 
 def _constraints(domain: ConvexSet | None, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+    """Return the sets of separate groups of leaves, without those that are whole spaces."""
     if domain is None:
         return []
     return [(part, chosen) for part, chosen in domain.parts(variable) if not isinstance(part, Reals)]
 
 
 def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int], *, apart: bool) -> None:
-    """Refuse what mixes numbers of which this process holds only a part, or has an entry for each of them."""
+    """Raise if a set or term combines numbers of several processes, or has a parameter for each number of a sharded leaf."""
     divided = [i for i in chosen if owners(variable.leaves[i])]
     if not divided:
         return

@@ -1,7 +1,7 @@
-"""Responses: which solution y of the lower level a problem means, where there are several.
+"""Responses: which solution y of the lower level is meant if there are several.
 
 The optimistic response, the default, is the best y for F: x and y are chosen together. It is right where whoever chooses x also
-chooses y. It is wrong where y will be computed afresh from the lower level alone, as a model is trained with the weights or
+chooses y. It is wrong where y will be computed again from the lower level alone, as a model is trained with the weights or
 hyper-parameters that were found: a lower level with many solutions (more unknowns than examples, a network that can memorise)
 then lets y fit the data of F directly, and x hardly matters. A selected response is the y that the lower level gives by itself:
 the solution nearest to a point, or what a number of training steps lead to.
@@ -24,7 +24,7 @@ __all__ = ["Nearest", "Response", "ResponseTerm", "Start", "Trained"]
 
 
 Start = Callable[[Any], Any] | Literal["redraw"] | None
-"""Where y begins: at y0 (None), where a function of x says, or at parameters that the modules in y draw again."""
+"""The starting point of y: y0 (None), the value of a function of x, or parameters that the modules in y draw again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,10 @@ class Response:
     """Base class of selected responses.
 
     Args:
-        start: where y begins, instead of y0. A function of x returns a value like y: a tensor, a dict or list of tensors, or a
-            module or dict with the names of the parameters, for a module. It may depend on x, as in meta-learning where
-            ``start=lambda x: x``, and it may draw random numbers. ``"redraw"`` calls ``reset_parameters`` of all modules in y.
+        start: the starting point of y, instead of y0. A function of x returns a value like y: a tensor, a dict or list of
+            tensors, or a module or dict with the names of the parameters, for a module. It may depend on x, as in meta-learning
+            where ``start=lambda x: x``, and it may draw random numbers. ``"redraw"`` calls ``reset_parameters`` of all modules
+            in y.
     """
 
     start: Start = None
@@ -48,7 +49,7 @@ class Response:
             )
 
     def begin(self, x: Variable, y: Variable) -> Leaves:
-        """The leaves of the start for a lower variable with the structure of ``y``, with the graph that leads there from x.
+        """Return the leaves of the starting point for a variable with the structure of ``y``, as part of the graph from x.
 
         For ``"redraw"``, the parameters of ``y`` itself are drawn again.
 
@@ -111,15 +112,15 @@ class Nearest(Response):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Response):
-    """What a number of gradient steps on the lower level lead to from a fresh start:
+    """The result of a number of gradient steps on the lower level:
 
         y_0 = start(x),    y_{t+1} = prox_{lr (g + indicator of Y)}( y_t - lr f_y(x, y_t) ),    y = y_steps,
 
     all steps on the batch of the upper step, if there are batches. The response of networks, whose training never ends.
 
     Args:
-        steps: their number.
-        lr: their size.
+        steps: the number of steps.
+        lr: the step size.
         start: see :class:`Response`.
 
     >>> Trained(steps=20, lr=0.1)  # from y0
@@ -144,7 +145,7 @@ def redraw(y: Variable) -> None:
         ValueError: there is no module, or one with parameters that it cannot draw.
     """
     modules = [part for module in modules_of(y.value) for part in module.modules()]
-    drawn = [part for part in modules if callable(getattr(part, "reset_parameters", None))]
+    drawn = [part for part in modules if callable(getattr(part, "reset_parameters", None))]  # as most modules of torch have
     left = {id(leaf) for leaf in y.leaves} - {id(p) for part in drawn for p in part.parameters(recurse=False)}
     if left:
         names = [name for name, leaf in zip(y.names, y.leaves, strict=True) if id(leaf) in left]
@@ -159,15 +160,15 @@ def redraw(y: Variable) -> None:
 
 
 class ResponseTerm:
-    """The response of a problem, where it begins, and the weight of its proximal term.
+    """The response of a problem in a run: its starting point, and the weight of its proximal term.
 
     Args:
-        response: the selected response; None where y is the best for F.
+        response: the selected response; None for the optimistic one.
 
     Attributes:
         start: the run's y0; None before :meth:`hold`.
-        weight: that of the term weight / 2 ||y - start||^2, which the lower level of a response ``Nearest`` holds.
-        nearest: whether the response is of this kind.
+        weight: the weight of the term weight / 2 ||y - start||^2 that a response ``Nearest`` adds to the lower level.
+        nearest: whether the response is ``Nearest``.
     """
 
     def __init__(self, response: Response | None) -> None:
@@ -179,75 +180,75 @@ class ResponseTerm:
 
     @property
     def fixed(self) -> float | None:
-        """The weight of a ``Nearest`` response that keeps its term; None if it is to vanish."""
+        """The constant weight of a ``Nearest`` response; None if the weight tends to zero."""
         return self.response.weight if isinstance(self.response, Nearest) else None
 
     @property
     def vanishes(self) -> bool:
-        """Whether the solution nearest to the start is meant, so that the term is to vanish."""
+        """Whether the weight tends to zero, as for the solution nearest to the start."""
         return self.nearest and self.fixed is None
 
     @property
     def moves(self) -> bool:
-        """Whether x may act by the start of y alone."""
+        """Whether the starting point may depend on x, which then matters even if f and F ignore x."""
         return self.response is not None and callable(self.response.start)
 
     def hold(self, y: Variable) -> None:
-        """Take the present y for y0."""
+        """Take the present y as y0."""
         if self.response is not None:
             self.start, self.weight = y.copy(), self.fixed or 0.0
 
     def centre(self, x: Variable) -> Leaves:
-        """Where the response begins at x, with the graph that leads there."""
+        """Return the starting point at x, as part of the graph from x."""
         assert self.response is not None
         assert self.start is not None
         return self.response.begin(x, self.start)
 
     def term(self, x: Variable, y: Variable) -> Tensor | float:
-        """The proximal term."""
-        if not self.weight or self.start is None:
+        """Return the proximal term at (x, y)."""
+        if not self.weight or self.start is None:  # also saves the evaluation of start(x)
             return 0.0
         parts = [(a - b).square().sum() for a, b in zip(y.leaves, self.centre(x), strict=True)]
         return self.weight / 2 * torch.stack(parts).sum()
 
     def begin(self, x: Variable, y: Variable, *, through: bool) -> None:
-        """Put where the response begins at x into ``y``; nothing happens where that is y0.
+        """Copy the starting point at x into ``y``; do nothing if that is y0.
 
         Args:
             through: whether the method differentiates in the start, and will ask for :meth:`pull_back`.
 
         Raises:
-            ValueError: the start depends on x, and the method would not notice.
+            ValueError: the start depends on x, but the method does not differentiate through it.
         """
         if self.response is None or self.response.start is None:
             return
         with torch.enable_grad():
             begun = self.response.begin(x, y)
-            if begun is y.leaves:
+            if begun is y.leaves:  # redrawn in place
                 return
             lost = not through and any(depends(leaf.sum(), x.leaves) for leaf in begun)
         if lost:
             raise ValueError(
                 "start: depends on x, and the method does not differentiate in it; use RHG, or .detach() what start returns."
             )
-        self._begun = begun if through else []
-        copy_([leaf.detach() for leaf in y.leaves], [leaf.detach() for leaf in begun])
+        self._begun = begun if through else []  # holds the graph until pull_back
+        copy_([leaf.detach() for leaf in y.leaves], [leaf.detach() for leaf in begun])  # the graph is kept in _begun only
 
     def pull_back(self, x: Variable, cotangent: Leaves) -> Leaves:
-        """The gradient in x of <start(x), cotangent>, for the last start; zero where it does not depend on x."""
-        pairs = [(leaf, part) for leaf, part in zip(self._begun, cotangent, strict=False) if leaf.requires_grad]
-        self._begun = []
+        """Return the gradient in x of <start(x), cotangent> for the last starting point; zero if that does not depend on x."""
+        pairs = [(leaf, part) for leaf, part in zip(self._begun, cotangent, strict=False) if leaf.requires_grad]  # none at y0
+        self._begun = []  # frees the graph
         if not pairs:
             return [torch.zeros_like(leaf) for leaf in x.leaves]
         outputs, parts = zip(*pairs, strict=True)
         return fill(torch.autograd.grad(outputs, x.leaves, parts, allow_unused=True), x.leaves)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it begins, and the weight; nothing where y is the best for F."""
+        """Return the starting point and the weight; an empty dict for the optimistic response."""
         return {} if self.start is None else {"start": self.start.state_dict(), "weight": self.weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on as another selection."""
+        """Restore the starting point and the weight."""
         if self.start is not None and state:
             self.start.load_state_dict(state["start"])
             self.weight = state["weight"]

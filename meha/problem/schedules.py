@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meha.tensors.checks import check_count, check_positive, check_tolerance
 
-__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule", "check_schedule", "evaluate", "fraction", "rests"]
+__all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule"]
 
 
 Schedule = float | Callable[[int], float]
@@ -56,7 +56,7 @@ class Cosine:
             raise ValueError(f"Cosine: steps must be at least 1, got {self.steps}.")
 
     def __call__(self, k: int) -> float:
-        progress = min(k / self.steps, 1.0)
+        progress = min(k / self.steps, 1.0)  # constant after the last step
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -108,10 +108,10 @@ def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> fl
     Returns:
         The value as a number.
     """
-    if not callable(schedule):
+    if not callable(schedule):  # was checked when the method was made
         return schedule
     value = float(schedule(k))
-    if not (0 < value < math.inf or (zero and value == 0)):
+    if not (0 < value < math.inf or (zero and value == 0)):  # NaN fails, too
         raise ValueError(f"{name}: the schedule gave {value} at step {k}; it must be positive and finite.")
     return value
 
@@ -126,18 +126,18 @@ def fraction(name: str, schedule: Schedule, k: int) -> float:
 
 
 def rests(schedule: Schedule, k: int) -> bool:
-    """Whether a small step k is meaningful: False while the schedule is zero or constant but changes later."""
+    """Whether a small step at k indicates convergence: not while the schedule is zero, or constant before it changes."""
     if not callable(schedule):
         return True
     later = []
-    for j in (k + 1, 2 * k + 100, 10 * k + 1000, 100_000, 1_000_000):
+    for j in (k + 1, 2 * k + 100, 10 * k + 1000, 100_000, 1_000_000):  # soon and late: a function does not say when it changes
         try:
             later.append(float(schedule(j)))
         except Exception:  # a user's function may fail for steps that never come
             continue
     now = float(schedule(k))
     moves = any(value != now for value in later)
-    return not moves or (now != 0 and later[0] != now)
+    return not moves or (now != 0 and later[0] != now)  # steady change, as of a decay, is no reason to wait
 
 
 def check_schedule(name: str, schedule: Schedule) -> None:

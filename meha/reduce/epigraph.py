@@ -1,4 +1,4 @@
-"""A non-smooth g as a smooth function with further unknowns: bounds t of the absolute values that have kinks."""
+"""The epigraph form of g: a smooth function with further unknowns t that bound the absolute values in g."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from torch import Tensor
 from meha.problem.problem import Problem
 from meha.tensors.variables import Variable
 
-__all__ = ["Epigraph", "UnsupportedTermError"]
-
 
 class UnsupportedTermError(ValueError):
-    """A non-smooth term cannot be written with bounds."""
+    """A non-smooth term has no epigraph form."""
 
 
 class Epigraph:
     """g(x, y) = min { value(x, y, t) : rows(x, y, t) <= 0 } for all terms of a problem; t is empty if there is no g.
 
     Args:
-        problem: its g is written by its epigraph.
-        y: the variable that gives structure.
+        problem: the problem with the term g.
+        y: a variable with the structure of the lower level.
 
     Attributes:
         size: the number of unknowns t.
@@ -41,22 +39,24 @@ class Epigraph:
         self.size = sum(self._sizes)
 
     def start(self, y: Variable) -> Tensor:
-        """The least t at y."""
+        """Return the least feasible t at y."""
         parts = [bounded.abs() for bounded in self._absolute_terms(y)]
         return torch.cat(parts) if parts else y.leaves[0].new_zeros(0)
 
     def _absolute_terms(self, y: Variable) -> list[Tensor]:
-        found = [term.absolute_terms([y.leaves[i] for i in chosen]) for term, chosen in self._terms]
-        return [part for part in found if part is not None]
+        """Return the linear functions of y whose absolute values t bounds, for each term."""
+        parts = [term.absolute_terms([y.leaves[i] for i in chosen]) for term, chosen in self._terms]
+        return [part for part in parts if part is not None]  # none is None, as __init__ has checked
 
     def value(self, x: Variable, y: Variable, t: Tensor) -> Tensor | float:
-        """The smooth function that stands for g."""
+        """Return the smooth function that replaces g."""
         pieces = zip(self._terms, t.split(self._sizes), strict=True)
         return sum(term.epigraph(x.value, [y.leaves[i] for i in chosen], part)[0] for (term, chosen), part in pieces)
 
     def rows(self, x: Variable, y: Variable, t: Tensor) -> Tensor:
-        """The inequalities, not positive where they hold."""
-        found = []
+        """Return the inequalities, which hold where they are not positive."""
+        rows = []
         for (term, chosen), part, bounded in zip(self._terms, t.split(self._sizes), self._absolute_terms(y), strict=True):
-            found += [bounded - part, -bounded - part, term.epigraph(x.value, [y.leaves[i] for i in chosen], part)[1]]
-        return torch.cat(found) if found else t[:0]
+            # |a| <= t as two linear inequalities, since |a| itself has no derivative at zero.
+            rows += [bounded - part, -bounded - part, term.epigraph(x.value, [y.leaves[i] for i in chosen], part)[1]]
+        return torch.cat(rows) if rows else t[:0]

@@ -1,6 +1,6 @@
 """A coupled problem as functions of one long vector (x, y): F, f and all constraints, with first to third derivatives.
 
-The sets X and Y become rows of the constraints. Functions that are quadratic are recognised, and cost nothing afterwards.
+The sets X and Y become rows of the constraints. Quadratic functions are recognised, and replaced by their exact models.
 """
 
 from __future__ import annotations
@@ -23,35 +23,21 @@ from meha.reduce.sets_as_constraints import set_as_constraints
 from meha.tensors.variables import Leaves, Variable
 from meha.tensors.vectors import Flat
 
-__all__ = ["ConstraintRows", "NonlinearProgram"]
-
-
-PROBES = 12
-"""Points at which a function is compared with its quadratic model."""
-
-QUADRATIC = 1e6
-"""Rounding errors, relative to the size of a function and its model, within which both agree."""
-
-COARSE = 1e-4
-"""Largest of these tolerances, which single precision needs."""
-
-REACH = 3.0
-"""Size of the coordinates of these points, beyond that of the start."""
-
-LARGEST = 1 << 27
-"""Numbers in the Hessians of all functions, beyond which a problem is refused."""
-
-MEMORY = 1000
-"""Points at which values are remembered."""
+PROBES = 12  # points at which a function is compared with its quadratic model
+QUADRATIC = 1e6  # rounding errors, relative to the size of a function and its model, within which both agree
+COARSE = 1e-4  # upper bound of this tolerance, which matters in single precision only
+REACH = 3.0  # size of the coordinates of the probes, beyond that of the start
+LARGEST = 1 << 27  # numbers in the Hessians of all functions, beyond which a problem is refused: 1 GB
+MEMORY = 1000  # points at which values are remembered
 
 
 Part = Callable[[Variable, Variable, Tensor], Tensor]
-"""Some of the functions: of x, y, and the bounds of the kinks of g."""
+"""A group of functions of x, y, and the epigraph unknowns t of g, as one call."""
 
 
 @dataclass(frozen=True)
 class ConstraintRows:
-    """Where the functions of one kind are in the list of all."""
+    """The indices of each kind of function in the list of all functions."""
 
     F: int
     f: int
@@ -65,12 +51,12 @@ class NonlinearProgram:
     """All functions of a coupled problem, stacked: F, f, h, e (lower level), G, E (upper level).
 
     Args:
-        oracle: its problem has the objectives, and its counts are kept.
-        x, y: the variables, which give structure and the point around which quadratic functions are recognised.
+        oracle: it has the problem, and counts derivatives.
+        x, y: variables with the structure and the point around which quadratic functions are recognised.
 
     Attributes:
-        n, m: the sizes of x, and of y with the unknowns that bound the kinks of g.
-        rows: where which function is.
+        n, m: the sizes of x, and of y with the epigraph unknowns t of g.
+        rows: the indices of each kind of function.
         names: a name for each function, for reports.
         quadratic: which of them are quadratic (or linear).
         linear: which are linear.
@@ -104,26 +90,26 @@ class NonlinearProgram:
         self._recognise(start, values)
 
     def read(self) -> Array:
-        """The variables as one vector, with the least bounds of the kinks of g."""
+        """Return the variables as one vector, with the least feasible t."""
         with torch.no_grad():
             parts = [*(flat.read() for flat in self.flat), self.lifting.start(self.flat[1].variable)]
         return np.concatenate([part.detach().double().cpu().numpy() for part in parts])
 
     def write(self, z: Array) -> None:
-        """Put a vector into the variables."""
+        """Overwrite the variables by a vector."""
         end = len(z) - self.lifting.size
         for flat, part in zip(self.flat, (z[: self.n], z[self.n : end]), strict=True):
             flat.write(torch.from_numpy(np.ascontiguousarray(part)).to(flat.variable.device, flat.dtype))
 
     def forget(self) -> None:
-        """Forget all values, so that what follows does not depend on what came before."""
+        """Drop all remembered values, so that a resumed run and an uninterrupted one evaluate the same points."""
         self._known.clear()
         self._last = b"", np.zeros(0)
 
     # Functions
 
     def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], ConstraintRows]:
-        """The groups of functions, each a call; the names of the functions; and where they are."""
+        """Return the groups of functions, the names of the functions, and their indices."""
         problem = oracle.problem
         lower, upper = problem.constraints
         groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
@@ -164,7 +150,7 @@ class NonlinearProgram:
         return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], ConstraintRows(0, 1, *slices)
 
     def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
-        """The point as a leaf of a graph, and as variables."""
+        """Return a point as a leaf of a new graph, and as variables that depend on it."""
         leaf = torch.from_numpy(np.ascontiguousarray(z)).to(self.flat[0].variable.device, self.dtype).requires_grad_()
         return leaf, self._split(leaf)
 
@@ -175,26 +161,26 @@ class NonlinearProgram:
         return first.variable.moved(x), second.variable.moved(y), leaf[end:]
 
     def _precision(self) -> torch.dtype:
-        """Double precision, also for single variables, unless the functions cannot take it."""
+        """Return double precision, also for single-precision variables, unless the functions cannot compute with it."""
         self.dtype = torch.float64
         try:
             self.call(self.read())
-        except (RuntimeError, TypeError, ValueError):  # of data in single precision, which do not mix with double
+        except (RuntimeError, TypeError, ValueError):  # single-precision data do not mix with double
             return torch.promote_types(self.flat[0].dtype, self.flat[1].dtype)
         return torch.float64
 
     def _stack(self, at: tuple[Variable, Variable, Tensor], parts: list[int] | None = None) -> Tensor:
-        """All functions, or those of some groups."""
+        """Return the values of all functions, or of some groups, as one tensor."""
         chosen = self._parts if parts is None else [self._parts[k] for k in parts]
         return torch.cat([part(*at).reshape(-1).to(self.dtype) for part in chosen])
 
     def call(self, z: Array, parts: list[int] | None = None) -> Array:
-        """All functions at z, or those of some groups, by the functions themselves."""
+        """Evaluate all functions at z, or those of some groups, without the quadratic models."""
         with torch.no_grad():
             return self._stack(self._torch(z)[1], parts).double().cpu().numpy()
 
     def many(self, points: Array) -> Array:
-        """All functions at many points, one a row; in one call where the objectives allow it."""
+        """Return the values of all functions at many points, one row each; in one batched call if the objectives allow it."""
         if self.quadratic.all():
             return np.stack([self.values(z) for z in points])
         try:
@@ -205,43 +191,43 @@ class NonlinearProgram:
             return np.stack([self.values(z) for z in points])
 
     def _recognise(self, start: Array, values: Array) -> None:
-        """Find the functions that are quadratic, by comparing them with their models at some points."""
+        """Find the functions that are quadratic, by comparing them with their second-order models at random points."""
         every = np.ones(self.count, dtype=bool)
         gradient, hessian = self._derivatives(start, every)
         self._centre, self._value0 = start, values.copy()
         self._gradient0, self._hessian0 = gradient, hessian
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(0)  # a seed of its own: the same functions are recognised in every run
         agrees = np.asarray(np.isfinite(hessian).all(axis=(1, 2)) & np.isfinite(gradient).all(axis=1))
         for _ in range(PROBES):
             agrees &= self._agrees(start + (np.abs(start) + REACH) * generator.uniform(-1, 1, len(start)))
         bent = np.abs(hessian).max(axis=(1, 2)) > QUADRATIC * self.eps * (1 + np.abs(gradient).max(axis=1))
         self.quadratic, self.linear = agrees, agrees & ~bent
-        self._hessian0[self.linear] = 0.0
-        for model in (self._value0, self._gradient0, self._hessian0):  # a start may be a pole of the others
+        self._hessian0[self.linear] = 0.0  # removes rounding, so that linear programs are seen as such
+        for model in (self._value0, self._gradient0, self._hessian0):  # a start may be a pole of the others, with NaN
             model[~agrees] = 0.0
         self._general = self._groups(~agrees)
 
     def _agrees(self, z: Array) -> Array:
-        """Which functions equal their quadratic models at z."""
+        """Return a mask of the functions that equal their quadratic models at z."""
         step = z - self._centre
         with np.errstate(invalid="ignore", over="ignore"):
             here, model = self.call(z), self._model(step)
             reach = np.abs(step) + np.abs(z)
-            size = np.abs(self._value0) + np.abs(self._gradient0) @ reach + np.abs(here) + self._bend(reach)
+            size = np.abs(self._value0) + np.abs(self._gradient0) @ reach + np.abs(here) + self._bend(reach)  # bounds rounding
             return np.asarray(np.abs(here - model) <= min(QUADRATIC * self.eps, COARSE) * size)
 
     def confirm(self, z: Array) -> bool:
-        """Whether all models hold at z; functions whose models do not are no longer taken for quadratic."""
+        """Whether all quadratic models agree with their functions at z; those that do not are dropped."""
         agrees = self._agrees(z) | ~self.quadratic
         if not agrees.all():
             self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
             self._general = self._groups(~self.quadratic)
-            self._known.clear()
+            self._known.clear()  # they were computed with the wrong models
             self._last, self._bent = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0))
         return bool(agrees.all())
 
     def _groups(self, which: Array) -> tuple[list[int], Array]:
-        """The groups that hold some functions, and where all functions of these groups are."""
+        """Return the groups that contain functions of a mask, and the indices of all functions of these groups."""
         ends = np.concatenate([[0], np.cumsum(self._sizes)])
         parts = [k for k in range(len(self._sizes)) if which[ends[k] : ends[k + 1]].any()]
         where = [np.arange(ends[k], ends[k + 1]) for k in parts]
@@ -254,12 +240,12 @@ class NonlinearProgram:
         return np.einsum("kij,i,j->k", np.abs(self._hessian0), np.abs(step), np.abs(step))
 
     def values(self, z: Array) -> Array:
-        """All functions at z."""
+        """Return the values of all functions at z."""
         if self.quadratic.all():
             return self._model(z - self._centre)
         key = z.tobytes()
         if key not in self._known:
-            if len(self._known) > MEMORY:
+            if len(self._known) > MEMORY:  # bounds the memory of long runs
                 self._known.clear()
             values = self._model(z - self._centre)
             values[self._general[1]] = self.call(z, self._general[0])
@@ -267,7 +253,7 @@ class NonlinearProgram:
         return self._known[key]
 
     def jacobian(self, z: Array) -> Array:
-        """Their gradients, one row each."""
+        """Return the gradients of all functions at z, one row each."""
         key = z.tobytes()
         if self._last[0] == key:
             return self._last[1]
@@ -279,21 +265,22 @@ class NonlinearProgram:
         return rows
 
     def hessians(self, z: Array, needed: Array | None = None) -> Array:
-        """Their Hessians; those that are not needed may be wrong."""
+        """Return the Hessians of all functions at z; those outside of the mask ``needed`` may be wrong."""
         general = ~self.quadratic if needed is None else ~self.quadratic & needed
         if not general.any():
             return self._hessian0
         key = z.tobytes()
         if self._bent[0] != key:
             self._bent = key, np.zeros(self.count, dtype=bool), self._hessian0.copy()
-        _, known, found = self._bent
+        _, known, hessians = self._bent
         missing = general & ~known
-        if missing.any():
-            found[missing] = self._derivatives(z, missing)[1][missing]
+        if missing.any():  # only what earlier calls at this point did not need
+            hessians[missing] = self._derivatives(z, missing)[1][missing]
             known |= missing
-        return found
+        return hessians
 
     def _derivatives(self, z: Array, which: Array, *, second: bool = True) -> tuple[Array, Array]:
+        """Return gradients and, with ``second``, Hessians of the functions of a mask at z, by automatic differentiation."""
         size = len(z)
         gradient, hessian = np.zeros((self.count, size)), np.zeros((self.count, size, size))
         counts = self.oracle.counts
@@ -305,7 +292,7 @@ class NonlinearProgram:
             leaf, at = self._torch(z)
             values = self._stack(at, parts)
             for k in np.flatnonzero(which):
-                if not values.requires_grad:
+                if not values.requires_grad:  # all are constants, with derivatives of zero
                     break
                 grads = torch.autograd.grad(
                     values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True
@@ -316,61 +303,61 @@ class NonlinearProgram:
                 gradient[k] = first.detach().double().cpu().numpy()
                 if not second or not first.requires_grad:
                     continue
-                counts.hvp += size if k < 2 else 0
+                counts.hvp += size if k < 2 else 0  # F and f only: constraints are not counted
                 for i in range(size):
                     (row,) = torch.autograd.grad(first[i], leaf, retain_graph=True, allow_unused=True)
                     if row is not None:
                         hessian[k, i] = row.double().cpu().numpy()
-        return gradient, 0.5 * (hessian + hessian.transpose(0, 2, 1))
+        return gradient, 0.5 * (hessian + hessian.transpose(0, 2, 1))  # rounding breaks the symmetry that eigenvalues need
 
     def third(self, z: Array, weights: Array, mu: Array) -> Array:
-        """The Hessian of <mu, grad_y sum_k weights_k function_k> at z; only functions that are not quadratic contribute."""
+        """Return the Hessian of <mu, grad_y sum_k weights_k function_k> at z; quadratic functions do not contribute."""
         size = len(z)
-        found = np.zeros((size, size))
-        weights = np.where(self.quadratic, 0.0, weights)
+        result = np.zeros((size, size))
+        weights = np.where(self.quadratic, 0.0, weights)  # their third derivatives are zero
         if not weights.any() or not mu.any():
-            return found
+            return result
         with torch.enable_grad():
             leaf, at = self._torch(z)
             parts, where = self._groups(weights != 0)
             total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)
             (first,) = torch.autograd.grad(total, leaf, create_graph=True)
             if not first.requires_grad:
-                return found
+                return result
             along = first[self.n :] @ torch.from_numpy(mu).to(leaf)
             (second,) = torch.autograd.grad(along, leaf, create_graph=True, allow_unused=True)
             if second is None or not second.requires_grad:
-                return found
+                return result
             self.oracle.counts.hvp += size
             for i in range(size):
                 (row,) = torch.autograd.grad(second[i], leaf, retain_graph=True, allow_unused=True)
                 if row is not None:
-                    found[i] = row.double().cpu().numpy()
-        return 0.5 * (found + found.T)
+                    result[i] = row.double().cpu().numpy()
+        return 0.5 * (result + result.T)
 
     def violation(self, z: Array, level: str = "both") -> float:
-        """The largest violation of a constraint, of both levels or of the ``lower`` alone, by the functions themselves."""
+        """Return the largest violation of constraints of both levels, or of the ``lower`` alone, without quadratic models."""
         values, rows = self.call(z), self.rows
         worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
         if level == "both":
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
-        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf
+        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf  # NaN counts as a violation
 
     def state_dict(self) -> dict[str, str]:
-        """Nothing: it does not change in a run."""
+        """Return nothing: a run does not change the program."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def exact(self, z: Array) -> tuple[float, float]:
-        """F and f, by the functions themselves."""
+        """Return F and f at z, without the quadratic models."""
         values = self.call(z)
         return float(values[0]), float(values[1])
 
 
 def _leaves(vector: Tensor, variable: Variable) -> Leaves:
-    """A vector in the shapes of the leaves."""
+    """Return the parts of a vector in the shapes of the leaves."""
     parts = vector.split([leaf.numel() for leaf in variable.leaves])
     return [part.reshape(leaf.shape) for part, leaf in zip(parts, variable.leaves, strict=True)]
 
@@ -380,10 +367,10 @@ def _flat(variable: Variable) -> Tensor:
 
 
 def _side(constraint: Constraint, which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
-    """The inequalities or the equations of a constraint."""
+    """Return the inequalities (0) or the equations (1) of a constraint."""
     return constraint.values(x, y)[which]
 
 
 def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable, t: Tensor) -> Tensor:
-    """A function of x or of y alone."""
+    """Evaluate a function of the flat x or y alone."""
     return call(_flat(x if argument == "x" else y))

@@ -1,4 +1,4 @@
-"""Sets as inequalities and equations in their variable."""
+"""Sets X and Y as inequalities and equations in their variable."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from torch import Tensor
 from meha.problem import sets
 from meha.tensors.variables import Variable
 
-__all__ = ["UnsupportedSetError", "set_as_constraints"]
-
-
-MANY_CORNERS = 10
-"""Largest dimension in which an L1 ball is written as rows, 2^n of them."""
+MANY_CORNERS = 10  # largest dimension in which an L1 ball is written as rows, 2^n of them
 
 
 class UnsupportedSetError(ValueError):
-    """A set cannot be written as inequalities."""
+    """A set cannot be written as inequalities and equations."""
 
 
 Part = tuple[str, Callable[[Tensor], Tensor], int]
@@ -28,19 +24,19 @@ Part = tuple[str, Callable[[Tensor], Tensor], int]
 
 
 def set_as_constraints(domain: sets.ConvexSet, variable: Variable) -> list[Part]:
-    """A set as inequalities and equations in its variable."""
-    found: list[Part] = []
+    """Write a set as inequalities and equations in its variable."""
+    constraints: list[Part] = []
     offsets = np.concatenate([[0], np.cumsum([leaf.numel() for leaf in variable.leaves])])
-    for part, chosen in domain.parts(variable):
+    for part, chosen in domain.parts(variable):  # a part may be a set of some of the leaves only
         index = torch.cat([torch.arange(int(offsets[i]), int(offsets[i + 1])) for i in chosen]).to(variable.device)
         shapes = [variable.leaves[i] for i in chosen]
         for kind, call, size in _part_as_constraints(part, shapes):
-            found.append((kind, partial(_of_part, call, index), size))
-    return found
+            constraints.append((kind, partial(_of_part, call, index), size))
+    return constraints
 
 
 def _part_as_constraints(part: sets.ConvexSet, leaves: list[Tensor]) -> list[Part]:
-    """The same for a set of whole vectors."""
+    """Write a set of vectors, the given leaves one after another, as inequalities and equations."""
     n = sum(leaf.numel() for leaf in leaves)
     like = leaves[0].detach()
     if isinstance(part, sets.Reals):
@@ -53,13 +49,13 @@ def _part_as_constraints(part: sets.ConvexSet, leaves: list[Tensor]) -> list[Par
         centre, reach = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
         return [("inequality", lambda v: torch.cat([centre - reach - v, v - centre - reach]), 2 * n)]
     if isinstance(part, sets.Box):
-        found: list[Part] = []
+        rows: list[Part] = []
         for sign, bound in ((-1.0, part.low), (1.0, part.high)):
             ends = torch.cat([torch.as_tensor(bound).to(leaf).expand(leaf.shape).reshape(-1) for leaf in leaves])
-            kept = torch.nonzero(torch.isfinite(ends)).reshape(-1)
+            kept = torch.nonzero(torch.isfinite(ends)).reshape(-1)  # an infinite bound would give infinite rows
             if len(kept):
-                found.append(("inequality", partial(_beyond, sign, kept, ends[kept]), len(kept)))
-        return found
+                rows.append(("inequality", partial(_beyond, sign, kept, ends[kept]), len(kept)))
+        return rows
     if isinstance(part, sets.HalfSpace):
         normal, offset = part.normal.reshape(1, -1).to(like), part.offset
         return [("inequality", lambda v: normal.to(v) @ v - offset, 1)]
@@ -68,15 +64,15 @@ def _part_as_constraints(part: sets.ConvexSet, leaves: list[Tensor]) -> list[Par
         return [("equation", lambda v: matrix @ v - rhs, len(rhs))]
     if isinstance(part, sets.Polyhedron):
         A, b, C, d = (torch.from_numpy(array).to(like) for array in part.arrays)
-        found = [("inequality", lambda v: A @ v - b, len(b))] if len(b) else []
-        return found + ([("equation", lambda v: C @ v - d, len(d))] if len(d) else [])
+        rows = [("inequality", lambda v: A @ v - b, len(b))] if len(b) else []
+        return rows + ([("equation", lambda v: C @ v - d, len(d))] if len(d) else [])
     if isinstance(part, sets.Simplex):
         total = part.total
         return [("inequality", lambda v: -v, n), ("equation", lambda v: v.sum().reshape(1) - total, 1)]
-    if isinstance(part, sets.L2Ball):
+    if isinstance(part, sets.L2Ball):  # with the square of the norm, which is smooth at the centre
         center, radius = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
         return [("inequality", lambda v: ((v - center).square().sum() - radius**2).reshape(1), 1)]
-    if isinstance(part, sets.L1Ball) and n <= MANY_CORNERS:
+    if isinstance(part, sets.L1Ball) and n <= MANY_CORNERS:  # <s, v> <= r for all signs s: linear, without kinks
         signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * n).reshape(-1, n).to(like)
         middle, size = torch.as_tensor(part.center).to(like).reshape(-1), part.radius
         return [("inequality", lambda v: signs @ (v - middle) - size, len(signs))]

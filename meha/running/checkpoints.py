@@ -26,14 +26,8 @@ from meha.tensors.checks import check_count
 from meha.tensors.distributed import Group, is_dtensor
 from meha.tensors.torch_private import LazyModule
 
-__all__ = ["Checkpoint", "SharedCheckpoint"]
-
-
-VERSION = 4
-"""Of what the file holds; another one is refused."""
-
-WRITING = 600.0
-"""Seconds in which a file is written; one that is older was left by a killed process."""
+VERSION = 4  # of what the file holds; another one is refused
+WRITING = 600.0  # seconds in which a file is written; one that is older was left by a killed process
 
 REMEDY = "give another path, or delete the file to start over"
 
@@ -45,7 +39,7 @@ class Checkpoint:
     back to it yourself, rename it.
 
     Args:
-        path: of the file. Its folder is made if need be, and what a killed process left unfinished there is removed.
+        path: the file. Its folder is made if need be, and files that a killed process left unfinished there are removed.
         every: ``solve`` writes the file after this many steps, and at the end.
 
     Raises:
@@ -66,7 +60,7 @@ class Checkpoint:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"checkpoint: expected the path of a file, got {path!r}.")
         try:
-            self.path = Path(path).expanduser().resolve()
+            self.path = Path(path).expanduser().resolve()  # a later chdir must not move the file
             self.path.exists()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
             raise OSError(
@@ -78,6 +72,7 @@ class Checkpoint:
             raise OSError(
                 f"checkpoint: {self.path} is a device or a pipe, which cannot be read again; give the path of a file."
             )
+        # Several processes and threads may share a checkpoint; each writes under a name of its own.
         self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}.part")
         self.previous = self.path.with_name(f"{self.path.name}.previous")
         self._proven = False
@@ -85,21 +80,21 @@ class Checkpoint:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             left_over = re.compile(re.escape(self.path.name) + r"\.(\d+)(-\d+)?(\.previous)?\.part")
             for file in self.path.parent.iterdir():
-                found = left_over.fullmatch(file.name)
-                if found is not None and not _at_work(int(found[1]), file):
+                match = left_over.fullmatch(file.name)
+                if match is not None and not _at_work(int(match[1]), file):
                     file.unlink(missing_ok=True)
-            self._part.touch()
+            self._part.touch()  # a folder that cannot be written is an error now, not after thousands of steps
             self._part.unlink(missing_ok=True)
         except OSError as error:
             raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
 
     @property
     def exists(self) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return self.path.exists()
 
     def write(self, state: Mapping[str, Any]) -> None:
-        """Put ``state`` into the file: tensors, numbers, text, and lists and dicts of them.
+        """Write ``state`` to the file: tensors, numbers, text, and lists and dicts of them.
 
         Raises:
             OSError: it cannot be written; the file is as it was.
@@ -109,14 +104,14 @@ class Checkpoint:
             with self._part.open("wb") as file:
                 torch.save({"version": VERSION, "checksum": checksum(state), **state}, file)
                 file.flush()
-                os.fsync(file.fileno())
+                os.fsync(file.fileno())  # before the renaming: after a power failure, the name must not lead to half a file
             if not self._proven:  # a state that cannot be read is noticed with the first file
-                found = torch.load(self._part, weights_only=True, map_location="cpu")
-                if checksum({name: found[name] for name in state}) != found["checksum"]:
+                written = torch.load(self._part, weights_only=True, map_location="cpu")
+                if checksum({name: written[name] for name in state}) != written["checksum"]:
                     raise TypeError("what is read is not what was written")
                 self._proven = True
             self._keep()
-            os.replace(self._part, self.path)
+            os.replace(self._part, self.path)  # atomic: a kill leaves the old file or the new one
         except (AttributeError, TypeError, pickle.PickleError) as error:
             raise TypeError(
                 f"checkpoint: the state cannot be saved and read again ({_first_line(error)}); state_dict() of batches and"
@@ -128,7 +123,7 @@ class Checkpoint:
             self._part.unlink(missing_ok=True)
 
     def _keep(self) -> None:
-        """Give the file that is to be replaced a second name; it stays under its own until then."""
+        """Save the file that is to be replaced as the previous one; it also keeps its own name until then."""
         if not self.path.exists():
             self.previous.unlink(missing_ok=True)  # of a run that was started over
             return
@@ -145,7 +140,7 @@ class Checkpoint:
     def read(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """Read the file; None when there is none. Tensors that were on a GPU are put on ``device``.
 
-        If it is damaged, the one before it is read instead, after a warning.
+        If it is damaged, the previous one is read instead, after a warning.
 
         Raises:
             OSError: it cannot be opened.
@@ -158,14 +153,15 @@ class Checkpoint:
         except ValueError as error:
             if not self.previous.exists():
                 raise
-            found = self._read(self.previous, device)
+            state = self._read(self.previous, device)  # raises if it is damaged too, before anything is promised
             warnings.warn(f"{error} Going on from the one before it, {self.previous.name}.", TrainingWarning, stacklevel=3)
-            return found
+            return state
 
     def _read(self, path: Path, device: torch.device | str) -> dict[str, Any]:
-        """Read a file that is there."""
+        """Read an existing file, and raise unless it is a checkpoint and unchanged."""
 
         def place(storage: Any, location: str) -> Any:
+            # What was on the CPU stays there, as random states must; a run from a GPU may continue without one.
             return storage if location == "cpu" else default_restore_location(storage, str(device))
 
         try:
@@ -173,33 +169,34 @@ class Checkpoint:
                 damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
                 raise zipfile.BadZipFile(f"checksum of {damaged}")
-            found = torch.load(path, weights_only=True, map_location=place)
+            state = torch.load(path, weights_only=True, map_location=place)  # a file must not be able to run code
         except OSError as error:
             raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
             raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
-        if not isinstance(found, dict) or repr(found.pop("version", None)) != repr(VERSION):
+        # Compared as text, since a damaged file may hold anything in their place, such as a tensor.
+        if not isinstance(state, dict) or repr(state.pop("version", None)) != repr(VERSION):
             raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
-        if repr(found.pop("checksum", None)) != repr(checksum(found)):
+        if repr(state.pop("checksum", None)) != repr(checksum(state)):
             raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
-        return found
+        return state
 
 
 def checksum(value: Any) -> str:
-    """A digest of tensors, numbers and text, and of dicts, lists and tuples of them: another one for any other content.
+    """Return a digest of tensors, numbers and text, and of dicts, lists and tuples of them; it differs if the content does.
 
     >>> checksum({"k": 3}) == checksum({"k": 3}), checksum({"k": 3}) == checksum({"k": 3.0})
     (True, False)
     """
     digest = hashlib.blake2b(digest_size=16)
     for part in _parts(value):
-        digest.update(part if isinstance(part, memoryview) else f"{part}\0".encode())
+        digest.update(part if isinstance(part, memoryview) else f"{part}\0".encode())  # \0: "ab", "c" is not "a", "bc"
     return digest.hexdigest()
 
 
 def _parts(value: Any) -> Iterator[str | memoryview]:
-    """What a digest is made of: kinds, sizes and contents, in their order."""
-    yield type(value).__name__
+    """Yield what a digest is made of: kinds, sizes and contents, in their order."""
+    yield type(value).__name__  # so that 3, 3.0 and "3" differ
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}"
         yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
@@ -217,11 +214,11 @@ def _parts(value: Any) -> Iterator[str | memoryview]:
 
 
 def _at_work(process: int, file: Path) -> bool:
-    """Whether a process may still be writing a file; a killed one is not."""
+    """Return whether a process may still be writing a file."""
     try:
-        if os.name == "posix":
-            os.kill(process, 0)  # sends nothing
-        return time.time() - file.stat().st_mtime < WRITING
+        if os.name == "posix":  # elsewhere, os.kill would end the process
+            os.kill(process, 0)  # sends nothing; raises if there is no such process
+        return time.time() - file.stat().st_mtime < WRITING  # the number may belong to another process by now
     except (ProcessLookupError, FileNotFoundError, OverflowError):
         return False
     except OSError:  # a process of somebody else
@@ -232,14 +229,9 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-SHARED_VERSION = 1
-"""Of what the folder holds; another one is refused."""
-
-KEPT = 2
-"""Whole states that stay in the folder: the last one, and the one before it."""
-
-PRIVATE = frozenset({"random", "place"})
-"""Parts of the state of a loop that belong to a process: random numbers, and the place in its batches."""
+SHARED_VERSION = 1  # of what the folder holds; another one is refused
+KEPT = 2  # complete states that stay in the folder: the last one, and the one before it in case that is damaged
+PRIVATE = frozenset({"random", "place"})  # parts of a loop's state that differ between processes
 
 dcp: Any = LazyModule("torch.distributed.checkpoint")  # takes a second to import
 
@@ -274,7 +266,7 @@ class SharedCheckpoint:
         self._proven = False
 
     def open(self, group: Group) -> None:
-        """Prepare for the processes of a run; all of them must call it.
+        """Prepare the folder for the processes of a run; all of them must call it.
 
         Raises:
             OSError: the folder cannot be made.
@@ -288,6 +280,7 @@ class SharedCheckpoint:
         # Messages of a thread in the background must not mix with those of the run.
         self._writers = group.everyone
         if self.asynchronous:
+            # Local synchronization: processes outside the run do not take part in this call, and must not be waited for.
             self._writers = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     @property
@@ -298,20 +291,22 @@ class SharedCheckpoint:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a whole state."""
-        return bool(self._whole())
+        """Return whether there is a complete state."""
+        return bool(self._complete_states())
 
-    def _whole(self) -> list[Path]:
+    def _complete_states(self) -> list[Path]:
+        """Return the folders of complete states, oldest first."""
+        # torch writes .metadata last, after the parts of all processes.
         return sorted(folder for folder in self.path.glob("step-*") if (folder / ".metadata").exists())
 
     def write(self, state: Mapping[str, Any]) -> None:
-        """Put ``state`` into the folder; all processes must call it.
+        """Write ``state`` to the folder; all processes must call it.
 
         Raises:
             OSError: it cannot be written; the states before are kept.
             TypeError: it could not be read again.
         """
-        self.finish()
+        self.finish()  # one state at a time: the one before is complete, or has failed, before another is begun
         tensors: dict[str, Tensor] = {}
         parts = {name: part if name in PRIVATE else _take(part, name, tensors) for name, part in state.items()}
         common = self._common(tensors)
@@ -319,7 +314,7 @@ class SharedCheckpoint:
         shared = {name: tensor for name, tensor in tensors.items() if name in common}
         content = {"version": SHARED_VERSION, "processes": self.group.count, "own": mine, "parts": parts}
         shared[f"process.{self.group.rank}"] = self._packed(content)
-        folder = self.path / self.group.first(self._name(state["run"]["state"]["k"]))
+        folder = self.path / self.group.first(self._name(state["run"]["state"]["k"]))  # one name for all processes
         arguments: dict[str, Any] = {"storage_writer": dcp.FileSystemWriter(folder), "process_group": self._writers}
         try:
             if self.asynchronous:
@@ -331,7 +326,7 @@ class SharedCheckpoint:
             raise self._failed(error) from error
 
     def finish(self) -> None:
-        """Wait for a state that is written in the background.
+        """Wait for the state that is being written in the background, if there is one.
 
         Raises:
             OSError: it could not be written.
@@ -346,31 +341,33 @@ class SharedCheckpoint:
         self._clean()
 
     def _failed(self, error: BaseException) -> OSError:
-        lines = str(error).strip().splitlines()
+        """Return the error for a state that could not be written."""
+        lines = str(error).strip().splitlines()  # dcp puts the cause into the last line
         reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
         return OSError(f"checkpoint: {self.path} could not be written ({reason}); what it held before is kept.")
 
     def _name(self, k: int) -> str:
-        """A name that sorts after all others."""
+        """Return a folder name that sorts after all others and is not in use: overwriting could damage a complete state."""
         same = len(list(self.path.glob(f"step-{k:012d}-*"))) if self.group.main else 0
         return f"step-{k:012d}-{same:03d}"
 
     def _clean(self) -> None:
-        """Remove old states, and what killed processes left unfinished."""
+        """Remove old states, and those that killed processes left unfinished."""
         if self.group.main:
-            kept = self._whole()[-KEPT:]
+            kept = self._complete_states()[-KEPT:]
             for folder in self.path.glob("step-*"):
                 if folder not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _common(self, tensors: Mapping[str, Tensor]) -> set[str]:
-        """The names of tensors that are divided, or the same in all processes."""
+        """Return the names of tensors that are sharded, or the same in all processes, and so need to be written only once."""
+        # Checksums are sent instead of tensors, which may be large.
         sums = {name: None if is_dtensor(tensor) else _checksum(tensor) for name, tensor in tensors.items()}
         others = self.group.gather(sums)
         return {name for name, mine in sums.items() if all(name in other and other[name] == mine for other in others)}
 
     def _packed(self, content: Any) -> Tensor:
-        """What this process has alone, as bytes."""
+        """Return the part of the state that only this process has, as a tensor of bytes."""
         buffer = io.BytesIO()
         try:
             torch.save(content, buffer)
@@ -385,20 +382,20 @@ class SharedCheckpoint:
         return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
     def read(self, like: Mapping[str, Any], moments: Mapping[str, Tensor]) -> dict[str, Any] | None:
-        """Read the last whole state; None when there is none. All processes must call it.
+        """Read the last complete state; None when there is none. All processes must call it.
 
         Args:
-            like: a state of the run, which says how tensors are divided now.
-            moments: leaves by the name under which an optimizer keeps what belongs to them, for what it does not have yet.
+            like: a state of the run, which shows how tensors are sharded now.
+            moments: leaves by the prefix under which an optimizer saves what belongs to them; a new optimizer has none yet.
 
         Raises:
             ValueError: the states are damaged, or not checkpoints.
         """
-        names = self.group.first([folder.name for folder in self._whole()])
+        names = self.group.first([folder.name for folder in self._complete_states()])  # the same list in all processes
         failures: list[str] = []
         for name in reversed(names):
             try:
-                found = self._read(self.path / name, like, moments)
+                state = self._read(self.path / name, like, moments)
             except (dcp.CheckpointException, OSError, RuntimeError, EOFError, KeyError, pickle.PickleError) as error:
                 failures.append(f"{name}: {type(error).__name__}")
                 continue
@@ -408,15 +405,17 @@ class SharedCheckpoint:
                     TrainingWarning,
                     stacklevel=3,
                 )
-            return found
+            return state
         if failures:
             raise ValueError(f"checkpoint: {self.path} is damaged or not a checkpoint ({', '.join(failures)}); {REMEDY}.")
         return None
 
     def _read(self, folder: Path, like: Mapping[str, Any], moments: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Read one state, with its tensors sharded as the run has them now."""
         reader = dcp.FileSystemReader(folder)
         known: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
         processes = sum(name.startswith("process.") for name in known)
+        # With another number of processes, all take what the first one had; random numbers and batches then start over.
         own = f"process.{self.group.rank if processes == self.group.count else 0}"
         box = {own: torch.empty(known[own].size, dtype=torch.uint8)}
         dcp.load(box, storage_reader=reader, process_group=self.group.everyone)
@@ -428,8 +427,8 @@ class SharedCheckpoint:
             if name not in PRIVATE:
                 _take(part, name, now)
         tensors = {
-            name: _room(found, now.get(name, _owner(name, moments)))
-            for name, found in known.items()
+            name: _room(saved, now.get(name, _owner(name, moments)))
+            for name, saved in known.items()
             if not name.startswith("process.")
         }
         dcp.load(tensors, storage_reader=reader, process_group=self.group.everyone)
@@ -438,7 +437,7 @@ class SharedCheckpoint:
 
 
 def _take(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Replace the tensors in ``value`` by their names, and put them into ``tensors``."""
+    """Return ``value`` with its tensors replaced by their names, and collect the tensors in ``tensors``."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach()
         return {"tensor": path}
@@ -463,22 +462,23 @@ def _put(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _checksum(tensor: Tensor) -> list[int]:
-    """Numbers that tell a tensor from others."""
+    """Return the shape of a tensor, and sums of its bits as integers, which differ if the tensor does (almost surely)."""
     if not tensor.numel():
         return list(tensor.shape)
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = tensor.contiguous().reshape(-1)
     words = flat.view(torch.float64 if flat.is_complex() else flat.dtype).view(kinds[min(flat.element_size(), 8)])
+    # Several strides, because a plain sum is the same when entries trade places.
     return [*tensor.shape, *torch.stack([words[::stride].sum(dtype=torch.int64) for stride in (1, 2, 3, 7)]).tolist()]
 
 
 def _owner(name: str, moments: Mapping[str, Tensor]) -> Tensor | None:
-    """The leaf to which a tensor of an optimizer belongs, by the name under which it was saved."""
+    """Return the leaf to which a saved tensor of an optimizer belongs, by its name; None if there is none."""
     return next((leaf for prefix, leaf in moments.items() if name.startswith(prefix)), None)
 
 
-def _room(found: Any, like: Tensor | None) -> Tensor:
-    """Memory for a tensor of a checkpoint, divided as one of the same shape is."""
-    if like is not None and like.shape == found.size:
-        return torch.empty_like(like, dtype=found.properties.dtype, requires_grad=False)
-    return torch.empty(found.size, dtype=found.properties.dtype)
+def _room(saved: Any, like: Tensor | None) -> Tensor:
+    """Allocate memory for a tensor of a checkpoint, sharded as ``like`` is if it has the same shape."""
+    if like is not None and like.shape == saved.size:
+        return torch.empty_like(like, dtype=saved.properties.dtype, requires_grad=False)
+    return torch.empty(saved.size, dtype=saved.properties.dtype)

@@ -1,4 +1,4 @@
-"""cross_validation: the K-fold problem of any model, its solution, and the fit on all data."""
+"""cross_validation: choose hyper-parameters of any model by K folds, stated as one bilevel problem."""
 
 from __future__ import annotations
 
@@ -20,15 +20,9 @@ from meha.running.solve import solve
 from meha.tensors.checks import check_count
 from meha.tensors.variables import Variable
 
-__all__ = ["CrossValidated", "CrossValidation", "cross_validation"]
-
-
-STRENGTHS = (1.0, 0.1, 0.01, 0.001)
-"""Strengths of the prior that the folds choose from."""
-ACCURACY = 1e-9
-"""Residual of the fit on all data."""
-PATIENCE = 100_000
-"""Steps of the fit on all data, at most."""
+STRENGTHS = (1.0, 0.1, 0.01, 0.001)  # strengths of the prior that the folds choose from
+ACCURACY = 1e-9  # residual of the fit on all data
+PATIENCE = 100_000  # upper bound on the steps of the fit on all data
 
 Loss = Callable[[Any, Any, Tensor], Tensor]
 
@@ -48,6 +42,8 @@ class Copies(NonSmooth):
             offset += len(single.leaves)
         return pairs
 
+    # A term may act on named parts of a model, and bare leaves do not say which fold and part they are.
+
     def value_leaves(self, x: Any, leaves: Sequence[Tensor]) -> Tensor:
         raise TypeError("Copies: leaves have no names here; use value(x, y) or terms(y).")
 
@@ -62,9 +58,9 @@ class CrossValidated:
     Attributes:
         x: the hyper-parameters.
         y: the model fitted on all data.
-        solution: of the K-fold problem; its y is the list of the models without each fold.
-        error: the mean loss of the folds left out. With ``prior="folds"`` no hyper-parameter has seen the fold that judges it.
-        strength: of the prior; infinity for a single value of all x.
+        solution: the solution of the K-fold problem; its y is the list of the models, each fitted without its fold.
+        error: the mean loss on the folds left out. With ``prior="folds"``, x for each fold was chosen without that fold.
+        strength: that of the prior; infinity for a single value of all x.
         errors: the error for each strength that was tried.
     """
 
@@ -95,10 +91,10 @@ class CrossValidation:
     groups: Tensor | None
 
     def problem(self, strength: float = 0.0, without: int | None = None) -> Problem:
-        """The K-fold problem: y is a list with a model for each fold; F is the mean loss of each model on its fold.
+        """Return the K-fold problem: y is a list with a model for each fold; F is the mean loss of each model on its fold.
 
         Args:
-            strength: of the prior on x, in F.
+            strength: the strength of the prior on x, a term of F.
             without: a fold whose examples are not used at all; y then has K - 1 models.
         """
         parts = [k for k in range(self.count) if k != without]
@@ -111,14 +107,15 @@ class CrossValidation:
             return mean + strength * self._spread(x) if strength else mean
 
         def lower(x: Any, y: Any) -> Tensor:
+            # A sum, as that of the K terms g: in a mean, f would weigh less against g than it does for one model.
             return torch.stack([self.lower(x, model, rows) for model, rows in zip(y, train, strict=True)]).sum()
 
         nonsmooth = None if self.nonsmooth is None else Copies(self.nonsmooth)
         return Problem(upper=upper, lower=lower, nonsmooth=nonsmooth, x_set=self.x_set)
 
     def fit(self, x: Any, y0: Any, without: int | None = None) -> Any:
-        """The model with hyper-parameters x, fitted on all examples, or on those of all folds but one."""
-        rows = (self.folds != (-1 if without is None else without)).nonzero()[:, 0]
+        """Fit the model with hyper-parameters x on all examples, or on those of all folds but one."""
+        rows = (self.folds != (-1 if without is None else without)).nonzero()[:, 0]  # no fold has the number -1
         point, model = Variable(x, "x"), Variable(y0, "y")
         problem = Problem(
             upper=lambda x, y: self.upper(x, y, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth
@@ -126,7 +123,7 @@ class CrossValidation:
         return solve_lower(Oracle(problem, point, model), point, model, tol=ACCURACY, max_steps=PATIENCE).theta.detached()
 
     def error(self, x: Any, y0: Any) -> float:
-        """The mean loss of the folds left out, with these hyper-parameters."""
+        """Return the mean loss on the folds left out, with these hyper-parameters."""
         return sum(self._judged(x, y0, k) for k in range(self.count)) / self.count
 
     def solve(self, x0: Any, y0: Any, **options: Any) -> CrossValidated:
@@ -148,7 +145,7 @@ class CrossValidation:
         single = torch.inf
         judged = {s: self._nested(x0, y0, s, options) for s in (single, *STRENGTHS)}
         best = single
-        for strength in STRENGTHS:
+        for strength in STRENGTHS:  # a single value overfits least, so that others must be evidently better
             if _evident(judged[strength], judged[single]) and judged[strength].mean() < judged[best].mean():
                 best = strength
         solution = self._solved(x0, y0, best, None, options)
@@ -156,11 +153,13 @@ class CrossValidation:
         return self._result(solution, y0, errors[best], best, errors)
 
     def _nested(self, x0: Tensor, y0: Any, strength: float, options: dict[str, Any]) -> Tensor:
-        """The loss of each fold, with hyper-parameters chosen by cross-validation on the others."""
+        """Return the loss on each fold with hyper-parameters chosen by cross-validation on the others (nested)."""
+        # Losses of the folds that chose x would favour weak priors, which fit these folds best.
         losses = [self._judged(self._solved(x0, y0, strength, k, options).x, y0, k) for k in range(self.count)]
         return torch.tensor(losses, dtype=torch.float64)
 
     def _solved(self, x0: Any, y0: Any, strength: float, without: int | None, options: dict[str, Any]) -> Solution:
+        """Solve the K-fold problem; with infinite strength, over a single number for all entries of x."""
         models = [copy.deepcopy(y0) for _ in range(self.count - (without is not None))]
         problem = self.problem(0.0 if strength == torch.inf else strength, without)
         if strength != torch.inf:
@@ -177,6 +176,7 @@ class CrossValidation:
         return solution
 
     def _judged(self, x: Any, y0: Any, fold: int) -> float:
+        """Return the loss on a fold of the model that is fitted on the others."""
         rows = (self.folds == fold).nonzero()[:, 0]
         return float(self.upper(x, self.fit(x, y0, without=fold), rows))
 
@@ -184,7 +184,7 @@ class CrossValidation:
         return CrossValidated(solution.x, self.fit(solution.x, y0), solution, error, strength, errors)
 
     def _spread(self, x: Tensor) -> Tensor:
-        """Half the squared deviations of x from its mean, or from the means of groups, and of these from their mean."""
+        """Return half the squared deviations of x from its mean, or from its group means plus those of the group means."""
         if self.groups is None:
             return 0.5 * (x - x.mean()).square().sum()
         count = int(self.groups.max()) + 1
@@ -194,7 +194,7 @@ class CrossValidation:
 
 
 class _Shared(Copies):
-    """A term with the weights of a vector x, all of whose entries are one number."""
+    """A term whose weights depend on a vector x, as a term of one number to which all entries of x are equal."""
 
     def __init__(self, term: NonSmooth, like: Tensor) -> None:
         super().__init__(term)
@@ -205,11 +205,12 @@ class _Shared(Copies):
 
 
 class _Expanded(NonSmooth):
-    """A bound term at x expanded from a number."""
+    """One part of such a term: it expands the number to the vector x before it asks the original term."""
 
     def __init__(self, term: NonSmooth, like: Tensor) -> None:
         super().__init__()
         self.term, self._like, self.rho = term, like, term.rho
+        # What solvers ask a term about itself, so that they treat it as they would treat the original.
         self.separable, self.orthant, self.quadratic, self.kinked = term.separable, term.orthant, term.quadratic, term.kinked
 
     def value_leaves(self, x: Any, leaves: Sequence[Tensor]) -> Tensor:
@@ -226,8 +227,8 @@ class _Expanded(NonSmooth):
 
 
 def _evident(losses: Tensor, before: Tensor) -> bool:
-    """Whether the mean over folds fell by more than its standard error."""
-    gain = before - losses
+    """Return whether the mean over folds fell by more than its standard error (a one-standard-error rule)."""
+    gain = before - losses  # fold by fold, which removes what the folds have in common
     return bool(gain.mean() > gain.std() / len(gain) ** 0.5)
 
 
@@ -257,8 +258,8 @@ def cross_validation(
         nonsmooth: g, for one model.
         x_set: X; with prior="folds" one that also takes a single number, such as a box with numbers as bounds.
         prior: pulls the entries of a vector x, such as log-weights, to their mean: F grows by prior / 2 sum (x_i - mean)^2.
-            "folds" lets the folds choose its strength, each from hyper-parameters that have not seen it; where no strength is
-            better than a single value of all x_i by more than its standard error, the answer is that value.
+            "folds" chooses its strength by nested cross-validation: x for each fold is chosen without that fold. Where no
+            strength is better than a single value of all x_i by more than its standard error, the answer is that value.
         groups: the group of each entry of x, from 0: the prior pulls entries to the means of their groups, and these to theirs.
         seed: decides the folds.
 
@@ -280,7 +281,7 @@ def cross_validation(
             raise ValueError(f"folds: must be from 2 to {examples}, the number of examples, got {folds}.")
         order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
         assigned = torch.empty(examples, dtype=torch.long)
-        assigned[order] = torch.arange(examples) % folds
+        assigned[order] = torch.arange(examples) % folds  # sizes differ by one at most
     else:
         assigned = torch.as_tensor(folds).long()
         present = assigned.unique()

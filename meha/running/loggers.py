@@ -1,4 +1,4 @@
-"""Atomic writing of files."""
+"""Loggers: observers that write the numbers of a run to a CSV file or to TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["CSVLogger", "TensorBoardLogger", "write_atomically"]
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
-    """Write a file under another name and rename it, so a reader never sees half of it; create its folder if needed."""
+    """Write a file under another name and rename it, so that a reader never sees half of it; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # in the same folder: renaming is atomic in one file system only
     try:
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
         os.replace(part, path)
@@ -29,9 +29,9 @@ def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
 
 
 class _Logger(ABC):
-    """Base class of loggers that write every n-th step and notice when a new run begins; of several processes, the first."""
+    """Base class of loggers that write every n-th step and notice a new run; of several processes, only the first writes."""
 
-    agrees: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True  # it never stops a run
 
     def __init__(self, path: str | os.PathLike[str], every: int) -> None:
         check_count(f"{type(self).__name__}: every", every)
@@ -41,7 +41,7 @@ class _Logger(ABC):
     def __call__(self, run: Run, info: StepInfo) -> None:
         if not run.main:
             return
-        if self._step is None or info.step <= self._step:
+        if self._step is None or info.step <= self._step:  # step numbers that do not grow: a new run, or one that went back
             self.close()
             self._open(info.step)
         self._step = info.step
@@ -67,7 +67,7 @@ class _Logger(ABC):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_step"):
+        if hasattr(self, "_step"):  # not where the constructor raised
             self.close()
 
 
@@ -98,18 +98,19 @@ class CSVLogger(_Logger):
         self._file: TextIO | None = None
 
     def _open(self, step: int) -> None:
-        rows = self._rows()
+        rows = self._rows()  # a resumed run keeps the rows before its checkpoint, and writes those after it again
         kept = [row for row in rows[1:] if row[0].isdigit() and int(row[0]) < step]
         self._columns = rows[0] if kept else []
         self._rewrite(kept)
 
     def _rows(self) -> list[list[str]]:
-        """The header and the complete rows of the file, if it exists."""
+        """Return the header and the complete rows of the file, if it exists."""
         if not self.path.exists():
             return []
         text = self.path.read_text(encoding="utf-8", errors="replace")
         if text and not text.startswith("step,"):
             raise ValueError(f"path: {self.path} was not written by CSVLogger and would be overwritten; give another path.")
+        # A process that was killed may have left half a row, which has no line break.
         return [row for row in csv.reader(io.StringIO(text[: text.rfind("\n") + 1])) if row]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
@@ -123,14 +124,14 @@ class CSVLogger(_Logger):
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
         row: dict[str, Any] = {"step": step, **numbers}
         new = [name for name in row if name not in self._columns]
-        if new:
+        if new:  # a number that an observer records from now on; the header must name it
             rows = self._rows()[1:]
             self._columns += new
             self._close_file()
             self._rewrite(rows)
         assert self._file is not None
         csv.writer(self._file, lineterminator="\n").writerow([row.get(name, "") for name in self._columns])
-        self._file.flush()
+        self._file.flush()  # so that the log can be followed, and survives a kill
 
     def _close_file(self) -> None:
         if self._file is not None:
@@ -164,7 +165,7 @@ class TensorBoardLogger(_Logger):
         self._kind = SummaryWriter
 
     def _open(self, step: int) -> None:
-        self._writer = self._kind(str(self.path), purge_step=step)
+        self._writer = self._kind(str(self.path), purge_step=step)  # hides what a killed process logged from this step on
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():

@@ -28,25 +28,11 @@ from meha.running.solution import Solution
 from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
 from meha.tensors.variables import Leaves, Variable, all_finite, copy_, modules_of
 
-__all__ = [
-    "Loop",
-    "bad_numbers",
-    "constants",
-    "differing",
-    "forget_trained",
-    "mark_trained",
-    "undefined",
-    "values_at",
-    "warn_about_modules",
-    "warn_about_rounding",
-]
-
-
 LEVELS = {"upper": "F", "lower": "f"}
 
 
 def constants(part: NonSmooth | ConvexSet | None) -> str | None:
-    """A digest of the kind and the numbers of a term or set; functions of x count as functions only.
+    """Return a digest of the kind and the numbers of a term or set; a weight that is a function of x counts as "function".
 
     >>> from meha.problem.sets import Box
     >>> constants(Box(0.0, 1.0)) == constants(Box(0.0, 1.0)), constants(Box(0.0, 1.0)) == constants(Box(0.0, 2.0))
@@ -56,12 +42,13 @@ def constants(part: NonSmooth | ConvexSet | None) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value in tensors, numbers and text."""
+    """Turn a value into tensors, numbers and text, which a checksum can read."""
     if value is None or isinstance(value, Number | str):
         return value
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, NonSmooth | ConvexSet):
+        # Private attributes are caches, such as labels for the present size of y, and may differ between equal terms.
         public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
         return [type(value).__name__, _plain(public)]
     if isinstance(value, Mapping):
@@ -72,9 +59,9 @@ def _plain(value: Any) -> Any:
 
 
 def values_at(run: Run, start: Leaves) -> dict[str, float] | None:
-    """F and f at a start, given as the leaves of x and y; None where they are not functions of x and y alone.
+    """Return F and f at a start, given as the leaves of x and y; None where they are not functions of x and y alone.
 
-    They are not compared for modules, batches and several processes, and where two calls give two values.
+    That is so with modules, batches and several processes, and where two calls give two values.
     """
     x, y = run.state.x.copy(), run.state.y.copy()
     modules = [*modules_of(x.value), *modules_of(y.value)]
@@ -84,17 +71,17 @@ def values_at(run: Run, start: Leaves) -> dict[str, float] | None:
     try:
         with torch.no_grad():
             copy_(x.leaves + y.leaves, start)
-            found = [[float(getattr(run.oracle, level)(x, y, None)) for level in LEVELS] for _ in range(2)]
+            calls = [[float(getattr(run.oracle, level)(x, y, None)) for level in LEVELS] for _ in range(2)]
     except BREAKDOWNS:
         return None
     finally:
-        set_random_states(states)
-    once, again = found
+        set_random_states(states)  # a run with a checkpoint draws the same random numbers as one without
+    once, again = calls
     return dict(zip(LEVELS, once, strict=True)) if once == again and all(map(math.isfinite, once)) else None
 
 
 def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | None, eps: float) -> str:
-    """How values at the same start differ beyond rounding; empty if they do not, or are not known.
+    """Say how values at the same start differ beyond rounding; empty if they do not, or are unknown.
 
     >>> differing({"upper": 1.0, "lower": 2.0}, {"upper": 1.0, "lower": 3.0}, eps=1e-16)
     'lower: f at the start of the run was 2, is 3; it is another function.'
@@ -103,6 +90,7 @@ def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | No
         return ""
     for level, name in LEVELS.items():
         before, now = saved[level], found[level]
+        # Half of the digits: the same function may round differently in another process, another function differs by more.
         if not math.isclose(before, now, rel_tol=math.sqrt(eps), abs_tol=math.sqrt(eps)):
             return f"{level}: {name} at the start of the run was {before:.6g}, is {now:.6g}; it is another function."
     return ""
@@ -111,16 +99,13 @@ def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | No
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 HALF = frozenset({torch.float16, torch.bfloat16})
 
-FIRST_LOOK = 16
-"""The first step in which rounding is looked at."""
-
-ROUNDING = 0.25
-"""Differences of f below this many units of rounding of its value are mostly noise; docs/distributed.md measures it."""
+FIRST_LOOK = 16  # the first step in which rounding is examined
+ROUNDING = 0.25  # differences of f below this many units of rounding of f are mostly noise; measured in docs/distributed.md
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+# Modules that a run has trained, with the versions of their parameters at its end; weak, so that they can be freed.
 _trained: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
-"""Modules that a run has trained, with the versions of their parameters at its end."""
 
 
 def bad_numbers(batch: Any) -> str:
@@ -129,30 +114,32 @@ def bad_numbers(batch: Any) -> str:
     >>> bad_numbers({"images": torch.tensor([0.0, torch.nan]), "labels": torch.tensor([1, 2])})
     'images has 1 NaN or infinite of 2 numbers'
     """
-    found = []
+    bad_tensors = []
     for name, tensor in _named_tensors(batch, ""):
-        bad = 0 if not tensor.is_floating_point() else tensor.numel() - int(torch.isfinite(tensor).sum())
+        n = tensor.numel()
+        bad = 0 if not tensor.is_floating_point() else n - int(torch.isfinite(tensor).sum())
         if bad:
-            found.append(f"{name or 'it'} has {bad} NaN or infinite of {tensor.numel()} numbers")
-    return ", ".join(found)
+            bad_tensors.append(f"{name or 'it'} has {bad} NaN or infinite of {n} number{'s' * (n != 1)}")
+    return ", ".join(bad_tensors)
 
 
 def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
-    """The first of F, f and f + g that has no finite value at (x, y), by its argument, and the value; None if all have."""
+    """Return the first of F, f and f + g that is not finite at (x, y), as its argument and value; None if all are finite."""
     oracle = run.oracle
-    functions = dict.fromkeys((oracle.upper, oracle.lower, oracle.phi))
+    functions = dict.fromkeys((oracle.upper, oracle.lower, oracle.phi))  # without g, phi is lower, and is called once
     modules = [part for variable in (x, y) for module in modules_of(variable.value) for part in module.modules()]
     buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
     kept, states = [buffer.clone() for buffer in buffers], random_states()
     try:
-        return next((found for f in functions if (found := _value(f, x, y, batch))), None)
-    finally:
+        return next((culprit for f in functions if (culprit := _not_finite(f, x, y, batch))), None)
+    finally:  # this is a diagnosis: batch norm's statistics and random numbers must not notice it
         set_random_states(states)
         for buffer, before in zip(buffers, kept, strict=True):
             buffer.copy_(before)
 
 
-def _value(function: Function, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+def _not_finite(function: Function, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    """Return the argument and value of a function that is not finite at (x, y); None if it is finite or breaks down."""
     try:
         with torch.no_grad():
             value = float(function(x, y, batch))
@@ -184,6 +171,7 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
                     f"{argument}0: {random[0]} gives another value with every call, and {run.method.name} needs the same value"
                     f" twice, because {run.method.repeats}; take MEHA, F2SA, VPBGD or the default, or remove it."
                 )
+            # Equal versions: nobody has written into the parameters since then, so they are still those of the last run.
             if not resumes and _trained.get(module) == _versions(module):
                 messages.append(
                     f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
@@ -194,7 +182,7 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
 
 
 def half_precision(run: Run) -> torch.dtype | None:
-    """The half-precision dtype in which the objectives are computed, as far as it can be seen; None if there is none."""
+    """Return the half-precision dtype in which the objectives are computed, as far as can be seen; None if there is none."""
     x, y, oracle = run.state.x, run.state.y, run.oracle
     kind = y.device.type
     known = [oracle.lower.half, *(fsdp_dtype(module) for variable in (x, y) for module in variable.sharded)]
@@ -206,9 +194,9 @@ def half_precision(run: Run) -> torch.dtype | None:
 def warn_about_rounding(run: Run, info: StepInfo) -> None:
     """Warn once when f(x, y) - f(x, theta), from which x learns, is within the rounding of f in half precision.
 
-    It looks at the steps 16, 32, 64 and so on.
+    It examines the steps 16, 32, 64 and so on.
     """
-    due = info.step >= FIRST_LOOK and not info.step & (info.step - 1)
+    due = info.step >= FIRST_LOOK and not info.step & (info.step - 1)  # seldom: reading the gap waits for the device
     if not due or run.rounded or not run.main or not {"gap", "lower"} <= set(info):
         return
     dtype = half_precision(run)
@@ -236,12 +224,12 @@ def mark_trained(run: Run) -> None:
 
 
 def forget_trained(module: nn.Module) -> None:
-    """Let the next run go on from a trained module without a warning."""
+    """Let the next run continue with a trained module without a warning."""
     _trained.pop(module, None)
 
 
 def _versions(module: nn.Module) -> tuple[int, ...]:
-    """Numbers that change when parameters do."""
+    """Return torch's counters of in-place writes, which change when parameters do."""
     return tuple(parameter._version for parameter in module.parameters())
 
 
@@ -249,18 +237,18 @@ def _has_modes(part: nn.Module) -> bool:
     """Whether a module works differently in training and in evaluation."""
     if isinstance(part, DROPOUTS):
         return part.p > 0
-    return isinstance(part, NORMS) and part.track_running_stats
+    return isinstance(part, NORMS) and part.track_running_stats  # without them, it uses the batch in both modes
 
 
 def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch with their places in it."""
+    """Yield the tensors of a batch with their paths in it, such as ``images.left``."""
     if isinstance(value, Tensor):
         yield name, value
         return
     pairs: Any = ()
     if isinstance(value, Mapping):
         pairs = value.items()
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple, as loaders.Together yields
         pairs = zip(value._fields, value, strict=True)
     elif isinstance(value, list | tuple):
         pairs = enumerate(value)
@@ -272,19 +260,14 @@ def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 T = TypeVar("T")
 
-SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipBadBatches()."
-"""What to do about a bad batch."""
-
-CHECKED = {"upper": "F", "lower": "f + g"}
-"""Numbers of a step that must be finite, with their names in messages; their gradients may be so while they are not."""
-
+SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipBadBatches()."  # remedy for a bad batch
 LEFT = "x or y left the domain of an objective or of a weight. Bound them by x_set or y_set, or take smaller steps."
-"""What a value that is not finite at the end means, and what to do."""
-
 SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check what it writes. The iterate before is returned."
 
-RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")
-"""Columns of the history besides the numbers of the steps."""
+# Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
+CHECKED = {"upper": "F", "lower": "f + g"}
+
+RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")  # columns that the recorder fills
 
 
 class Loop:
@@ -305,7 +288,7 @@ class Loop:
         self._stepper: Stepper | None = None  # the one that took the last steps
         self._begun = run.k
         self._values: dict[str, float] | None = None  # F and f at the start
-        self._good: tuple[Any] | None = None  # the last batch on which a step went well
+        self._good: tuple[Any] | None = None  # the last batch on which a step went well; a tuple, as a batch may be None
         variables = (run.state.x, run.state.y)
         self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
 
@@ -315,7 +298,7 @@ class Loop:
         return self
 
     def remember(self) -> None:
-        """Keep the values of F and f at the start, by which a checkpoint is known to be of this problem."""
+        """Keep F and f at the start, by which a later run recognises that a checkpoint belongs to its problem."""
         self._values = values_at(self.run, self.guard.start)
 
     def __exit__(self, *error: object) -> None:
@@ -323,14 +306,14 @@ class Loop:
             getattr(observer, "end", _nothing)(self.run)
 
     def due(self, every: int) -> bool:
-        """Whether one of the last steps is a multiple of ``every``."""
+        """Return whether one of the last steps is a multiple of ``every``."""
         return self._last is not None and self._last.due(every)
 
     def advance(self, group: Sequence[tuple[Any, Any, str]], pace: CompiledPace) -> None:
-        """Take a step for each batch, which comes with its place in the source and its name."""
+        """Take a step for each batch of a group of (batch, place in the source, name)."""
         if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace):
             return
-        for batch, self.source.place, self.source.name in group:
+        for batch, self.source.place, self.source.name in group:  # the source is ahead by a group; checkpoints need this place
             if self.skipper is not None:
                 self.skipper.keep(self.run)
             info = pace.eager([batch])
@@ -341,20 +324,20 @@ class Loop:
             elif not self._skips(failure):
                 pace.eager.rewind()
                 self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
-                if failure.status is Status.NON_FINITE:
+                if failure.status is Status.NON_FINITE:  # a step that broke down has no numbers
                     self.recorder(self.run, info)
             if self.verdict is not None:
                 return
 
     def _skips(self, failure: Verdict) -> bool:
-        """Whether a step that failed is undone and its batch left out."""
+        """Undo a failed step and leave its batch out; False if the run must end instead."""
         skipper, source = self.skipper, self.source
         if skipper is None or source.loader is None or failure.status is not Status.NON_FINITE:
-            return False
+            return False  # without batches, the same step would fail again
         return skipper.skip(self.run, source.name)
 
     def _advance_together(self, batches: Sequence[Any], pace: CompiledPace) -> bool:
-        """Take compiled steps; False if they must be taken one by one: few, of another form, wrong, or failing."""
+        """Take compiled steps; False if they must be taken one by one: too few, other shapes, wrong results or a failure."""
         stepper = pace.stepper
         if not stepper.fits(batches):
             return False
@@ -364,18 +347,18 @@ class Loop:
             failed = self._failure(info) is not None
         except BREAKDOWNS:
             failed = True
-        if failed:
+        if failed:  # eager steps then find the one at fault, and end the run with the same message as without compile
             stepper.rewind()
             return False
         if (back := pace.differs(batches)) is not None:
-            self.recorder.forget(back)
+            self.recorder.forget(back)  # the steps after it are taken again
             return False
         self._good = (batches[-1],)
         self._judge(info, stepper)
         return True
 
     def _failure(self, info: StepInfo) -> Verdict | None:
-        """Why the last step is of no use."""
+        """Return why the last step must be discarded; None if it is good."""
         ended = self.run.ended
         if ended is not None and ended.status is Status.BROKE_DOWN:
             return ended
@@ -386,7 +369,7 @@ class Loop:
         return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity{f' ({values})' if values else ''}.")
 
     def _judge(self, info: StepInfo, stepper: Stepper) -> None:
-        """Show the numbers of the last step to all that watch the run."""
+        """Pass the numbers of the last step to the guard, the observers and the recorder, and keep the first verdict."""
         self._last, self._stepper = info, stepper
         verdict = self.guard(self.run, info)
         if verdict is not None:
@@ -398,6 +381,7 @@ class Loop:
             for observer in self.observers:
                 versions = [leaf._version for leaf in leaves]
                 info = self._observe(observer, info, taken)
+                # Only where an observer wrote into x or y: all_finite waits for the device.
                 if versions != [leaf._version for leaf in leaves] and not all_finite(leaves):
                     stepper.rewind()
                     self.verdict = Verdict(Status.NON_FINITE, SPOILT.format(_name(observer), info.step))
@@ -410,10 +394,13 @@ class Loop:
         return [leaf.detach() for leaf in self.run.state.x.leaves + self.run.state.y.leaves]
 
     def _agree(self, info: StepInfo) -> None:
-        """Let a verdict of an observer in one process hold in all; the first process that has one decides."""
+        """Let a verdict of an observer in one process hold in all; the first process that has one decides.
+
+        Otherwise one process would stop, and the others would wait for its messages for ever.
+        """
         group = self.run.group
         if group is None or all(getattr(observer, "agrees", False) for observer in self.observers):
-            return
+            return  # observers that agree reach the same verdict in every process
         if group.any(self.verdict is not None, self.run.state.y.device):
             verdicts = group.gather(None if self.verdict is None else (self.verdict.status.value, self.verdict.message))
             status, message = next(verdict for verdict in verdicts if verdict is not None)
@@ -424,7 +411,7 @@ class Loop:
         answer, name = observer(self.run, info), _name(observer)
         if isinstance(answer, Mapping):
             return info.plus(**{key: _number(name, key, value, taken) for key, value in answer.items()})
-        if type(answer).__name__ in ("bool", "bool_"):
+        if type(answer).__name__ in ("bool", "bool_"):  # numpy's as well, whose name depends on its version
             answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
         if answer is not None and not isinstance(answer, Verdict):
             raise TypeError(
@@ -436,7 +423,7 @@ class Loop:
         return info
 
     def _fail(self, verdict: Verdict) -> None:
-        """End the run, with the cause if it can be found, or with what to try."""
+        """End the run with a message that names the cause, or else what to try."""
         run = self.run
         x, y = run.state.x.copy(), run.state.y.copy()
         copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
@@ -446,16 +433,17 @@ class Loop:
         self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
 
     def _cause(self, x: Variable, y: Variable, status: Status) -> str:
-        """Whether a batch, or the start (x, y), is to blame; empty if neither is."""
+        """Say whether a batch or the start (x, y) is to blame; empty if neither is."""
         run, batch, name = self.run, self.run.batch, self.source.name
         bad = bad_numbers(batch) if status is not Status.DIVERGED else ""
-        if run.group is not None:
-            found = [(i, *pair) for i, pair in enumerate(run.group.gather((bad, name))) if pair[0]]
-            bad, name = (found[0][1], f"{found[0][2]} in process {found[0][0]}") if found else ("", name)
+        if run.group is not None:  # all processes must call gather, also those whose batch is good
+            blamed = [(i, *pair) for i, pair in enumerate(run.group.gather((bad, name))) if pair[0]]
+            bad, name = (blamed[0][1], f"{blamed[0][2]} in process {blamed[0][0]}") if blamed else ("", name)
         if bad:
             return f"Look at {name or 'the batch'}: {bad}. {SKIP}"
         if self._good is not None and self.source.loader is not None and status is not Status.DIVERGED:
             here = undefined(run, run.state.x, run.state.y, batch)
+            # Finite on another batch at the same point: the batch is to blame, and not steps that are too long.
             if here and not undefined(run, run.state.x, run.state.y, *self._good):
                 level, value = here
                 return f"Look at {name}: {level} is {value} on it, and finite on the batch before, at the same point. {SKIP}"
@@ -466,23 +454,23 @@ class Loop:
         return ""
 
     def undo(self, pace: CompiledPace) -> None:
-        """Go back to the last whole step, after an exception within one."""
+        """Go back to the last completed step, after an exception inside a step."""
         for stepper in (pace.eager, pace.stepper):
-            if not stepper.whole:
+            if not stepper.whole:  # the exception came while this one changed x and y
                 stepper.rewind()
                 self.run.state.k = self._begun if self._last is None else self._last.step
 
     def interrupt(self, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
-        """End the run at its last whole step."""
+        """End the run at its last completed step."""
         self.undo(pace)
         more = f"; repeat the call to go on from the checkpoint {file.path}" if file and file.exists else ""
         self.verdict = Verdict(Status.INTERRUPTED, f"Interrupted after step {self.run.k}{more}.")
 
     def annotate(self, error: Exception, pace: CompiledPace) -> None:
-        """Say in an error where the run was, and keep its last whole step with it."""
+        """Add to an error where it was raised, and the solution after the last completed step."""
         self.undo(pace)
         k = self.run.k
-        if not k:
+        if not k:  # no step was completed, so there is nothing to keep
             return
         batch = f", with {self.source.name}" if self.source.name else ""
         self.verdict = Verdict(Status.INTERRUPTED, f"{type(error).__name__} after step {k}{batch}.")
@@ -490,7 +478,10 @@ class Loop:
         error.add_note(f"meha: raised after step {k} of the run{batch}; error.solution is what there was until then.")
 
     def check_end(self) -> None:
-        """Take back the verdict if x, y, F, f or g has no finite value where the run ended: gradients may be finite there."""
+        """Replace the verdict if x, y, F, f or g is not finite where the run ended.
+
+        A step reports F before it moves, so that the last step may leave the domain of F unnoticed.
+        """
         run, verdict = self.run, self.verdict
         if verdict is None or verdict.status.failed:
             return
@@ -499,9 +490,9 @@ class Loop:
             return
         known = self.modules and self._last is not None and "lower" in self._last
         blind = known or (run.problem.needs_batch and run.batch is None)
-        found = None if blind else undefined(run, run.state.x, run.state.y, run.batch)
-        if found and self._stepper is not None:
-            k, level, value = run.k, found[0].capitalize(), found[1]
+        culprit = None if blind else undefined(run, run.state.x, run.state.y, run.batch)
+        if culprit and self._stepper is not None:
+            k, level, value = run.k, culprit[0].capitalize(), culprit[1]
             self._stepper.rewind()
             still = undefined(run, run.state.x, run.state.y, run.batch)
             where = "at the end" if still else f"after step {k}, and the iterate before it is returned"
@@ -511,6 +502,7 @@ class Loop:
         run = self.run
         assert self.verdict is not None
         self.recorder.end(run)
+        # Validate puts its best iterate into x and y, so this must come before they are copied into the solution.
         kept = [upper for observer in self.observers if (upper := getattr(observer, "restore", _nothing)(run)) is not None]
         return Solution(
             problem=run.problem,
@@ -533,7 +525,7 @@ class Loop:
         )
 
     def _upper(self) -> float | None:
-        """F(x, y); with modules, which a further pass would change, the last number of a step."""
+        """Return F(x, y); with modules, whose buffers a further pass would change, the last F that a step reported."""
         run, history = self.run, self.recorder.history
         if not (self.modules or run.group is not None or (run.problem.needs_batch and run.batch is None)):
             with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
@@ -541,7 +533,7 @@ class Loop:
         return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the future depends on, in plain tensors, numbers and text."""
+        """Return everything that later steps depend on, in plain tensors, numbers and text."""
         run, verdict = self.run, self.verdict
         return {
             "random": random_states(self.source.loader),
@@ -559,7 +551,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loop was; the place in the batches and the random states are not touched."""
+        """Continue where another loop was; the place in the batches and the random states are left to the caller."""
         run = self.run
         run.load_state_dict(state["run"])
         for name, value in self._problem().items():
@@ -576,17 +568,18 @@ class Loop:
         for observer in filter(_keeps, self.observers):
             names = [name for name, _ in saved]
             if _name(observer) in names:
-                observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])
+                observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])  # two of one kind: in their order
         if state["verdict"] is not None:
             word, message, giver = state["verdict"]
             status = Status(word)
+            # A rule that is gone or has another tolerance, a larger max_steps and a callback's wish do not bind this call.
             holds = giver is None or giver in [_signature(observer) for observer in self.observers]
             more = status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
             if status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
                 self.verdict, self._giver = Verdict(status, message), giver
 
     def _problem(self) -> dict[str, Any]:
-        """What must be the same when a run goes on, besides the method and the variables."""
+        """Return what must be the same when a run is resumed, besides the method and the variables."""
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
         kinds = {name: None if part is None else f"{type(part).__name__} {constants(part)}" for name, part in parts.items()}
@@ -595,13 +588,13 @@ class Loop:
 
 
 def _changed(name: str, before: Any, now: Any) -> str:
-    """How a part of the problem differs from that in a checkpoint; a digest of its numbers follows its kind."""
-    (old, *_), (new, *_) = (str(part).split(" ") for part in (before, now))
+    """Say how a part of the problem differs from that in a checkpoint."""
+    (old, *_), (new, *_) = (str(part).split(" ") for part in (before, now))  # the kind; a digest of its numbers follows
     return f"{name}: was {old}, is {new}{' with other numbers' if old == new else ''}."
 
 
 def _take(observers: list[Any], kind: type[T]) -> T:
-    """Take the observer of a kind out of the list, or make one."""
+    """Remove the observer of a kind from the list and return it, or make one."""
     given = [observer for observer in observers if isinstance(observer, kind)]
     if len(given) > 1:
         raise ValueError(f"callbacks: holds {len(given)} of {kind.__name__}; give one at most.")
@@ -615,19 +608,21 @@ def _name(observer: Any) -> str:
 
 
 def _signature(observer: Any) -> list[str]:
+    """Return the name and tolerance of a rule, by which a resumed run decides whether its verdict still holds."""
     return [_name(observer), str(getattr(observer, "tol", getattr(observer, "patience", "")))]
 
 
 def _keeps(observer: Any) -> bool:
-    """Whether an observer has a state that belongs into checkpoints."""
+    """Return whether an observer has a state, which checkpoints then hold."""
     return isinstance(observer, Stateful)
 
 
 def _nothing(*arguments: object) -> None:
-    """Stand in for a function that an observer does not have."""
+    """Stand in for a hook that an observer does not have."""
 
 
 def _number(observer: str, key: str, value: Any, taken: set[str]) -> float:
+    """Return a number that an observer wants to record, or raise if its name is taken or it is no number."""
     if key in taken:
         raise ValueError(f"callbacks: {observer} returned {key!r}, which the history has already; use another name.")
     try:

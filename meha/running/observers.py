@@ -1,4 +1,4 @@
-"""Validate: judges x and y during a run on data that neither level sees."""
+"""Observers: functions that see every step of a run, for ``solve(..., callbacks=...)``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from meha.method.status import Status, Verdict
 from meha.tensors.checks import check_count, check_positive
 from meha.tensors.variables import copy_, norm, subtract
 
-__all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "SkipBadBatches", "Validate", "ValidationWarning"]
+__all__ = [
+    "DivergenceGuard",
+    "History",
+    "Observer",
+    "Progress",
+    "Recorder",
+    "SkipBadBatches",
+    "Validate",
+    "ValidationWarning",
+]
 
 
 class ValidationWarning(UserWarning):
@@ -24,9 +33,9 @@ class ValidationWarning(UserWarning):
 
 
 class Validate:
-    """Judges x and y during a run on data that neither level sees, keeps the best iterate, and ends the run early.
+    """Early stopping: measures x and y during a run on data that neither level uses, and keeps the best iterate.
 
-    F falls as long as y can fit its data, also when x and y get worse on others. With this observer among the callbacks of
+    F falls as long as y can fit its data, also when x and y get worse on other data. With this observer among the callbacks of
     :func:`meha.solve`, the solution has x and y where the score was best, modules included, and the history has a column
     ``score``. A warning (:class:`ValidationWarning`) says when F falls while the score gets worse. In a run of several
     processes, the score is the mean of theirs.
@@ -50,7 +59,7 @@ class Validate:
     rule met True 2
     """
 
-    agrees = True
+    agrees = True  # all processes see the same mean of the scores, and so decide alike
     NOTICED = 3
     """Evaluations in a row without a better score, with F below its value at the best, at which the warning comes."""
 
@@ -86,8 +95,9 @@ class Validate:
             if run.group is not None:
                 score = float(run.oracle.mean(torch.tensor(score, device=run.state.y.device)))
         sign = -1 if self.larger_is_better else 1
-        if math.isnan(self.best) or sign * score < sign * self.best:  # never where it is NaN
+        if math.isnan(self.best) or sign * score < sign * self.best:  # a score that is NaN is never better
             if not math.isnan(score):
+                # The step's own F: where modules are trained, it cannot be computed again for the solution.
                 self.best, self.step, self.upper, self.since = score, info.step, info.get("upper", math.nan), 0
                 self._kept = {"x": run.state.x.state_dict(), "y": run.state.y.state_dict()}
         else:
@@ -101,15 +111,15 @@ class Validate:
                 stacklevel=2,
             )
         if self.patience is not None and self.since >= self.patience:
+            evaluations = f"{self.since} evaluation{'s' * (self.since != 1)}"
             return Verdict(
                 Status.RULE_MET,
-                f"The score was not better than {self.best:.3g} in {self.since} evaluations; x and y of step {self.step} are"
-                " returned.",
+                f"The score was not better than {self.best:.3g} in {evaluations}; x and y of step {self.step} are returned.",
             )
         return {"score": score}
 
     def restore(self, run: Run) -> float | None:
-        """Put the best iterate into the variables of a run that is over; F in the step before it, if it is known."""
+        """Put the best iterate into the variables of a run that is over, and return F of its step; None without a score."""
         if not self._kept:
             return None
         run.state.x.load_state_dict(self._kept["x"])
@@ -117,23 +127,21 @@ class Validate:
         return self.upper
 
     def state_dict(self) -> dict[str, Any]:
-        """The best iterate, its score, and the evaluations since."""
+        """Return the best iterate, its score, and the number of evaluations since."""
         names = ("best", "step", "upper", "since", "_warned", "_kept")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another observer had seen."""
+        """Continue from the state of another observer."""
         for name, value in state.items():
             setattr(self, name, value)
 
-
-__all__ += ["ValidationWarning", "work"]
 
 Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]
 
 
 def work(run: Run) -> dict[str, int]:
-    """The gradients and products that a run has taken, by their names in histories and logs."""
+    """Return the numbers of gradients and products that a run has taken, by their names in histories and logs."""
     counts = run.counts
     return {"gradients_upper": counts.upper, "gradients_lower": counts.lower, "hessian_products": counts.hvp}
 
@@ -153,7 +161,7 @@ class History(Mapping[str, list[float]]):
         self._rows = 0
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Add a row; a number that earlier rows lacked is NaN there."""
+        """Add a row; a column that is new is NaN in the earlier rows."""
         for name in row:
             if name not in self._columns:
                 self._columns[name] = [float("nan")] * self._rows
@@ -166,11 +174,12 @@ class History(Mapping[str, list[float]]):
         self._columns, self._rows = {name: column[:rows] for name, column in self._columns.items()}, min(rows, self._rows)
 
     def thin(self) -> None:
-        """Keep every second row, the second one first."""
+        """Keep every second row, beginning with the second."""
+        # These are the steps that are multiples of twice the interval, so that the rows to come continue the pattern.
         self._columns, self._rows = {name: column[1::2] for name, column in self._columns.items()}, self._rows // 2
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The columns, as tensors."""
+        """Return the columns, as tensors."""
         return {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -188,11 +197,11 @@ class History(Mapping[str, list[float]]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        return f"History({self._rows} rows of {', '.join(self._columns)})"
+        return f"History({self._rows} row{'s' * (self._rows != 1)} of {', '.join(self._columns)})"
 
 
 class Recorder:
-    """Keeps the history of a run. ``solve`` has one; give your own to keep fewer steps.
+    """Records the history of a run. ``solve`` has one; pass your own to record fewer steps.
 
     Args:
         every: record the steps that are multiples of it, and the last.
@@ -212,7 +221,7 @@ class Recorder:
         check_count("Recorder: limit", limit)
         self.every, self.limit, self.history = every, limit, History()
         self._interval = every  # of the steps that are recorded now
-        self._last: dict[str, float] | None = None  # the row of the last step, while it is not recorded
+        self._last: dict[str, float] | None = None  # the row of the last step if it is not recorded yet: end() needs it
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Begin a new history."""
@@ -226,10 +235,10 @@ class Recorder:
             if len(self.history["step"]) > self.limit:
                 self.history.thin()
                 self._interval *= 2
-                self._last = row if self.history["step"][-1] != info.step else None
+                self._last = row if self.history["step"][-1] != info.step else None  # thinning may have dropped this step
 
     def forget(self, step: int) -> None:
-        """Forget what came after a step, to which the run went back."""
+        """Drop the rows after a step to which the run went back."""
         self.history.cut(sum(k <= step for k in self.history.get("step", [])))
         self._last = None
 
@@ -240,22 +249,22 @@ class Recorder:
             self._last = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The history so far, and the last step."""
+        """Return the history so far, and the last step."""
         return {"history": self.history.state_dict(), "last": self._last, "interval": self._interval}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from another recorder's history."""
+        """Continue the history of another recorder."""
         self.history.load_state_dict(state["history"])
         self._last, self._interval = state["last"], state["interval"]
 
 
 class DivergenceGuard:
-    """Ends a run that diverges, and leaves one that travels far alone. ``solve`` has one; give your own for another limit.
+    """Ends a run that diverges, but not one whose solution is far away. ``solve`` has one; pass your own for another limit.
 
-    At steps 64, 128, 256, ... (or when they have been passed) it looks at the second half of the run so far. A run that
-    approaches something slows down; one that drifts keeps its pace and at most doubles its distance from the start. Three
-    windows in a row with longer steps and 1.5 times the distance, the last two with a larger F, and a last step longer than
-    their mean, are taken for divergence, if the distance is large at all.
+    At steps 64, 128, 256, ... (or when they have been passed) it examines the second half of the run so far. A run that
+    approaches a point slows down; one that drifts keeps its pace and at most doubles its distance from the start. A run counts
+    as diverging if, over three windows in a row, its steps become longer and its distance grows 1.5 times each, F grows over
+    the last two, the last step is longer than the mean, and the distance is large at all.
 
     Args:
         limit: the run counts as diverged in any case when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||.
@@ -279,16 +288,16 @@ class DivergenceGuard:
     def begin(self, run: Run, max_steps: int) -> None:
         """Remember the start."""
         self.start = [leaf.detach().clone() for leaf in run.state.x.leaves + run.state.y.leaves]
-        self._scale = 1 + float(norm(self.start))
+        self._scale = 1 + float(norm(self.start))  # 1, so that a start at zero has a scale
         self._windows, self._moved, self._upper, self._length = [], 0.0, 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The start, and what was seen so far."""
+        """Return the start, and the windows so far."""
         seen = {"windows": self._windows, "moved": self._moved, "upper": self._upper, "length": self._length}
         return {"start": self.start, **seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another guard had seen."""
+        """Continue from the state of another guard."""
         copy_(self.start, state["start"])
         self._scale = 1 + float(norm(self.start))
         self._windows = list(state["windows"])
@@ -297,14 +306,14 @@ class DivergenceGuard:
     def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
         if info.size > self.limit * self._scale:
             return Verdict(Status.DIVERGED, f"||(x, y)|| reached {info.size:.1e} at step {info.step}.")
-        self._moved += info.span * info.moved
+        self._moved += info.span * info.moved  # of a compiled group, only the last step is measured; it stands for all
         self._upper += info.span * info.get("upper", 0.0)
         self._length += info.span
         before = info.step - info.span
-        if info.step < self.FIRST or info.step.bit_length() == before.bit_length():
+        if info.step < self.FIRST or info.step.bit_length() == before.bit_length():  # no power of two was passed
             return None
         distance = float(norm(subtract([leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves], self.start)))
-        if before >= self.FIRST:
+        if before >= self.FIRST:  # the window before step 32 only sets the sums to zero
             self._windows.append((distance, self._moved / self._length, self._upper / self._length))
         self._moved, self._upper, self._length = 0.0, 0.0, 0
         if len(self._windows) < self.WINDOWS or distance < self.FAR * self._scale:
@@ -319,16 +328,16 @@ class DivergenceGuard:
 
 
 class SkipBadBatches:
-    """Leaves out batches on which a step gives NaN or infinity: ``solve(..., callbacks=SkipBadBatches())``.
+    """Skips batches on which a step gives NaN or infinity: ``solve(..., callbacks=SkipBadBatches())``.
 
     The run goes back to before the step, and takes the next batch; steps left out do not count towards ``max_steps``. Each
     step first copies the whole state of the run, which takes memory and time.
 
     Args:
-        limit: end the run after this many bad batches in a row: then it is not the batches.
+        limit: end the run after this many bad batches in a row, since the cause is then not the batches.
 
     Attributes:
-        skipped: which batches were left out, in words.
+        skipped: which batches were skipped, in words.
 
     >>> import meha, torch
     >>> batches = [1.0, torch.nan, 2.0]
@@ -339,7 +348,7 @@ class SkipBadBatches:
     (4, ['batch 2 of this pass', 'batch 2 of this pass'])
     """
 
-    agrees = True
+    agrees = True  # it never stops a run: the loop does, after too many bad batches
 
     def __init__(self, limit: int = 10) -> None:
         check_count("SkipBadBatches: limit", limit)
@@ -351,11 +360,11 @@ class SkipBadBatches:
         self.skipped, self._row = [], 0
 
     def keep(self, run: Run) -> None:
-        """Remember where the run is, before a step."""
+        """Save the state of the run before a step."""
         self._state = run.state.state_dict()
 
     def skip(self, run: Run, name: str) -> bool:
-        """Go back to before the last step; False after too many in a row."""
+        """Undo the last step; False after too many bad batches in a row."""
         self._row += 1
         if self._row > self.limit:
             return False
@@ -364,25 +373,25 @@ class SkipBadBatches:
         return True
 
     def __call__(self, run: Run, info: StepInfo) -> Mapping[str, float]:
-        self._row = 0
+        self._row = 0  # it is called after good steps only
         return {"skipped": len(self.skipped)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches left out so far."""
+        """Return the batches skipped so far."""
         return {"skipped": list(self.skipped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another one had left out."""
+        """Continue from the state of another observer."""
         self.skipped = list(state["skipped"])
 
 
 class Progress:
     """Shows a run in the terminal: its step, pass, F, penalty c and estimates. Needs rich: ``pip install "meha[progress]"``.
 
-    Only a run without an end of its own has a bar and a time that is left. Of several processes, one shows it.
+    A bar and the time left are shown only for methods that take all ``max_steps``. Of several processes, the first shows it.
     """
 
-    agrees = True
+    agrees = True  # it never stops a run
     SHOWN = (("run", "pass"), ("upper", "F"), ("c", "c"), ("gap", "gap"), ("residual", "residual"), ("change", "change"))
 
     def __init__(self) -> None:
@@ -396,7 +405,7 @@ class Progress:
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Show the bar."""
-        self._bar = self._counted if run.method.open_ended else self._bar
+        self._bar = self._counted if run.method.open_ended else self._bar  # others may end at any step, so nobody knows when
         self._total = f" of {max_steps}" if run.method.open_ended else ""
         self._task = self._bar.add_task("", total=max_steps if run.method.open_ended else None, completed=run.k)
         if run.main:
@@ -404,7 +413,7 @@ class Progress:
 
     def __call__(self, run: Run, info: StepInfo) -> None:
         known = [(word, info[name]) for name, word in self.SHOWN if name in info]
-        numbers = "  ".join(f"{word} {value:.3g}" for word, value in known if not math.isnan(value))
+        numbers = "  ".join(f"{word} {value:.3g}" for word, value in known if not math.isnan(value))  # NaN: not measured
         self._bar.update(self._task, completed=run.k, description=f"step {run.k}{self._total}  {numbers}")
 
     def end(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Refit: y computed afresh at the x of a solution, and what F and other measures are there."""
+"""Solution, the result of :func:`meha.solve`, and Refit, a lower solution that is computed again at its x."""
 
 from __future__ import annotations
 
@@ -34,34 +34,24 @@ from meha.tensors.checks import check_count, check_positive
 from meha.tensors.distributed import Group
 from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
 
-__all__ = ["Diagnosis", "Refit", "Solution", "refit"]
-
-
-ACCURACY = 1e-7
-"""Relative accuracy of a lower solution that is computed afresh."""
-
-PROBES = 4
-"""Power steps by which the curvature of f is measured first."""
-
-LR = 1e-3
-"""Learning rate of Adam, which trains y where nothing else is said."""
-
-MOST = 100
-"""Upper bound on the batches over which F is averaged."""
+ACCURACY = 1e-7  # relative, of a lower level that is solved again
+PROBES = 4  # power steps by which the curvature of f is measured first
+LR = 1e-3  # learning rate of Adam, which trains y by default; that of Kingma and Ba (2015)
+MOST = 100  # upper bound on the batches over which F is averaged, as a loader may have no end
 
 Metrics = Mapping[str, Callable[[Any, Any], Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Refit:
-    """y computed afresh at the x of a solution; ``print`` it.
+    """The lower level, solved or trained again at the x of a solution; ``print`` it.
 
     Attributes:
-        y: the fresh lower variable, in the structure of the start.
-        upper: F(x, y) there, the mean over batches if there are any.
-        returned: the same for the y of the solution.
-        lower: f + g at the fresh y, as far as it was measured.
-        metrics: by name, the pair of the measure at the fresh y and at that of the solution.
+        y: the new lower variable, in the structure of the start.
+        upper: F(x, y) with the new y, the mean over batches if there are any.
+        returned: F(x, y) with the y of the solution.
+        lower: f + g at the new y; after training, in its last step.
+        metrics: by name, the pair of the measure at the new y and at that of the solution.
         counts: gradients that were taken.
         how: where y began, and what was done.
     """
@@ -81,7 +71,7 @@ class Refit:
         pairs = {"F": (self.upper, self.returned), **self.metrics}
         width = max(map(len, pairs))
         lines = [f"  {name:<{width}}  fresh {fresh:.6g}, returned {old:.6g}" for name, (fresh, old) in pairs.items()]
-        return "\n".join([f"refit: {self.how}, {self.counts.lower} gradients of f", *lines])
+        return "\n".join([f"refit: {self.how}, {self.counts.lower} gradient{'s' * (self.counts.lower != 1)} of f", *lines])
 
 
 def refit(
@@ -99,17 +89,17 @@ def refit(
     metrics: Metrics | None,
     group: Group | None = None,
 ) -> Refit:
-    """Compute y afresh; see :meth:`meha.Solution.refit`."""
+    """Solve or train the lower level again; see :meth:`meha.Solution.refit`."""
     returned = Variable(y_value, "y")
     if returned.sharded:
         raise ValueError(
             "refit: y is a sharded module, which cannot be copied; train a new one on the lower level at solution.x instead."
         )
     problem, x_value = problem._with_dummy_x(x_value, returned)
-    x, y = Variable(x_value, "x"), returned.copy()
+    x, y = Variable(x_value, "x"), returned.copy()  # the solution itself stays as it is
     oracle, response = Oracle(problem, x, y, group), problem._selected_response
     if steps is None and lr is None and optimizer is None and isinstance(response, Trained):
-        steps, lr = response.steps, response.lr
+        steps, lr = response.steps, response.lr  # the problem says that y is trained like this
     if steps is not None:
         check_count("steps", steps)
     if lr is not None:
@@ -129,7 +119,7 @@ def refit(
             done = "lower level solved"
         else:
             lower = _train(oracle, x, y, steps, lr, optimizer, stream)
-            done = f"{steps} steps"
+            done = f"{steps} step{'s' * (steps != 1)}"
         upper, old = _uppers(oracle, x, (y, returned), stream, batches)
         values = {
             name: (float(measure(x_value, y.detached())), float(measure(x_value, y_value)))
@@ -140,7 +130,7 @@ def refit(
 
 @contextlib.contextmanager
 def _seeded(seed: int | None, y: Variable) -> Iterator[None]:
-    """Draw random numbers from this seed, and leave the generators as they were."""
+    """Draw random numbers from this seed, and restore the generators afterwards."""
     if seed is None:
         yield
         return
@@ -151,9 +141,9 @@ def _seeded(seed: int | None, y: Variable) -> Iterator[None]:
 
 
 def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, start: Any, seed: int | None) -> str:
-    """Put y where it begins, and say where that is."""
+    """Set y to its starting point, and say which one that is."""
     if start is None and seed is not None and next(modules_of(y.value), None) is not None:
-        start = "redraw"
+        start = "redraw"  # with y0, all seeds would begin at the same parameters
     if start is None and response is not None and response.start is not None:
         start = response.start
     if start is None:
@@ -162,7 +152,7 @@ def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, star
     if isinstance(start, str) and start == "redraw":
         redraw(y)
         return "new random parameters"
-    if callable(start) and not isinstance(start, torch.nn.Module):
+    if callable(start) and not isinstance(start, torch.nn.Module):  # a module is callable too, but stands for its parameters
         leaves = Nearest(start=start).begin(x, y)
         copy_(y.leaves, [leaf.detach() for leaf in leaves])
         return "the start of the response" if response is not None and start is response.start else "the given function of x"
@@ -174,13 +164,13 @@ def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, star
 
 
 def _solve(oracle: Oracle, x: Variable, y: Variable) -> float:
-    """Set y to the solution of the lower level nearest to it."""
+    """Set y to the solution of the lower level that is nearest to it, and return f + g there."""
     levels = FlatProblem(oracle, x, y)
     begin = flatten(y)
-    levels.curvatures = probe(oracle, x, y, {}, rounds=PROBES)
-    fresh = solve_nearest(levels, begin, ACCURACY, levels.curvatures["f_yy"])
-    write(fresh.y, y)
-    return fresh.lower
+    levels.curvatures = probe(oracle, x, y, {}, rounds=PROBES)  # their size sets the weights of the proximal terms
+    nearest = solve_nearest(levels, begin, ACCURACY, levels.curvatures["f_yy"])
+    write(nearest.y, y)
+    return nearest.lower
 
 
 def _train(
@@ -192,7 +182,7 @@ def _train(
     factory: OptimizerFactory | None,
     stream: Iterator[Any] | None,
 ) -> float:
-    """Train y on the lower level; the value of the last step."""
+    """Train y on the lower level, and return f + g in the last step."""
     if lr is None and factory is None:
         factory = partial(torch.optim.Adam, lr=LR)
     running = build_optimizer("optimizer", factory, y, oracle.problem)
@@ -207,22 +197,19 @@ def _train(
 def _uppers(
     oracle: Oracle, x: Variable, ys: tuple[Variable, Variable], stream: Iterator[Any] | None, batches: Any
 ) -> tuple[float, float]:
-    """F for both y, the mean over one pass through the batches."""
+    """Return F for both y, each the mean over one pass through the batches."""
     number = 1 if stream is None else min(MOST, len(batches) if isinstance(batches, Sized) else MOST)
     totals = [0.0, 0.0]
     for _ in range(number):
-        batch = None if stream is None else next(stream)
+        batch = None if stream is None else next(stream)  # the same one for both, so that they can be compared
         for i, y in enumerate(ys):
             totals[i] += float(oracle.upper(x, y, batch)) / number
     return totals[0], totals[1]
 
 
-WIDTH = 100
-"""Columns of printed text."""
-SEVERAL = 20.0
-"""The ratio of the largest to the smallest number from which a plot has a logarithmic scale."""
-DECADES = 1e8
-"""The part of the largest number from which on a scale through zero is logarithmic."""
+WIDTH = 100  # columns of printed text
+SEVERAL = 20.0  # the ratio of the largest to the smallest number from which a plot has a logarithmic scale
+DECADES = 1e8  # numbers that are smaller than the largest by more than this lie in the linear part of a scale through zero
 
 
 @dataclass(frozen=True)
@@ -290,7 +277,7 @@ class Solution:
 
     @property
     def converged(self) -> bool:
-        """Whether the method found evidence for a solution; a stopping rule gives none."""
+        """Return whether the method found evidence for a solution; a stopping rule gives none."""
         return self.status is Status.CONVERGED
 
     def diagnose(self, gamma: float | None = None, c: float | None = None) -> Diagnosis:
@@ -305,8 +292,8 @@ class Solution:
         """
         if self.problem.needs_batch and self.batch is None:
             raise ValueError("diagnose: the objectives need a batch, and the run had none; use meha.diagnostics with one.")
-        own = getattr(self.method, "gamma", None) or self._last("gamma")
-        c = self._last("c") if c is None and own else c
+        own = getattr(self.method, "gamma", None) or self._last("gamma")  # the history's, where the run chose it
+        c = self._last("c") if c is None and own else c  # without a gamma, c weighs something else than the envelope
         gamma = gamma or own or 1.0
         gap = diagnostics.gap(self.problem, self.x, self.y, gamma, batch=self.batch, group=self.group)
         residual = None
@@ -325,10 +312,10 @@ class Solution:
         batches: Iterable[Any] | None = None,
         metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     ) -> Refit:
-        """Compute y afresh at the x of the solution, from the lower level alone, and report F and other measures there.
+        """Solve or train the lower level again at the x of the solution, and report F and other measures at the new y.
 
-        Where the lower level has many solutions, F at the solution may be the merit of y, which saw the data of F, and not of
-        x. What x is worth shows with a y that did not. The solution itself stays as it is.
+        Where the lower level has many solutions, a low F may come from the choice of y, which used the data of F, and not from
+        x. A y that comes from the lower level alone shows how good x is. The solution itself stays as it is.
 
         Args:
             steps: the number of training steps; None solves the lower level (tensors without batches only), at the solution
@@ -371,6 +358,7 @@ class Solution:
         )
 
     def _last(self, name: str) -> float | None:
+        """Return the last recorded number of this name; None if there is none."""
         return self.history[name][-1] if name in self.history else None
 
     def __repr__(self) -> str:
@@ -381,14 +369,16 @@ class Solution:
 
     @property
     def details(self) -> str:
-        """The printed solution, the method's numbers, and all that the run learned about the problem."""
-        rest = {"method": self.method.describe(), **self.report}
-        lines = [_line(heading, text) for heading, text in rest.items() if heading != "accuracy"]
+        """Return the printed solution, the method's numbers, and all that the run learned about the problem."""
+        more = {"method": self.method.describe(), **self.report}
+        lines = [_line(heading, text) for heading, text in more.items() if heading != "accuracy"]  # the summary has it
         return "\n".join([*self._summary(), *lines])
 
     def _summary(self) -> list[str]:
-        work = f"{self.counts.upper} gradients of F, {self.counts.lower} of f"
-        work += f", {self.counts.hvp} Hessian-vector products" if self.counts.hvp else ""
+        """Return the lines that ``print`` shows."""
+        upper, hvp = self.counts.upper, self.counts.hvp
+        work = f"{upper} gradient{'s' * (upper != 1)} of F, {self.counts.lower} of f"
+        work += f", {hvp} Hessian-vector product{'s' * (hvp != 1)}" if hvp else ""
         estimates = [f"{name} {self._last(name):.2g}" for name in ("gap", "residual") if self._last(name) is not None]
         accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
         rows = {"F": "unknown" if self.upper is None else f"{self.upper:.6g}", "accuracy": accuracy, "work": work}
@@ -400,7 +390,7 @@ class Solution:
         return f"{self.engine or self.method.name}: {self.status} after {steps}"
 
     def _repr_html_(self) -> str:
-        """The printed solution in notebooks, with the details folded."""
+        """Return what notebooks show: the printed solution, with the details folded."""
         head, *rows = self._summary()
         body, details = html.escape("\n".join(rows)), html.escape(self.details)
         folded = f"<details><summary>details</summary><pre>{details}</pre></details>"
@@ -424,7 +414,7 @@ class Solution:
             ValueError: the history has none of the names.
         """
         try:
-            from matplotlib import pyplot
+            from matplotlib import pyplot  # not at the top: it is optional
         except ImportError as error:
             raise ImportError('plot() needs matplotlib; install it with: pip install "meha[plot]"') from error
         shown = [name for name in names if name in self.history]
@@ -449,19 +439,19 @@ class Solution:
         return figure
 
     def _passes(self) -> list[list[int]]:
-        """The rows of each pass of the method, that whose F ended closest to the answer first."""
+        """Return the rows of the history by pass of the method; the pass whose F ended closest to the answer comes first."""
         rows: dict[float, list[int]] = {}
         for i, number in enumerate(self.history.get("run", [0.0] * len(self.history["step"]))):
             rows.setdefault(number, []).append(i)
         upper = self.history.get("upper")
         if upper is None or self.upper is None:
-            return list(rows.values())
+            return list(rows.values())  # nothing to compare with: the passes in their order
         answer = self.upper
         return sorted(rows.values(), key=lambda own: abs(upper[own[-1]] - answer))
 
 
 def _scale(axis: Any, values: Sequence[float]) -> None:
-    """A logarithmic scale for numbers of several sizes, which goes through zero where some are not positive."""
+    """Set a logarithmic scale for numbers of different magnitudes; it is linear near zero where some are not positive."""
     sizes = [abs(value) for value in values if value]
     if not sizes or max(sizes) < SEVERAL * min(sizes):
         return
@@ -472,7 +462,7 @@ def _scale(axis: Any, values: Sequence[float]) -> None:
 
 
 def _line(heading: str, text: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"  {heading:<10} ", subsequent_indent=" " * 13)
+    return textwrap.fill(text, WIDTH, initial_indent=f"  {heading:<10} ", subsequent_indent=" " * 13)  # 2 + 10 + 1
 
 
 _TITLES = {

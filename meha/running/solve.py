@@ -27,11 +27,7 @@ from meha.running.stopping import RelativeChange
 from meha.tensors.checks import check_count, check_switch, check_tolerance
 from meha.tensors.variables import Variable, map_tensors, modules_of
 
-__all__ = ["solve", "uninterrupted"]
-
-
-CHANGE = 1e-8
-"""The default tolerance on the relative change of (x, y), near the rounding error of a sum of double precision numbers."""
+CHANGE = 1e-8  # default tolerance on the relative change of (x, y), near the root of the rounding error of double precision
 
 
 def solve(
@@ -120,6 +116,7 @@ def solve(
         x0, y0 = _copied(x0), _copied(y0)
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
+    # Objectives of two arguments may be functions of (x, y) or of (y, batch); without x0 and batches, neither fits.
     if x0 is None and batches is None and problem._with_dummy_x(None, Variable.of(y0, "y"))[0].needs_batch:
         raise TypeError(
             "upper, lower: there is no x (x0=None) and there are no batches, so both must be functions of y alone; pass x0, or"
@@ -131,16 +128,16 @@ def solve(
     if not any(field.name == "tol" for field in dataclasses.fields(method)):
         observers = ([] if tol is None else [RelativeChange(CHANGE if tol == "default" else tol)]) + observers
     elif tol != "default":
-        method = dataclasses.replace(cast(Any, method), tol=0.0 if tol is None else tol)
+        method = dataclasses.replace(cast(Any, method), tol=0.0 if tol is None else tol)  # methods are frozen dataclasses
     if checkpoint is not None:
-        check_resumable(batches, "batches")
+        check_resumable(batches, "batches")  # now, and not when the run is resumed
     run = method.start(problem, x0, y0, group=group)
     if run.group is None:
-        check_divided(batches)
+        check_divided(batches)  # a forgotten group= would solve another problem in each process
     file = _open(checkpoint, run)
     warn_about_modules(run, resumes=file is not None)
     with Loop(run, BatchSource(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
-        if file is not None:
+        if file is not None:  # other runs need no values at the start, and save these calls
             loop.remember()
             _resume(loop, file)
         pace = CompiledPace(compile, run, max_steps, batches is not None)
@@ -156,12 +153,12 @@ def solve(
 
 
 def _copied(start: Any) -> Any:
-    """A start with copies of its modules."""
+    """Return a start with copies of its modules."""
     return map_tensors(start, lambda tensor: tensor, {id(module): deepcopy(module) for module in modules_of(start)})
 
 
 def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
-    """The checkpoint of a run: a file of one process, or a folder of several."""
+    """Return the checkpoint of a run: a file for one process, a folder for several, or None."""
     if checkpoint is None:
         return None
     if run.group is None:
@@ -178,16 +175,16 @@ def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
 
 
 def uninterrupted(solution: Solution) -> Solution:
-    """Return a solution, or pass on the interrupt that ended its run."""
+    """Return a solution, or raise the KeyboardInterrupt that ended its run, for callers that must stop as well."""
     if solution.status is Status.INTERRUPTED:
         raise KeyboardInterrupt(solution.message)
     return solution
 
 
 def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
-    """Take steps until there is a verdict, and write checkpoints on the way and at the end."""
+    """Take steps until there is a verdict, and write checkpoints in between and at the end."""
     run, source, begun = loop.run, loop.source, loop.run.k
-    if 0 < run.k < loop.max_steps and loop.verdict is None:  # a run that goes on does so in groups
+    if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
     while loop.verdict is None:
         group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
@@ -196,7 +193,7 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         loop.advance(group, pace)
         if loop.verdict is None:
             pace.update()
-            if file is not None and run.k < loop.max_steps and loop.due(file.every):
+            if file is not None and run.k < loop.max_steps and loop.due(file.every):  # the last step is written below
                 _write(file, loop)
     if source.empty and not run.k:
         raise ValueError(f"batches: yields nothing; {EMPTY}.")
@@ -204,36 +201,39 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
         remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
         if run.method.open_ended and not short:
-            loop.verdict = Verdict(Status.FINISHED, f"All {run.k} steps were taken.")
+            taken = "The only step was taken." if run.k == 1 else f"All {run.k} steps were taken."
+            loop.verdict = Verdict(Status.FINISHED, taken)
         else:
             loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
-    if run.k > begun:
+    if run.k > begun:  # a call that is repeated after the end returns what the checkpoint holds
         loop.check_end()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
 
 
 def _ran_out(loop: Loop, here: bool) -> bool:
-    """Whether the batches ended, in this process or in another one."""
+    """Return whether the batches ended, in this process or in another one."""
     group = loop.run.group
+    # Loaders that restart never end, and need no message; with others, no process may take a step that one cannot.
     return here if group is None or not loop.source.finite else group.any(here, loop.run.state.y.device)
 
 
 def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:
-    """Write a checkpoint; a full disk does not end the run."""
+    """Write a checkpoint; where this fails, as on a full disk, warn and let the run go on."""
     try:
         file.write(loop.state_dict())
         if last and isinstance(file, SharedCheckpoint):
-            file.finish()
+            file.finish()  # the process may end after this call, and writing in the background with it
     except OSError as error:
         warnings.warn(f"{error} The run goes on.", TrainingWarning, stacklevel=4)
 
 
 def _read(loop: Loop, file: Checkpoint | SharedCheckpoint) -> dict[str, Any] | None:
-    """What the checkpoint holds; None if there is none."""
+    """Return the state in the checkpoint; None if there is none."""
     state = loop.run.state
     if isinstance(file, Checkpoint):
         return file.read(state.x.device)
+    # Optimizers have no moments before their first step; their leaves show how moments in the checkpoint must be sharded.
     optimizers = {name: part for name, part in vars(state).items() if isinstance(part, RunningOptimizer)}
     moments = {
         f"run.state.{name}.optimizer.state.{i}.": leaf
@@ -244,7 +244,7 @@ def _read(loop: Loop, file: Checkpoint | SharedCheckpoint) -> dict[str, Any] | N
 
 
 def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
-    """Put the loop where the checkpoint is, if there is one; when it does not fit, nothing is changed."""
+    """Load the checkpoint into the loop, if there is one; if it does not fit, raise and change nothing."""
     run, source = loop.run, loop.source
     saved = _read(loop, file)
     if saved is None:
@@ -261,19 +261,19 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
         processes = 1 if run.group is None else run.group.count
         if saved.get("processes", processes) == processes:
             run.batch = source.find(saved["place"])
-            with _refusing(file):
+            with _refusing(file):  # after find, which draws random numbers to get to its place
                 set_random_states(saved["random"], source.loader)
         elif run.main:
             warnings.warn(
-                f"checkpoint: {saved['processes']} processes wrote it, and {processes} read it: x, y and the method go on,"
-                " batches and random numbers start over.",
+                f"checkpoint: {saved['processes']} process{'es' * (saved['processes'] != 1)} wrote it, and {processes} read it:"
+                " x, y and the method go on, batches and random numbers start over.",
                 TrainingWarning,
                 stacklevel=3,
             )
         with _refusing(file):
             for module, training in zip(loop.modules, saved["training"], strict=True):
                 module.training = training
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: x and y may be modules of the caller
         run.load_state_dict(before)
         set_random_states(states, source.loader)
         raise
@@ -281,7 +281,7 @@ def _resume(loop: Loop, file: Checkpoint | SharedCheckpoint) -> None:
 
 @contextlib.contextmanager
 def _refusing(file: Checkpoint | SharedCheckpoint) -> Iterator[None]:
-    """Say of any error, such as a callback's own, that the checkpoint does not fit."""
+    """Turn any error, such as one of a callback, into a ValueError that says that the checkpoint does not fit."""
     try:
         yield
     except Exception as error:
@@ -289,6 +289,7 @@ def _refusing(file: Checkpoint | SharedCheckpoint) -> Iterator[None]:
 
 
 def _functions(callbacks: Any) -> list[Any]:
+    """Return callbacks as a list, and raise if one of them cannot be called as callback(run, info)."""
     listed = [callbacks] if callable(callbacks) else callbacks
     if not isinstance(listed, list | tuple) or not all(callable(item) for item in listed):
         raise TypeError(f"callbacks: expected a function of (run, info) or a list of them, got {callbacks!r}.")

@@ -1,8 +1,8 @@
 """Stopping rules: observers that end a run, for ``solve(..., callbacks=[Gap(1e-6)])``.
 
-The status is then "rule met": a rule sees that x and y rest, or that a number is small, and verifies nothing.
+The status is then "rule met": a rule sees that x and y hardly move, or that a number is small, and verifies nothing.
 
-A rule of one's own is a function of the run and the numbers of its last step that returns a verdict, or None to go on::
+A rule of your own is a function of the run and the numbers of its last step that returns a verdict, or None to continue::
 
     def low_enough(run, info):
         return Verdict(Status.RULE_MET, "F is below 0.3") if info["upper"] < 0.3 else None
@@ -26,15 +26,15 @@ __all__ = ["Gap", "RelativeChange", "Residual"]
 class RelativeChange:
     """Stop when ||z_{k+1} - z_k|| <= tol * ||z_{k+1}|| for z = (x, y).
 
-    Cheap, and common in practice; small steps satisfy it far from a solution. It does not hold while the method says that small
-    steps mean nothing (:attr:`meha.Run.settled`).
+    Cheap, and common in practice; small steps satisfy it far from a solution. It does not apply while the method says that
+    small steps mean nothing (:attr:`meha.Run.settled`).
 
     Args:
         tol: stop at or below it.
-        times: number of steps in a row; a point may rest for one step while other variables of the method move.
+        times: number of steps in a row; x and y may stand still for one step while other variables of the method move.
     """
 
-    agrees: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True  # x, y and their change are the same in all processes
 
     tol: float = 1e-6
     times: int = 2
@@ -45,7 +45,7 @@ class RelativeChange:
         check_count("RelativeChange: times", self.times)
 
     def begin(self, run: Run, max_steps: int) -> None:
-        """Begin to count."""
+        """Start to count at zero."""
         self.held = 0
 
     def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
@@ -53,21 +53,21 @@ class RelativeChange:
         self.held = self.held + 1 if change <= self.tol and run.settled else 0
         if self.held < self.times:
             return None
-        still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""
+        still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""  # small steps prove little
         return Verdict(Status.RULE_MET, f"relative change {change:.2g} <= {self.tol:.2g}{still}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps for which the rule has held."""
+        """Return the tolerance, and the number of steps in a row that met it."""
         return {"tol": self.tol, "held": self.held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting, unless the rule was another one."""
+        """Continue to count, or start at zero if the tolerance was another one."""
         self.held = state["held"] if state["tol"] == self.tol else 0
 
 
 @dataclass(frozen=True)
 class _Exact:
-    """A rule on a diagnostic that is computed now and then, outside the run's clock and counts.
+    """A rule on a diagnostic that is computed every few steps, outside the run's clock and counts.
 
     Args:
         tol: stop at or below it.
@@ -75,7 +75,7 @@ class _Exact:
         gamma: of the envelope; that of the method by default.
     """
 
-    agrees: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True  # diagnostics are computed with the group, and are the same in all processes
 
     tol: float
     every: int = 20

@@ -1,4 +1,4 @@
-"""What all estimators share: how they read data, with scikit-learn from version 1.4 on."""
+"""The base class of all estimators: it reads data with scikit-learn 1.4 or newer."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import validation
 
-__all__ = ["Estimator", "sample_weights"]
-
 Array = NDArray[Any]
 
 
 class Estimator(BaseEstimator):
-    """An estimator of supervised learning that reads dense and sparse data."""
+    """Base class of estimators of supervised learning that accept dense and sparse data."""
 
     def _read(self, X: Any, y: Any, **options: Any) -> tuple[Any, Array]:
-        """Check the data of ``fit``, and remember the features."""
+        """Check the data of ``fit``, and store the number and names of the features."""
         X, y = self._validated(X, y, ensure_min_samples=2, **options)
         return X, np.asarray(y)
 
     def _read_again(self, X: Any) -> Any:
-        """Check that the estimator is fitted, and that data have the same features."""
+        """Check that the estimator is fitted, and that the data have its features."""
         validation.check_is_fitted(self)
         return self._validated(X, reset=False)
 
     def _validated(self, *data: Any, **options: Any) -> Any:
-        """A function since scikit-learn 1.6, a method before."""
+        """Validate data by scikit-learn."""
         options = {"accept_sparse": "csr", "dtype": np.float64, **options}
-        if hasattr(validation, "validate_data"):
+        if hasattr(validation, "validate_data"):  # a function since scikit-learn 1.6, a method before
             return validation.validate_data(self, *data, **options)
         return self._validate_data(*data, **options)
 
@@ -41,12 +39,12 @@ class Estimator(BaseEstimator):
         return tags
 
     def _more_tags(self) -> dict[str, Any]:
-        """The same before scikit-learn 1.6."""
+        """Return the tags for scikit-learn before 1.6."""
         return {"requires_y": True}
 
 
 def sample_weights(weights: ArrayLike | None, X: Any) -> Array:
-    """Weights of examples as an array; 1 without any."""
+    """Return the weights of examples as an array; all are 1 if there are none."""
     result = np.asarray(validation._check_sample_weight(weights, X, dtype=np.float64))
     if (result < 0).any():
         raise ValueError(f"sample_weight: must not be negative, got {result.min():g}; use 0 to leave an example out.")

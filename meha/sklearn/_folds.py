@@ -1,4 +1,4 @@
-"""Folds that do not depend on the order of examples."""
+"""Split examples into random folds that do not depend on their order."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from scipy.sparse import issparse
 
 from meha.tensors.checks import check_count
 
-__all__ = ["check_folds", "dealt", "together", "ways"]
-
 Array = NDArray[Any]
 
 WAYS = 2
-"""Times that examples are dealt into folds."""
+"""Number of random partitions into folds: the mean of two depends less on chance."""
 
 
 def check_folds(folds: int) -> int:
-    """Return the number of folds, if it is one."""
+    """Return the number of folds, or raise if it is not an integer of at least 2."""
     check_count("folds", folds)
     if folds < 2:
         raise ValueError(f"folds: must be 2 or more, got {folds}.")
@@ -27,8 +25,9 @@ def check_folds(folds: int) -> int:
 
 
 def dealt(strata: Array, count: int, generator: np.random.Generator) -> Array:
-    """Folds of examples in random order, each with its share of every stratum; as many as examples, at most."""
+    """Return the fold of each example in a random stratified partition, with at most one fold per example."""
     order = generator.permutation(len(strata))
+    # Stratum by stratum, in random order within each: dealing in turn gives every fold its share of all strata.
     order = order[np.argsort(strata[order], kind="stable")]
     folds = np.empty(len(strata), dtype=np.int64)
     folds[order] = np.arange(len(strata)) % min(count, len(strata))
@@ -36,13 +35,14 @@ def dealt(strata: Array, count: int, generator: np.random.Generator) -> Array:
 
 
 def ways(strata: Array, count: int, seed: int) -> Array:
-    """Folds of examples, dealt several times in another order: (ways, examples)."""
+    """Return several random partitions of the examples into folds, (WAYS, examples)."""
     generator = np.random.default_rng(seed)
     return np.stack([dealt(strata, count, generator) for _ in range(WAYS)])
 
 
 def together(X: Any, y: Array, strata: Array, count: int, seed: int) -> Array:
-    """Folds in which equal examples stay together, whatever their order."""
+    """Return the fold of each example in a partition that keeps equal examples together."""
     dense = X.toarray() if issparse(X) else X
+    # Folds are drawn for distinct examples in sorted order: copies must not be in training and validation at once.
     _, first, inverse = np.unique(np.column_stack([dense, y]), axis=0, return_index=True, return_inverse=True)
     return dealt(strata[first], count, np.random.default_rng(seed))[inverse.reshape(-1)]

@@ -1,4 +1,4 @@
-"""Wrong labels as a random process: the share of each class that is labelled as another one."""
+"""LabelCleaner: find wrong labels with a model of the label noise, the share of each class that is labelled as another."""
 
 from __future__ import annotations
 
@@ -17,34 +17,31 @@ from meha.cleaning.network import check_trusted
 from meha.sklearn._base import Estimator
 from meha.sklearn._folds import check_folds, together
 
-__all__ = ["LabelCleaner", "true_classes"]
-
-
 POWERS = (1.0, 2.0, 4.0, 8.0)
-"""Powers of probabilities that the folds choose from: models that are fitted to wrong labels are not sure enough."""
+"""Candidate powers of probabilities: models fitted to wrong labels are underconfident."""
 STRENGTHS = (1e6, 100.0, 10.0, 1.0)
-"""Imagined examples of each class whose errors are spread evenly, from which the folds choose; the first fixes this pattern."""
+"""Candidate numbers of imagined examples per class with evenly spread errors; the first one enforces this pattern."""
 STEPS = 10
-"""Steps of the EM algorithm."""
+"""Number of steps of the EM algorithm."""
 RARE_CLASS = 1e-3
-"""Smallest share of wrong labels that is considered."""
+"""Smallest share of wrong labels in the prior."""
 TINY = 1e-6
 """Smallest probability of a class."""
 
 
 def true_classes(probabilities: Array, labels: Array, folds: Array) -> Array:
-    """Probabilities (n, K) of the true class j of each example, given its label k: p_j^a T_jk, normalised.
+    """Return probabilities (n, K) of the true class j of each example, given its label k: p_j^a T_jk, normalised.
 
-    T_jk, the share of class j that is labelled k, makes the labels most likely, under a prior that pulls it to errors that are
-    spread evenly over the other classes. First the power a, for the even pattern, then the strength of the prior are those with
-    which the labels of a fold are most likely under the T of the others.
+    T_jk, the share of class j that is labelled k, is the maximum a posteriori estimate under a prior for errors that are spread
+    evenly over the other classes. Cross-validation by the likelihood of the labels chooses first the power a, with the even
+    pattern, then the strength of the prior.
 
     Args:
-        probabilities: of the true class, (n, K), by models that have not seen the example.
+        probabilities: out-of-fold probabilities of the classes, (n, K).
         labels: (n,), from 0.
         folds: the fold of each example, (n,).
 
-    Every fifth label is that of the next class; the model is not sure of the class of any example:
+    Every fifth label is that of the next class; the model gives each true class the probability 0.6:
 
     >>> truth, place = np.arange(600) % 3, np.arange(600)
     >>> labels = np.where(place % 5 == 0, (truth + 1) % 3, truth)
@@ -54,7 +51,7 @@ def true_classes(probabilities: Array, labels: Array, folds: Array) -> Array:
     """
 
     def sharpened(power: float) -> Array:
-        result = (probabilities / probabilities.max(axis=1, keepdims=True)) ** power
+        result = (probabilities / probabilities.max(axis=1, keepdims=True)) ** power  # else high powers underflow to 0 / 0
         return (result / result.sum(axis=1, keepdims=True)).clip(min=TINY)
 
     power = min(POWERS, key=lambda power: _loss(sharpened(power), labels, folds, STRENGTHS[0]))
@@ -64,7 +61,7 @@ def true_classes(probabilities: Array, labels: Array, folds: Array) -> Array:
 
 
 def _loss(probabilities: Array, labels: Array, folds: Array, strength: float) -> float:
-    """Minus the log-likelihood of the labels of each fold, with the T of the others."""
+    """Return minus the log-likelihood of the labels of each fold, with T estimated on the other folds."""
     total = 0.0
     for fold in np.unique(folds):
         train, test = folds != fold, folds == fold
@@ -74,13 +71,13 @@ def _loss(probabilities: Array, labels: Array, folds: Array, strength: float) ->
 
 
 def _shares(probabilities: Array, labels: Array, strength: float) -> Array:
-    """The most likely T under a prior, by the EM algorithm."""
+    """Return the maximum a posteriori T, by the EM algorithm (Dawid and Skene 1979)."""
     count = probabilities.shape[1]
     given = np.eye(count)[labels]
     shares = _even(0.5, count)
     for _ in range(STEPS):
         joint = _posterior(probabilities, labels, shares).T @ given
-        rate = 1 - np.trace(joint) / max(joint.sum(), RARE_CLASS)
+        rate = 1 - np.trace(joint) / max(joint.sum(), RARE_CLASS)  # the prior has the overall error rate of the current T
         joint = joint + strength * _even(np.clip(rate, RARE_CLASS, 1 - RARE_CLASS), count)
         shares = joint / joint.sum(axis=1, keepdims=True)
     return shares
@@ -92,31 +89,31 @@ def _posterior(probabilities: Array, labels: Array, shares: Array) -> Array:
 
 
 def _even(rate: float, count: int) -> Array:
-    """T with wrong labels at this rate, spread evenly over the other classes."""
+    """Return the T of wrong labels at this rate, spread evenly over the other classes."""
     return np.where(np.eye(count, dtype=bool), 1 - rate, rate / (count - 1))
 
 
 Array = NDArray[Any]
 
 ROUNDS = 3
-"""Times that the estimator is fitted again, to labels as they look after the round before."""
+"""How often the estimator is fitted again, to the label probabilities of the round before."""
 RARE = 1e-3
-"""Smallest probability of a class, and weight of an example, that is taken seriously."""
+"""Smallest probability of a class, and smallest weight of an example."""
 NEUTRAL = 0.5
 
 
 class LabelCleaner(ClassifierMixin, Estimator):
-    """Find wrong labels, with or without examples that are trusted, and fit a classifier that hardly uses them.
+    """Find wrong labels, with or without trusted examples, and fit a classifier that hardly uses the wrong ones.
 
     Examples are judged by models that have not seen them: out-of-fold probabilities p_j(x_i) give the probability that the true
     class is j,
 
         P(j | x_i, label k) = p_j(x_i)^a T_jk / sum_l p_l(x_i)^a T_lk,    T_jk the share of class j that is labelled k.
 
-    T makes the given labels most likely, under a prior for errors that go to all classes alike; folds choose the power a and
-    the strength of the prior. In each of three rounds the models are fitted to the two likeliest labels of each example, with
-    these probabilities as weights. If all classes have trusted examples, a second course of rounds begins with models of the
-    trusted examples alone; the course with the smaller loss on trusted examples, which were left out in turn, is taken.
+    T makes the given labels most likely, under a prior for errors that are spread evenly over the classes; cross-validation
+    chooses the power a and the strength of the prior. In each of three rounds the models are fitted to the two likeliest labels
+    of each example, with these probabilities as weights. If all classes have trusted examples, the rounds are also run from
+    models of the trusted examples alone; the run with the smaller out-of-fold loss on trusted examples is used.
 
     Args:
         estimator: a classifier with ``predict_proba`` and ``sample_weight``; by default a logistic regression. "network": a
@@ -125,13 +122,13 @@ class LabelCleaner(ClassifierMixin, Estimator):
             pixels (rows of square pictures of type uint8) as a whole. It is for classes that a linear model cannot tell apart;
             on a thousand pictures of 28 x 28 pixels it finds fewer wrong labels than the default.
         folds: number of folds.
-        random_state: decides folds and networks.
+        random_state: the seed of folds and networks.
 
     Attributes:
         label_quality_: (n,), from 0 (the label looks wrong) to 1 (it looks right, or is trusted).
         suspects_: row numbers of the examples with a quality below 0.5, most suspicious first.
         suggested_: (n,), the label that looks right.
-        estimator_: the classifier, fitted with ``label_quality_`` as weights; ``predict`` and ``predict_proba`` are its own.
+        estimator_: the classifier, fitted with ``label_quality_`` as weights, which ``predict`` and ``predict_proba`` call.
         classes_: the classes.
 
     >>> generator = np.random.default_rng(0)
@@ -150,14 +147,14 @@ class LabelCleaner(ClassifierMixin, Estimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: ArrayLike, trusted: ArrayLike | None = None) -> Self:
-        """Judge all labels.
+        """Find wrong labels, and fit the classifier.
 
         Args:
             X: (n, features).
             y: (n,), the labels, some of which may be wrong.
             trusted: a mask, or the row numbers, of examples whose labels are right.
         """
-        pixels = getattr(X, "dtype", None) == np.uint8
+        pixels = getattr(X, "dtype", None) == np.uint8  # asked now: the next line makes all numbers floats
         X, y = self._read(X, y)
         check_classification_targets(y)
         check_folds(self.folds)
@@ -189,12 +186,13 @@ class LabelCleaner(ClassifierMixin, Estimator):
         return isinstance(self.estimator, str) and self.estimator == "network"
 
     def _judge(self, model: Any, X: Any, labels: Array, mask: Array) -> tuple[Array, Array]:
-        folds = together(X, labels, labels + len(self.classes_) * mask, self.folds, self.random_state)
+        """Return the probability that each label is right, and the most likely class."""
+        folds = together(X, labels, labels + len(self.classes_) * mask, self.folds, self.random_state)  # by class and trust
         rounds = _Rounds(model, X, labels, mask, folds)
-        courses = [rounds.course(np.ones(len(labels), dtype=bool))]
+        runs = [rounds.run(np.ones(len(labels), dtype=bool))]
         if len(np.unique(labels[mask])) == len(self.classes_):
-            courses.append(rounds.course(mask))
-        posterior = min(courses, key=lambda course: course[1])[0]
+            runs.append(rounds.run(mask))  # where most labels are wrong, models of all labels would confirm them
+        posterior = min(runs, key=lambda run: run[1])[0]
         return posterior[np.arange(len(labels)), labels], posterior.argmax(axis=1)
 
     def predict(self, X: Any) -> Array:
@@ -209,14 +207,14 @@ class LabelCleaner(ClassifierMixin, Estimator):
 
 
 class _Rounds:
-    """Models on folds of examples, fitted again and again to the labels that look right."""
+    """Out-of-fold models that are fitted again and again to the current probabilities of the labels."""
 
     def __init__(self, model: Any, X: Any, labels: Array, mask: Array, folds: Array) -> None:
         self.model, self.X, self.labels, self.mask, self.folds = model, X, labels, mask, folds
         self.given = np.eye(int(labels.max()) + 1)[labels]
 
-    def course(self, rows: Array) -> tuple[Array, float]:
-        """Probabilities of the true classes after rounds that begin with models of these rows, and the loss of trusted rows."""
+    def run(self, rows: Array) -> tuple[Array, float]:
+        """Return probabilities of the true classes after all rounds, begun with models of these rows, and the trusted loss."""
         probabilities = self._left_out(self.given * rows[:, None])
         for _ in range(ROUNDS):
             probabilities = self._left_out(self._posterior(probabilities))
@@ -224,21 +222,21 @@ class _Rounds:
         return self._posterior(probabilities), -float(np.log(trusted).sum())
 
     def _posterior(self, probabilities: Array) -> Array:
-        """Probabilities of the true class, given model and label."""
-        result, open_ = self.given.copy(), ~self.mask
-        result[open_] = true_classes(probabilities[open_], self.labels[open_], self.folds[open_])
+        """Return probabilities of the true class, given model and label; trusted labels are certain."""
+        result, doubtful = self.given.copy(), ~self.mask
+        result[doubtful] = true_classes(probabilities[doubtful], self.labels[doubtful], self.folds[doubtful])
         return result
 
     def _left_out(self, posterior: Array) -> Array:
-        """Probabilities by models that have not seen the example, fitted to the two likeliest classes of the others."""
+        """Return out-of-fold probabilities of models that are fitted to the two likeliest classes of each example."""
         result = np.full(posterior.shape, RARE)
         for fold in np.unique(self.folds):
             train, test = np.flatnonzero(self.folds != fold), self.folds == fold
-            likely = np.argsort(-posterior[train], axis=1)[:, :2].T
+            likely = np.argsort(-posterior[train], axis=1)[:, :2].T  # two: a fit takes twice the rows, not K times
             rows, classes = np.tile(train, 2), likely.reshape(-1)
             weights = posterior[rows, classes]
             kept = weights > RARE
-            if len(np.unique(classes[kept])) > 1:
+            if len(np.unique(classes[kept])) > 1:  # else there is nothing to fit, and probabilities stay equal
                 fitted = clone(self.model).fit(self.X[rows[kept]], classes[kept], sample_weight=weights[kept])
                 result[np.ix_(test, fitted.classes_)] = fitted.predict_proba(self.X[test]).clip(min=RARE)
         return result / result.sum(axis=1, keepdims=True)

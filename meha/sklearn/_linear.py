@@ -1,4 +1,4 @@
-"""Figures of learned weights and of the course of a search."""
+"""PenalizedRegressor and PenalizedClassifier: linear models whose penalties are learned by cross-validation, with figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from meha.sklearn._folds import check_folds, ways
 from meha.sklearn._models import FAMILIES, Family
 from meha.sklearn._search import Candidate, Layout, WeightSearch, choose, layout_of
 
-__all__ = ["PenalizedClassifier", "PenalizedRegressor", "plot_course", "plot_penalties"]
-
-
 NAMED = 40
-"""Features up to which each gets its name."""
+"""Largest number of features whose names fit on the axis."""
 
 
 def plot_penalties(penalties: NDArray[Any], names: NDArray[Any] | None, ax: Any) -> Any:
@@ -38,7 +35,7 @@ def plot_penalties(penalties: NDArray[Any], names: NDArray[Any] | None, ax: Any)
 
 
 def plot_course(paths: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[Any]], ax: Any) -> Any:
-    """Draw the error of the examples left out along the path of each candidate."""
+    """Draw the cross-validation error along the path of each candidate."""
     ax = _axes(ax)
     for (name, path), chosen in zip(paths.items(), results["chosen"], strict=True):
         steps = np.arange(len(path))
@@ -68,15 +65,15 @@ Array = NDArray[Any]
 Weights = Literal["auto", "one", "group", "feature"]
 
 AUTOMATIC = ("ridge", "elastic-net", "lasso")
-"""Penalties among which the folds choose without groups."""
+"""Penalties among which cross-validation chooses if there are no groups; later ones must give evidence, so order matters."""
 GROUPED = ("group", "sparse-group")
 """Penalties that need groups."""
 MAD = 1.4826
-"""Standard deviation of normal numbers over their median absolute deviation."""
+"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
 
 
 class _Penalized(Estimator):
-    """What the two estimators share: preparation of data, the search, and its results."""
+    """Base class of both estimators: it prepares the data, runs the search, and stores the results."""
 
     def __init__(
         self,
@@ -143,21 +140,23 @@ class _Penalized(Estimator):
         return self.weights
 
     def _prepared(self, X: Any, y: Array, sample_weight: ArrayLike | None) -> tuple[Array, Array, Array]:
-        """Distinct examples in a fixed order, and their weights: equal examples stay together, also in folds."""
+        """Merge equal examples, sort them, and return them with their weights."""
         if issparse(X):
             X = X.toarray()
         weights = sample_weights(sample_weight, X)
+        # Copies in training and validation folds would leak; the sorted order makes the folds independent of that of the rows.
         rows, inverse = np.unique(np.column_stack([X, y])[weights > 0], axis=0, return_inverse=True)
         if len(rows) < 2:
             raise ValueError(f"X: has {len(rows)} sample(s) of positive weight; cross-validation needs two or more.")
         return rows[:, :-1], rows[:, -1], np.bincount(inverse.reshape(-1), weights[weights > 0])
 
     def _scaled(self, X: Array, weights: Array) -> Array:
-        """Features with mean 0 and deviation 1, and a column of ones for the intercept."""
+        """Return features with mean 0 and standard deviation 1, and a column of ones for the intercept."""
         share = weights / weights.sum()
-        centre = share @ X if self.fit_intercept else np.zeros(X.shape[1])
+        centre = share @ X if self.fit_intercept else np.zeros(X.shape[1])  # without an intercept, centring would add one
         X = X - centre
         size = np.sqrt(share @ X**2)
+        # A constant feature has a deviation of rounding errors only; divided by it, they would look like data.
         known = size > np.finfo(float).eps * (np.abs(centre) + np.abs(X).max(axis=0))
         self._centre, self._scale = centre, np.where(known & bool(self.standardize), np.where(known, size, 1.0), 1.0)
         X = np.where(known, X, 0.0) / self._scale
@@ -170,12 +169,12 @@ class _Penalized(Estimator):
         layout = layout_of(features, outputs, kind, groups, self.fit_intercept)
         search = WeightSearch(loss, layout, torch.from_numpy(folds), torch.from_numpy(weights))
         best, tried = choose(search, families, many=kind != "one")
-        best = search.polished(best)
+        best = search.polished(best)  # the search fits only roughly
         self._record(best, tried, layout, features, outputs)
         return best
 
     def _record(self, best: Candidate, tried: list[Candidate], layout: Layout, features: int, outputs: int) -> None:
-        classes = layout.classes[: features * outputs : outputs]
+        classes = layout.classes[: features * outputs : outputs]  # all outputs of a feature share its weight
         self.penalty_ = best.name
         self.penalties_ = best.x[-1].exp()[classes].numpy()
         self.cv_results_ = {
@@ -189,7 +188,7 @@ class _Penalized(Estimator):
         self.n_iter_ = sum(len(candidate.path) for candidate in tried)
 
     def _coefficients(self, b: Tensor, outputs: int) -> tuple[Array, Array]:
-        """Coefficients (outputs, features) and intercepts (outputs,) for the features as they were given."""
+        """Return coefficients (outputs, features) and intercepts (outputs,) for the features before scaling."""
         table = b.view(-1, outputs).numpy().T
         coef = table[:, : len(self._scale)] / self._scale
         intercept = table[:, -1] - coef @ self._centre if self.fit_intercept else np.zeros(outputs)
@@ -201,10 +200,10 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
 
         min_b  mean_i l(y_i - <a_i, b>) + sum_j w_j pen(b_j),    w by the losses of the folds left out
 
-    on standardised features and targets. The folds choose among penalties with a single weight first. Then they judge weights
-    that follow a first fit, and weights that are learned one by one (or group by group) under a prior that pulls them together,
-    whose strength they choose as well. Many weights are taken only if the examples left out give evidence for them; otherwise
-    the answer is the single weight.
+    on standardised features and targets. Cross-validation first chooses among penalties with a single weight. Then it tries
+    adaptive weights, which follow a first fit, and weights that are learned one by one (or group by group) under a prior that
+    pulls them together, whose strength it chooses as well. Many weights are used only if the validation losses give evidence
+    for them; otherwise the answer is the single weight.
 
     Args:
         penalty: "ridge", "lasso", "elastic-net", "group", "sparse-group", or "auto": the best of ridge, elastic net, lasso and,
@@ -214,18 +213,18 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         groups: a label for each feature.
         l1_ratio: share of the absolute values in the elastic net, and in the sparse group lasso.
         loss: "squared" or "huber".
-        epsilon: from how many standard deviations of the residuals on Huber's loss is linear.
-        folds: number of folds, into which the examples are dealt twice. Equal examples are in the same fold.
+        epsilon: number of standard deviations of the residuals beyond which Huber's loss is linear.
+        folds: number of folds; two random partitions are used. Equal examples are in the same fold.
         fit_intercept: whether to add an intercept, which has no penalty.
         standardize: whether features are scaled to deviation 1 for the penalties.
-        random_state: decides the folds.
+        random_state: the seed of the folds.
 
     Attributes:
         coef_: (features,).
         intercept_: a number.
         penalties_: (features,), the weights w of standardised features, for targets of deviation 1.
         penalty_: the penalty that was chosen, in words.
-        cv_results_: for all candidates: name, error (mean loss of examples left out), exponent, strength, and whether chosen.
+        cv_results_: for all candidates: name, error (mean validation loss), exponent, strength, and whether it was chosen.
         path_: for each candidate, the log-weights (or strengths) tried and their errors, (steps, 2).
         n_iter_: number of points on all paths.
 
@@ -257,7 +256,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         self.epsilon = epsilon
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn the penalties by folds, and fit the model on all data."""
+        """Learn the penalties by cross-validation, and fit the model on all data."""
         X, y = self._read(X, y, y_numeric=True)
         if self.loss not in ("squared", "huber"):
             raise ValueError(f"loss: must be 'squared' or 'huber', got {self.loss!r}.")
@@ -267,11 +266,12 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         A = torch.from_numpy(self._scaled(X, weights))
         share = weights / weights.sum()
         centre = float(share @ y) if self.fit_intercept else 0.0
-        size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0
+        size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0  # 1 if the targets are constant
         b = torch.from_numpy((y - centre) / size)
         folds = ways(np.zeros(len(y)), check_folds(self.folds), self.random_state)
         best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
         if self.loss == "huber":
+            # Huber's delta needs a scale of the residuals that outliers hardly move: the MAD of the validation residuals.
             deviation = MAD * float((2 * best.losses).sqrt().median())
             self.delta_ = self.epsilon * (deviation or 1.0) * size
             best = self._search(Huber(A, b, delta=self.delta_ / size), folds, weights, X.shape[1])
@@ -280,7 +280,7 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         return self
 
     def predict(self, X: Any) -> Array:
-        """Predict targets."""
+        """Predict the targets of examples."""
         return self._read_again(X) @ self.coef_ + self.intercept_
 
 
@@ -288,9 +288,9 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
     """Logistic regression, for two or more classes, whose penalties are learned by cross-validation.
 
     The penalties, the choice among them and all other arguments are those of :class:`PenalizedRegressor`; the losses are the
-    logistic loss for two classes and the cross entropy for more. Where folds judge, 0.3 of an example is imagined to be of
-    another class: a model must not be surer than the number of examples allows. With more classes, a feature has a coefficient
-    for each class, all with the same weight; groups contain those of all classes.
+    logistic loss for two classes and the cross entropy for more. In cross-validation, 0.3 of an example is imagined to be of
+    another class: a model must not be more confident than the number of examples allows. With more classes, a feature has a
+    coefficient for each class, all with the same weight; groups contain those of all classes.
 
     Attributes:
         classes_: the classes.
@@ -306,40 +306,40 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
     """
 
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Learn the penalties by folds, and fit the model on all data."""
+        """Learn the penalties by cross-validation, and fit the model on all data."""
         X, y = self._read(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         X, codes, weights = self._prepared(X, labels, sample_weight)
-        kept, targets = np.unique(codes, return_inverse=True)
+        kept, targets = np.unique(codes, return_inverse=True)  # a class may have lost all examples to weight 0
         self.classes_ = self.classes_[kept.astype(np.int64)]
         if len(self.classes_) < 2:
             raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = ways(targets, check_folds(self.folds), self.random_state)
+        folds = ways(targets, check_folds(self.folds), self.random_state)  # stratified by class
         best = self._search(loss, folds, weights, X.shape[1])
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Scores: (n,) for two classes, otherwise (n, classes)."""
+        """Return the scores of examples: (n,) for two classes, otherwise (n, classes)."""
         scores = self._read_again(X) @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities of the classes, (n, classes)."""
+        """Return the probabilities of the classes, (n, classes)."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
-            scores = np.column_stack([np.zeros(len(scores)), scores])
+            scores = np.column_stack([np.zeros(len(scores)), scores])  # a logistic model is a softmax with score 0
         return torch.from_numpy(scores).softmax(dim=1).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Logarithms of the probabilities."""
+        """Return the logarithms of the probabilities."""
         return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> Array:
-        """Predict classes."""
+        """Predict the classes of examples."""
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]

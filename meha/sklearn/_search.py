@@ -16,27 +16,24 @@ from torch.nn.functional import one_hot
 from meha.problem.losses import LinearModelLoss, Logistic, Softmax
 from meha.sklearn._models import Family, Fits, Models, Penalty, chosen
 
-__all__ = ["ROUGH", "Candidate", "FoldLoss", "FoldPoint", "FoldScore", "Layout", "WeightSearch", "evident", "layout_of"]
-
-
 IMAGINED = 0.3
-"""Examples that are imagined to have another class than the model would say."""
+"""Number of imagined validation examples with a wrong class, which keep the search from choosing overconfident models."""
 
 
 class FoldScore:
-    """Losses of examples left out; with classes, each example counts for a small part as one of the other classes.
+    """Validation losses of examples; for classifiers, a small share of each example counts as one of the other classes.
 
-    Where classes are (nearly) separable, the examples at hand favour models that are ever surer of themselves, and the first
-    example on the wrong side that was not at hand costs more than all others. Here a fraction of one example is imagined to be
-    there, spread over all: l_i + share * (score of the own class - mean score of the others).
+    Where classes are (nearly) separable, the validation examples favour ever more confident models, and the first unseen
+    example on the wrong side costs more than all others. So a fraction of one example is imagined to have another class, spread
+    over all examples: l_i + share * (score of the own class - mean score of the others).
 
     Args:
-        loss: of the model.
-        weights: of the examples, (n,).
+        loss: the loss of the model.
+        weights: the weights of the examples, (n,).
 
     >>> import torch
     >>> A, labels = torch.eye(2, dtype=torch.float64), torch.tensor([0, 1])
-    >>> judge = Judge(Logistic(A, labels), torch.ones(2, dtype=torch.float64))
+    >>> judge = FoldScore(Logistic(A, labels), torch.ones(2, dtype=torch.float64))
     >>> right, sure = torch.tensor([-3.0, 3.0]).double(), torch.tensor([-30.0, 30.0]).double()
     >>> bool(judge.losses(right).sum() < judge.losses(sure).sum())
     True
@@ -44,18 +41,18 @@ class FoldScore:
 
     def __init__(self, loss: LinearModelLoss, weights: Tensor) -> None:
         self.loss = loss
-        examples = weights.sum().square() / weights.square().sum()
+        examples = weights.sum().square() / weights.square().sum()  # effective sample size (Kish 1965)
         self.towards: Tensor | None = None
         if isinstance(loss, Logistic):
-            self.towards = loss.signs
+            self.towards = loss.signs  # a flipped label changes the logistic loss by exactly its margin
         elif isinstance(loss, Softmax):
             own = one_hot(loss.labels, loss.shape[1]).to(weights)
-            self.towards = own - (1 - own) / (loss.shape[1] - 1)
+            self.towards = own - (1 - own) / (loss.shape[1] - 1)  # cross entropies of two classes differ by their scores
         if self.towards is not None:
             self.towards = self.towards * IMAGINED / (examples + IMAGINED)
 
     def losses(self, scores: Tensor) -> Tensor:
-        """The loss of each example at scores (..., n), or (..., n, outputs)."""
+        """Return the loss of each example at scores (..., n), or (..., n, outputs)."""
         result = self.loss.losses(scores)
         if self.towards is None:
             return result
@@ -63,25 +60,25 @@ class FoldScore:
         return result + (margins if self.towards.ndim == 1 else margins.sum(dim=-1))
 
     def slopes(self, scores: Tensor) -> Tensor:
-        """Derivatives of :meth:`losses` by the scores."""
+        """Return the derivatives of :meth:`losses` with respect to the scores."""
         result = self.loss.slopes(scores)
         return result if self.towards is None else result + self.towards
 
 
 ROUGH = 1e-4
-"""Optimality of fits during a search, relative to the gradient without features."""
+"""Tolerance on the gradient of fits during a search, relative to the gradient at zero coefficients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which weight and which group each coefficient belongs to.
+    """The penalty weight and the group that each coefficient belongs to.
 
     Attributes:
-        classes: (P,), the weight of each coefficient; -1 for those without a penalty.
-        labels: (P,), the group of each coefficient; ``len(sizes)`` for those in none.
+        classes: (P,), the index of each coefficient's weight; -1 for coefficients without a penalty.
+        labels: (P,), the index of each coefficient's group; ``len(sizes)`` for coefficients in no group.
         sizes: (groups,), the number of coefficients in each group.
-        owner: (groups,), the weight of each group.
-        prior: (C, C), the quadratic form that the prior puts on deviations of the log-weights from their centre.
+        owner: (groups,), the index of each group's weight.
+        prior: (C, C), the precision matrix of the prior on deviations of the log-weights from their centre.
     """
 
     classes: Tensor
@@ -96,16 +93,17 @@ class Layout:
         return len(self.prior)
 
     def penalty(self, x: Tensor, family: Family) -> Penalty:
-        """The penalties at log-weights x, (B, C)."""
+        """Return the penalties of B models with log-weights x, (B, C)."""
         weights = x.exp()
-        each = weights[:, self.classes.clamp(min=0)] * (self.classes >= 0)
+        each = weights[:, self.classes.clamp(min=0)] * (self.classes >= 0)  # index -1 would read the last weight
         group = x.new_zeros(len(x), 0)
         if family.group:
+            # Roots of the group sizes, as in Yuan and Lin (2006): otherwise large groups would be penalised less.
             group = family.group * weights[:, self.owner] * self.sizes.to(x).sqrt()
         return Penalty(family.l1 * each, family.l2 * each, group, self.labels, self.classes)
 
     def sizes_of(self, b: Tensor) -> Tensor:
-        """Root mean squares of the coefficients that share a weight, (B, C)."""
+        """Return the root mean square of the coefficients that share a weight, (B, C)."""
         known = self.classes >= 0
         classes = self.classes[known]
         squares = b.new_zeros(len(b), self.count).index_add_(1, classes, b[:, known].square())
@@ -115,11 +113,11 @@ class Layout:
 def layout_of(
     features: int, outputs: int, kind: Literal["one", "group", "feature"], groups: NDArray[Any] | None, intercept: bool
 ) -> Layout:
-    """The layout of features times outputs coefficients, feature by feature, and of one more feature for an intercept.
+    """Return the layout of features times outputs coefficients, feature by feature; an intercept is one more feature.
 
     Args:
-        kind: whether there is one weight, one for each group, or one for each feature.
-        groups: the group of each feature, from 0.
+        kind: "one" weight for all features, one for each "group", or one for each "feature".
+        groups: the index of each feature's group, from 0.
     """
     labels = torch.from_numpy(groups) if groups is not None else torch.zeros(features, dtype=torch.long)
     classes = {"one": torch.zeros_like(labels), "group": labels, "feature": torch.arange(features)}[kind]
@@ -129,22 +127,22 @@ def layout_of(
     if kind == "feature" and groups is not None:
         prior = _by_groups(labels)
     if intercept:
-        classes, labels = torch.cat([classes, torch.tensor([-1])]), torch.cat([labels, torch.tensor([count])])
+        classes, labels = torch.cat([classes, torch.tensor([-1])]), torch.cat([labels, torch.tensor([count])])  # no penalty
     classes, labels = classes.repeat_interleave(outputs), labels.repeat_interleave(outputs)
     return Layout(classes, labels, torch.bincount(labels, minlength=count)[:count], owner, prior)
 
 
 def _by_groups(labels: Tensor) -> Tensor:
-    """The prior that pulls log-weights to the means of their groups, and each of these means, as one number, to the centre."""
+    """Return the prior that pulls log-weights to the means of their groups, and these means to the centre."""
     member = one_hot(labels).double()
     means = member @ (member / member.sum(0)).t()
-    shares = (member / member.sum(0)) @ (member / member.sum(0)).t()
+    shares = (member / member.sum(0)) @ (member / member.sum(0)).t()  # a mean counts once, however large its group
     return torch.eye(len(labels), dtype=torch.float64) - means + shares
 
 
 @dataclass(frozen=True, eq=False)
 class FoldPoint:
-    """Log-weights of all models, (B, C), the fits there, their scores, and the upper level of each learner."""
+    """Log-weights of all models, (B, C), their fits and scores, and the validation loss of each learner."""
 
     x: Tensor
     fits: Fits
@@ -152,7 +150,7 @@ class FoldPoint:
     values: Tensor
 
     def replaced(self, other: FoldPoint, good: Tensor, owner: Tensor) -> FoldPoint:
-        """This point, with another one for the learners that are ``good``."""
+        """Return this point with the learners in ``good`` taken from another point."""
         rows = good[owner][:, None]
         b, free, signs = (torch.where(rows, a, b) for a, b in zip(other.fits.variables, self.fits.variables, strict=True))
         fits = Fits(b, free, signs, torch.where(rows[:, 0], other.fits.converged, self.fits.converged))
@@ -161,60 +159,61 @@ class FoldPoint:
 
 
 class FoldLoss:
-    """The mean loss of models on the examples that ``valid`` (B, n) weighs, for each of several learners.
+    """The upper level: the mean loss of each learner's models on the validation examples, weighted by ``valid`` (B, n).
 
-    ``owner`` (B,) names the learner that a model belongs to.
+    ``owner`` (B,) is the index of the learner that each model belongs to.
     """
 
     def __init__(self, models: Models, judge: FoldScore, layout: Layout, family: Family, valid: Tensor, owner: Tensor) -> None:
         self.models, self.judge, self.layout, self.family, self.owner = models, judge, layout, family, owner
         self.learners = int(owner.max()) + 1
         total = valid.new_zeros(self.learners).index_add_(0, owner, valid.sum(1))
-        self.valid = valid / total[owner][:, None]
+        self.valid = valid / total[owner][:, None]  # by learner, not by model: folds count by their examples
 
     def at(self, x: Tensor, start: Tensor) -> FoldPoint:
         """Fit all models at log-weights x, (B, C)."""
-        fits = self.models.fit(self.layout.penalty(x, self.family), start, ROUGH)
+        fits = self.models.fit(self.layout.penalty(x, self.family), start, ROUGH)  # the steps need no accurate fits
         scores = self.models.scores(fits.b)
         losses = (self.valid * self.judge.losses(scores)).sum(1)
         return FoldPoint(x, fits, scores, x.new_zeros(self.learners).index_add_(0, self.owner, losses))
 
     def derivatives(self, point: FoldPoint) -> tuple[Tensor, Tensor]:
-        """Gradients (learners, C) in the log-weights, and Gauss-Newton matrices (learners, C, C).
+        """Return gradients (learners, C) in the log-weights, and Gauss-Newton matrices (learners, C, C).
 
-        With H the Hessian of a model on its face and q the gradient of its penalty there, the coefficients move by
-        -H^-1 diag(q) with their log-weights; the matrices are those of the losses along these moves.
+        With H the Hessian of a model in its free coefficients and q the gradient of its penalty there, the coefficients have
+        the derivatives -H^-1 diag(q) in their log-weights; the matrices are the curvatures of the losses along these.
         """
         models, C = self.models, self.layout.count
         b, scores, x = point.fits.b, point.scores, point.x
         penalty = self.layout.penalty(x, self.family)
         index, valid = chosen(point.fits.free)
         system = models.system(penalty, b, scores, torch.arange(len(b), device=b.device), index, valid)
+        # The penalty is linear in its weight, so its gradient q is also the derivative of q by the log-weight.
         pull = torch.where(valid, penalty.slope(b, point.fits.signs).gather(1, index), 0.0)
         slope = torch.where(valid, models.pull(models.weighted(self.judge.slopes(scores), self.valid)).gather(1, index), 0.0)
-        classes = self.layout.classes.clamp(min=0)[index]
+        classes = self.layout.classes.clamp(min=0)[index]  # those without a penalty add 0 to weight 0: their pull is 0
         own = self.owner[:, None].expand_as(classes)
         gradient = x.new_zeros(self.learners, C)
-        adjoint = system.solve(slope[:, :, None])[:, :, 0]
+        adjoint = system.solve(slope[:, :, None])[:, :, 0]  # one solve gives all derivatives (implicit differentiation)
         gradient.index_put_((own, classes), -pull * adjoint, accumulate=True)
         matrix = x.new_zeros(self.learners, C, C)
-        few = index.shape[1] >= C
+        shared = index.shape[1] >= C
         right = torch.diag_embed(pull)
-        if few:  # coefficients that share a weight move together
+        if shared:  # one right-hand side per weight is cheaper than one per coefficient
             right = pull.new_zeros(len(b), index.shape[1], C).scatter_(2, classes[:, :, None], pull[:, :, None])
         moves = system.solve(right)
         products = moves.mT @ self._curved(scores, index, valid, moves)
-        if few:
+        if shared:
             return gradient, matrix.index_add_(0, self.owner, products)
         rows, columns = classes[:, :, None].expand_as(products), classes[:, None, :].expand_as(products)
         return gradient, matrix.index_put_((own[:, :, None].expand_as(products), rows, columns), products, accumulate=True)
 
     def _curved(self, scores: Tensor, index: Tensor, valid: Tensor, moves: Tensor) -> Tensor:
-        """The Hessians of the losses on the examples left out, times moves (B, m, k)."""
+        """Return the Hessians of the validation losses times moves (B, m, k)."""
         models = self.models
         if models.outputs == 1:
             weights = self.valid * models.loss.curvatures(scores)
-            if index.shape[1] == models.size and bool(valid.all()):
+            if index.shape[1] == models.size and bool(valid.all()):  # all are free: no copies of the columns of A
                 return models.A.t() @ (weights[:, :, None] * (models.A @ moves))
             columns = models.A.t()[index] * valid[:, :, None]
             return columns @ (weights[:, :, None] * (columns.mT @ moves))
@@ -223,55 +222,55 @@ class FoldLoss:
 
 
 POINTS = 20
-"""Weights on the path of a family with one weight."""
+"""Number of weights on the path of a family with one weight."""
 DEPTH = log(1e-3)
-"""Logarithm of the smallest weight on the path of a sparse family, relative to the largest."""
+"""Logarithm of the smallest weight on the path of a sparse family relative to the largest."""
 RIDGE = 10.0, 0.1
-"""Largest weight of a ridge on standardised features, and its smallest weight times the number of examples."""
+"""Largest ridge weight on standardised features, and the smallest one times the number of examples."""
 HUGE = log(1e12)
-"""Log-weight that keeps all coefficients at zero."""
+"""Log-weight that forces all penalised coefficients to zero."""
 RISES = 2
-"""Points in a row without a better error that end a path."""
+"""Consecutive points without a better error after which a path ends."""
 REFINEMENTS = 2
-"""Points that are added around the best one."""
+"""Number of points added around the best one."""
 EXPONENTS = (1.0, 2.0)
-"""How fast a weight falls with the size of its coefficients in a first fit."""
+"""Exponents of the adaptive weights: how fast a weight falls with the size of its coefficients in a first fit."""
 SMALL = 0.1
-"""Size of a coefficient, relative to the largest of its model, from which its weight falls."""
+"""Size of a coefficient, relative to the largest of its model, at which its weight begins to fall."""
 LEVELS = 9
-"""Weights on the path of a family whose weights follow a first fit."""
+"""Number of points on the path of adaptive weights."""
 STRENGTHS = 4
-"""Strengths of the prior that are tried."""
+"""Number of prior strengths that are tried."""
 RATIO = 8.0
 """Ratio of one strength to the next."""
 STEPS = 3
 """Gauss-Newton steps for each strength."""
 LONGEST = 1.0
-"""Longest move of a log-weight in one step."""
+"""Largest change of a log-weight in one step."""
 EVIDENCE = 1.5
-"""Standard errors by which a later candidate must be better than an earlier one."""
+"""Number of standard errors by which a later candidate must be better than an earlier one."""
 FEW = 2
-"""Examples for each weight, from which weights are learned one by one."""
+"""Least number of examples per weight for learning each weight on its own."""
 CLOSE = 1e-3
-"""Change of the upper level, relative to its value, below which steps end."""
+"""Relative change of the upper level below which the steps end."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One way to penalise, with the fits of all folds and of all data.
+    """One choice of the penalty, with the fits without each fold and on all data.
 
     Attributes:
-        name: in words.
+        name: the name of the choice in words.
         family: the penalty.
-        x: log-weights, (K + 1, C): of the model without each of all K folds, and of the model on all data.
+        x: log-weights, (K + 1, C): those of the model without each of the K folds, then those of the model on all data.
         fits: coefficients of these models, (K + 1, P).
-        losses: the loss of each example in the models without its fold, (n,), as :class:`Judge` counts it.
-        error: their mean.
+        losses: the loss of each example in the models that did not see it, (n,), by :class:`FoldScore`.
+        error: the mean of these losses.
         level: the common part of the log-weights.
         first: the log-weight of the first fit, with a single weight.
         exponent: how fast weights fall with the size of the first fit; 0 if they do not.
-        strength: of the prior; infinity if no weights were learned.
-        path: what was tried (log-weights, or strengths), and the errors.
+        strength: the strength of the prior; infinity if no weights were learned.
+        path: the log-weights, or strengths, that were tried, each with its error.
     """
 
     name: str
@@ -288,12 +287,12 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """A name that no other candidate of the same search has."""
+        """Return a name that no other candidate of the same search has."""
         return f"{self.name} ({self.exponent:g})" if self.exponent else self.name
 
 
 def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
-    """Whether losses of examples are lower than others, by more than the noise of their differences.
+    """Return True if losses are lower than those before by more than the noise of their differences.
 
     >>> quiet, noisy = torch.tensor([1.0, 2.0, 1.5, 1.8]), torch.tensor([3.0, 0.1, 0.2, 2.9])
     >>> evident(quiet - 0.1, quiet, torch.ones(4)), evident(noisy, quiet, torch.ones(4))
@@ -302,18 +301,18 @@ def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
     weights = weights / weights.sum()
     gain = before - losses
     mean = (weights * gain).sum()
-    error = (weights.square() * (gain - mean).square()).sum().sqrt()
+    error = (weights.square() * (gain - mean).square()).sum().sqrt()  # paired: what is hard for both cancels
     return bool(mean > EVIDENCE * error) and bool(mean > 0)
 
 
 class WeightSearch:
-    """Candidates for the penalty of a linear model on data, judged by folds.
+    """Compute candidates for the penalty of a linear model, and their cross-validation errors.
 
     Args:
         loss: the loss of the model on all data.
-        layout: which weight and group each coefficient has.
-        folds: the fold of each example, from 0, for one or more ways to deal the examples, (ways, n).
-        weights: of the examples, (n,).
+        layout: the weight and the group of each coefficient.
+        folds: the fold of each example, from 0, for one or more random partitions of the examples, (partitions, n).
+        weights: the weights of the examples, (n,).
     """
 
     def __init__(self, loss: LinearModelLoss, layout: Layout, folds: Tensor, weights: Tensor) -> None:
@@ -321,42 +320,44 @@ class WeightSearch:
         self.ways, self.each = len(folds), int(folds.max()) + 1
         self.count = self.ways * self.each
         self.members = torch.cat([(way == torch.arange(self.each)[:, None]).to(weights) for way in folds])
-        self.models = Models(loss, torch.cat([1 - self.members, torch.ones_like(weights)[None]]) * weights)
+        self.models = Models(loss, torch.cat([1 - self.members, torch.ones_like(weights)[None]]) * weights)  # last: all data
         self.valid = self.members * weights
 
     def single(self, family: Family) -> Candidate:
-        """The best single weight, from a path from the largest sensible weight down."""
+        """Return the best single weight on a path from the largest sensible weight down."""
         top, bottom = self._range(family)
         grid = torch.linspace(top, bottom, POINTS).tolist()
         best = self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
         return replace(best, first=best.level)
 
     def adaptive(self, start: Candidate, exponent: float) -> Candidate:
-        """Weights that fall with the size of the coefficients in a first fit, made without the examples that judge."""
-        reach = exponent * log(1 + 1 / SMALL)
+        """Return adaptive weights (Zou 2006), which fall with the coefficients of a first fit to the training folds."""
+        reach = exponent * log(1 + 1 / SMALL)  # at the top, even the largest coefficient keeps the single weight
         grid = torch.linspace(start.level + reach, start.level - 1, LEVELS).tolist()
         best = self._along(start.family, self._following(start.fits, exponent), grid)
         return replace(best, name=f"{start.name}, weights from a first fit", first=start.level, exponent=exponent)
 
     def learned(self, start: Candidate) -> Candidate:
-        """Weights learned by Gauss-Newton steps under a prior; its strength is chosen by folds that no step has seen.
+        """Learn weights by Gauss-Newton steps under a prior, whose strength nested cross-validation chooses.
 
-        For each fold, a learner chooses weights by cross-validation on the other folds, and is judged on this one; one more
-        learner uses all folds. All of them take the same steps.
+        For each fold, a learner chooses weights by cross-validation on the other folds, and is validated on this one; one more
+        learner uses all folds. All learners take their steps in one batch.
         """
         models, valid, owner = self._nested
         level = FoldLoss(models, self.judge, self.layout, start.family, valid, owner)
         centre, fits = self._centre(start, models)
         u = centre.new_zeros(level.learners, self.layout.count)
         point = level.at(centre, fits)
-        scale = point.values
+        scale = point.values  # losses are divided by it, so that one strength suits all learners
         best, path, fitted, strength, worse = start, [(float("inf"), start.error)], start.fits, 0.0, 0
         for attempt in range(STRENGTHS):
             if attempt == 0:
+                # The strongest prior allows a log-weight to move by about 1; a weaker one is tried only if that helps.
                 strength = float((level.derivatives(point)[0] / scale[:, None]).abs().max())
-            if strength == 0:
+            if strength == 0:  # the losses depend on no weight
                 break
             u, point = self._steps(level, centre, u, point, scale, strength)
+            # Row k of u was learned without fold k, so that fold gives an unbiased error.
             fitted = self.models.fit(self.layout.penalty(start.x + u, start.family), fitted, ROUGH).b
             losses = self._left_out(self.models.scores(fitted))
             path.append((strength, self._mean(losses)))
@@ -365,20 +366,20 @@ class WeightSearch:
                 worse = 0
             else:
                 worse += 1
-            if worse > 1 or not evident(best.losses, start.losses, self.weights):
+            if worse > 1 or not evident(best.losses, start.losses, self.weights):  # a single worse strength may be noise
                 break
             strength = strength / RATIO
         return replace(best, name=f"{start.name}, learned weights", path=path)
 
     def polished(self, candidate: Candidate) -> Candidate:
-        """The candidate with accurate fits."""
+        """Return the candidate with its models fitted to full accuracy."""
         fits = self.models.fit(self.layout.penalty(candidate.x, candidate.family), candidate.fits)
         return replace(candidate, fits=fits.b)
 
     def _steps(
         self, level: FoldLoss, centre: Tensor, u: Tensor, point: FoldPoint, scale: Tensor, strength: float
     ) -> tuple[Tensor, FoldPoint]:
-        """Gauss-Newton steps of all learners for one strength; a step that fails is damped."""
+        """Take Gauss-Newton steps of all learners for one strength, with Levenberg-Marquardt damping."""
         prior, owner = strength * self.layout.prior, level.owner
         damping = torch.zeros_like(scale)
         value = point.values / scale + 0.5 * ((u @ prior) * u).sum(1)
@@ -387,7 +388,7 @@ class WeightSearch:
             slope = gradient / scale[:, None] + u @ prior
             curvature = matrix / scale[:, None, None] + prior + torch.diag_embed(damping[:, None].expand_as(u))
             move = -torch.linalg.solve(curvature, slope[:, :, None])[:, :, 0]
-            trial = u + move.clamp(-LONGEST, LONGEST)
+            trial = u + move.clamp(-LONGEST, LONGEST)  # the quadratic model is local
             there = level.at(centre + trial[owner], point.fits.b)
             new = there.values / scale + 0.5 * ((trial @ prior) * trial).sum(1)
             good = new <= value
@@ -400,7 +401,7 @@ class WeightSearch:
         return u, point
 
     def _centre(self, start: Candidate, models: Models) -> tuple[Tensor, Tensor]:
-        """Log-weights of the nested models before learning, and fits near them."""
+        """Return log-weights of the nested models before learning, and coefficients to start their fits from."""
         near = start.fits[torch.tensor([j for _, j in self._pairs])]
         x = self.weights.new_full((len(near), self.layout.count), start.first)
         if not start.exponent:
@@ -410,7 +411,7 @@ class WeightSearch:
 
     @cached_property
     def _nested(self) -> tuple[Models, Tensor, Tensor]:
-        """The models of all learners: what they learn from, what judges them, and the number of their learner."""
+        """Return the models of all learners, the weights of their validation examples, and the learner of each model."""
         members = self.members
         train = torch.stack([1 - members[j] - (members[k] if k < self.count else 0) for k, j in self._pairs])
         valid = torch.stack([self.valid[j] for _, j in self._pairs])
@@ -418,38 +419,39 @@ class WeightSearch:
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:
-        """Learner and fold left out of each nested model; the last learner has all folds, the others those of one way."""
+        """Return (learner, fold left out) of each nested model; the last learner has all folds, others one partition."""
+        # Folds of one partition are disjoint; those of another one would overlap the fold that validates the learner.
         every, own = range(self.count), [range(k - k % self.each, k - k % self.each + self.each) for k in range(self.count)]
         return [(k, j) for k, parts in enumerate([*own, every]) for j in parts if j != k]
 
     @cached_property
     def _without_features(self) -> Tensor:
-        """Gradients of the losses by the penalised coefficients, where these are zero and the others fitted; others zero."""
+        """Return gradients in the penalised coefficients of models without features (intercept only); 0 for the others."""
         models, x = self.models, self.weights.new_full((self.count + 1, self.layout.count), HUGE)
         fits = models.fit(self.layout.penalty(x, Family("lasso", l1=1.0)), self.weights.new_zeros(len(x), models.size))
         return models.pull(models.slopes(models.scores(fits.b), models.train)) * (self.layout.classes >= 0)
 
     def _range(self, family: Family) -> tuple[float, float]:
-        """Log-weights of a path: where all coefficients are (nearly) zero, and where the penalty hardly matters."""
+        """Return the largest and the smallest log-weight of a path: from (nearly) zero coefficients to hardly any penalty."""
         if not family.sparse:
             return log(RIDGE[0]), log(RIDGE[1] / len(self.weights))
         slope = self._without_features
-        if family.l1:
+        if family.l1:  # zero is optimal if no gradient exceeds its weight
             largest = slope.abs().max() / family.l1
         else:
             penalty = self.layout.penalty(slope.new_zeros(len(slope), self.layout.count), family)
             largest = (penalty.norms(slope) / penalty.group).max()
-        top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))
+        top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))  # 0 if the targets are constant
         return top, top + DEPTH
 
     def _following(self, fits: Tensor, exponent: float) -> Tensor:
-        """Deviations of log-weights that follow the size of fits, (B, C)."""
+        """Return log-weights that fall with the size of fitted coefficients, relative to a common level, (B, C)."""
         sizes = self.layout.sizes_of(fits)
         largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
         return -exponent * (1 + sizes / (SMALL * largest)).log()
 
     def _along(self, family: Family, x: Tensor, grid: Sequence[float]) -> Candidate:
-        """The best of the log-weights x + t for t on a grid, from large to small, and between its points."""
+        """Return the best of the log-weights x + t, for t on a falling grid and refined between its points."""
         zero = torch.zeros(len(x), self.models.size, dtype=x.dtype)
         tried: dict[float, tuple[float, Tensor, Tensor]] = {}
 
@@ -462,8 +464,9 @@ class WeightSearch:
         rises, fits = 0, zero
         for t in grid:
             lowest = min((error for error, _, _ in tried.values()), default=float("inf"))
-            fits = visit(t, fits)
+            fits = visit(t, fits)  # warm start: neighbours on the path have similar coefficients
             rises = 0 if tried[t][0] < lowest else rises + 1
+            # Errors are equal, not worse, while all coefficients are still zero; such a plateau must not end the path.
             if rises >= RISES and lowest < max(error for error, _, _ in tried.values()):
                 break
         for _ in range(REFINEMENTS):
@@ -477,7 +480,7 @@ class WeightSearch:
         return Candidate(family.name, family, x + t, fits, losses, error, t, t, path=path)
 
     def _left_out(self, scores: Tensor) -> Tensor:
-        """The loss of each example in the models without its fold, on the mean of all ways to deal."""
+        """Return the loss of each example in the models without its fold, as the mean over all partitions."""
         return (self.members * self.judge.losses(scores[: self.count])).sum(0) / self.ways
 
     def _mean(self, losses: Tensor) -> float:
@@ -485,30 +488,30 @@ class WeightSearch:
 
 
 def _between(errors: dict[float, float]) -> float | None:
-    """Where the parabola through the best point and its two neighbours is lowest; None if the best point has only one."""
+    """Return the minimum of the parabola through the best point and its two neighbours; None at the end of the path."""
     order = sorted(errors)
     i = order.index(min(order, key=lambda t: errors[t]))
     if i in (0, len(order) - 1):
         return None
     a, b, c = order[i - 1 : i + 2]
     left, right = (errors[a] - errors[b]) * (c - b), (errors[c] - errors[b]) * (b - a)
-    if left + right <= 0:
+    if left + right <= 0:  # the three errors are equal: no minimum
         return None
     return b + 0.5 * (left * (c - b) - right * (b - a)) / (left + right)
 
 
 def _basis(search: WeightSearch, best: Candidate, singles: list[Candidate]) -> Candidate:
-    """The single weight from which weights are learned: a ridge where coefficients share weights, otherwise the best one."""
+    """Return the single weight from which weights are learned: a ridge if coefficients share weights, else the best one."""
     smooth = [single for single in singles if not single.family.sparse]
     shared = search.layout.count < (search.layout.classes >= 0).sum()
     return smooth[0] if smooth and shared else best
 
 
 def choose(search: WeightSearch, families: Sequence[Family], many: bool) -> tuple[Candidate, list[Candidate]]:
-    """The candidate that the folds favour, and all that were tried.
+    """Return the best candidate by cross-validation, and all that were tried.
 
     Families with a single weight come first, in the given order, then many weights. A later candidate replaces an earlier one
-    only where the examples left out give evidence for it.
+    only if the validation losses give evidence for it.
     """
     tried = [search.single(family) for family in families]
     single = _favoured(tried, search.weights)
@@ -519,14 +522,14 @@ def choose(search: WeightSearch, families: Sequence[Family], many: bool) -> tupl
         more.append(search.adaptive(single, exponent))
         if not evident(more[-1].losses, single.losses, search.weights):
             break
-    if search.layout.count <= len(search.weights) / FEW:
+    if search.layout.count <= len(search.weights) / FEW:  # with fewer examples, they would fit the noise of the folds
         more.append(search.learned(_basis(search, single, tried)))
     known = [candidate for candidate in more if evident(candidate.losses, single.losses, search.weights)]
     return min([single, *known], key=lambda candidate: candidate.error), tried + more
 
 
 def _favoured(candidates: Sequence[Candidate], weights: Tensor) -> Candidate:
-    """The last candidate that is evidently better than the one favoured before it."""
+    """Return the last candidate that is evidently better than the best one before it."""
     best = candidates[0]
     for candidate in candidates:
         if evident(candidate.losses, best.losses, weights):

@@ -1,4 +1,4 @@
-"""ExampleReweighter: weights of examples for data from elsewhere."""
+"""ExampleReweighter: weight examples for predictions on data of another distribution (covariate shift)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from meha.sklearn._base import Estimator
 from meha.sklearn._folds import check_folds, together
 from meha.sklearn._linear import PenalizedClassifier
 
-__all__ = ["ExampleReweighter"]
-
 Array = NDArray[Any]
 
 LARGEST = 20.0
 """Largest weight of an example, relative to the mean."""
 POWERS = (0.25, 0.5, 0.75, 1.0)
-"""Powers of the ratio of densities that the folds choose from."""
+"""Candidate powers of the density ratio."""
 EVIDENCE = 1.0
-"""Standard errors by which weights must be better than none."""
+"""Number of standard errors by which weights must be better than none."""
 
 
 def _can_score(self: Any) -> bool:
@@ -34,22 +32,22 @@ def _can_score(self: Any) -> bool:
 
 
 class ExampleReweighter(Estimator):
-    """Fit an estimator for data whose features are distributed differently (covariate shift), by weights of its examples.
+    """Fit an estimator with weighted examples, for target data whose features are distributed differently (covariate shift).
 
-    A :class:`PenalizedClassifier` tells the features at hand from those of the target; its odds are the ratio r of densities.
-    Examples get the weights r^a. The power a is the upper variable: folds choose it by the losses of examples left out, with
-    weights r; where no power is better than none by more than its standard error, all weights are 1.
+    A :class:`PenalizedClassifier` separates the training features from the target features; its odds are the density ratio r.
+    Examples get the weights r^a (Shimodaira 2000). The power a is the upper variable: cross-validation with losses weighted by
+    r chooses it; if no power is better than a = 0 by more than its standard error, all weights are 1.
 
     Args:
         estimator: a regressor or classifier with ``sample_weight``; by default a ridge.
         folds: number of folds.
-        random_state: decides the folds.
+        random_state: the seed of the folds.
 
     Attributes:
         sample_weight_: (n,), mean 1.
         power_: a.
         errors_: the weighted error for each power.
-        estimator_: the estimator, fitted with these weights; ``predict`` and ``score`` are its own.
+        estimator_: the estimator, fitted with these weights, which ``predict`` and ``score`` call.
 
     >>> generator = np.random.default_rng(0)
     >>> X, X_target = generator.normal(size=(300, 1)), generator.normal(1.5, 0.5, size=(300, 1))
@@ -71,7 +69,7 @@ class ExampleReweighter(Estimator):
         Args:
             X: (n, features).
             y: (n,), targets or labels.
-            X_target: (m, features), features from where predictions are wanted; without them all weights are 1.
+            X_target: (m, features), features of the data to predict; without them all weights are 1.
         """
         X, y = self._read(X, y)
         check_folds(self.folds)
@@ -94,20 +92,22 @@ class ExampleReweighter(Estimator):
         return Ridge() if self.estimator is None else self.estimator
 
     def _ratios(self, X: Any, target: Any) -> Array:
-        """The ratio of the densities of target and data at each example, mean 1."""
+        """Return the ratio of the target density to the training density at each example, scaled to mean 1."""
         both = np.concatenate([part.toarray() if issparse(part) else part for part in (X, target)])
         judge = PenalizedClassifier(folds=self.folds, random_state=self.random_state)
         judge.fit(both, np.arange(len(both)) >= X.shape[0])
+        # The odds are the density ratio times m / n, which the mean of 1 removes; the limits keep exp finite.
         ratios = np.exp(judge.decision_function(both[: X.shape[0]]).clip(-LARGEST, LARGEST))
         return _normal(ratios)
 
     def _choose(self, model: Any, X: Any, y: Array, ratios: Array) -> None:
+        """Choose the power by importance-weighted cross-validation (Sugiyama et al. 2007)."""
         folds = together(X, y, np.zeros(len(y)), self.folds, self.random_state)
         losses = {power: self._losses(model, X, y, folds, _normal(ratios**power)) for power in (0.0, *POWERS)}
-        share = ratios / ratios.sum()
+        share = ratios / ratios.sum()  # a weighted validation loss estimates the loss on the target
         self.errors_ = {power: float(share @ loss) for power, loss in losses.items()}
         for power in POWERS:
-            gain = losses[0.0] - losses[power]
+            gain = losses[0.0] - losses[power]  # paired, example by example, so that common noise cancels
             mean = share @ gain
             noise = np.sqrt(np.sum(share**2 * (gain - mean) ** 2))
             if mean > EVIDENCE * noise and self.errors_[power] < self.errors_[self.power_]:
@@ -115,7 +115,7 @@ class ExampleReweighter(Estimator):
         self.sample_weight_ = _normal(ratios**self.power_)
 
     def _losses(self, model: Any, X: Any, y: Array, folds: Array, weights: Array) -> Array:
-        """Squared errors, or wrong classes, of examples left out."""
+        """Return the squared error, or 1 for a wrong class, of each example in a model that did not see it."""
         result = np.zeros(len(y))
         for fold in np.unique(folds):
             train, test = folds != fold, folds == fold
@@ -124,19 +124,19 @@ class ExampleReweighter(Estimator):
         return result
 
     def predict(self, X: Any) -> Array:
-        """Predict with ``estimator_``."""
+        """Predict targets with ``estimator_``."""
         X = self._read_again(X)
         return self.estimator_.predict(X)
 
     @available_if(_can_score)
     def score(self, X: Any, y: ArrayLike) -> float:
-        """The score of ``estimator_``."""
+        """Return the score of ``estimator_``."""
         X = self._read_again(X)
         return float(self.estimator_.score(X, y))
 
 
 def _normal(weights: Array) -> Array:
-    """Weights with mean 1, none above the largest."""
+    """Return weights with mean 1, clipped at LARGEST."""
     weights = weights / weights.mean()
-    weights = weights.clip(max=LARGEST)
+    weights = weights.clip(max=LARGEST)  # else a few examples of huge weight would decide the fit alone
     return weights / weights.mean()

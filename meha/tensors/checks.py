@@ -7,26 +7,22 @@ from numbers import Integral, Real
 
 import numpy as np
 
-__all__ = ["RefusalError", "check_count", "check_positive", "check_share", "check_switch", "check_tolerance"]
-
-
-LONGEST = 200
-"""Characters of a value that an error message shows."""
+LONGEST = 200  # characters of a value that an error message shows
 
 
 class RefusalError(Exception):
-    """A command that cannot run, and why, in a sentence for the user."""
+    """A command cannot run; the message is a sentence that tells the user why."""
 
 
 def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a positive, finite number."""
-    if not 0 < _number(value) < math.inf:
+    if not 0 < _number(value) < math.inf:  # written with "not" because comparisons with NaN are false; so below
         raise ValueError(f"{name}: must be a positive number, got {_shown(value)}.")
 
 
 def check_count(name: str, value: object) -> None:
     """Raise unless ``value`` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:  # True is an Integral in Python
         raise ValueError(f"{name}: must be a whole number of at least 1, got {_shown(value)}.")
 
 
@@ -49,19 +45,19 @@ def check_switch(name: str, value: object) -> None:
 
 
 def _number(value: object) -> float:
-    """The value as a float; NaN for what is not a number that torch can take: text, fractions, integers beyond floats."""
+    """Convert to a float; what is not a number that torch can take (text, fractions, too large integers) becomes NaN."""
     if isinstance(value, bool) or not isinstance(value, Real) or not isinstance(value, Integral | float | np.floating):
         return math.nan
     try:
         return float(value)
-    except OverflowError:
+    except OverflowError:  # an integer beyond the range of floats
         return math.nan
 
 
 def _shown(value: object) -> str:
-    """The value for an error message, however long it is."""
+    """Return the value as text for an error message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         text = "a very large integer"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,4 +1,4 @@
-"""Several processes at one run: which they are, means over them, and tensors of which each process holds a part.
+"""Runs in several processes: the group of processes, means over it, and tensors of which each process holds a part.
 
 With a group, an objective is the mean of its values in the processes, as it is the mean over the parts of
 :class:`~meha.MicroBatches`. Gradients are averaged in one place, the oracle: those of whole leaves by all-reduces of a few
@@ -23,25 +23,21 @@ if TYPE_CHECKING:
 
 from meha.tensors.torch_private import wraps_gradients
 
-__all__ = ["Group", "check_module", "distribute", "is_dtensor", "local", "owners", "sharded_modules", "total"]
-
-
 T = TypeVar("T")
 
-BUCKET = 1 << 25
-"""Bytes of gradients in one message; a larger leaf has one of its own."""
+BUCKET = 1 << 25  # bytes of gradients in one message, as each has a fixed cost; a larger leaf has one of its own
 
 
 def is_dtensor(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor: divided among processes, or a whole one that says so."""
+    """Whether a tensor is a DTensor: sharded among processes, or replicated in them."""
     module = sys.modules.get("torch.distributed.tensor")  # where it is not loaded, there are none
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local(leaves: list[Tensor]) -> list[Tensor]:
-    """The parts that this process holds, which share memory with the leaves; whole leaves are returned as they are.
+    """Return the local parts of DTensors, which share memory with them; other leaves are returned as they are.
 
-    Arithmetic on single numbers works on the parts, without the cost of operations on DTensors.
+    Elementwise arithmetic can work on the local parts, without the cost of operations on DTensors.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return leaves
@@ -49,24 +45,24 @@ def local(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _part(leaf: Any) -> Tensor:
-    part: Tensor = leaf.detach().to_local() if torch.is_grad_enabled() else leaf.to_local()
+    part: Tensor = leaf.detach().to_local() if torch.is_grad_enabled() else leaf.to_local()  # to_local() would be recorded
     return part
 
 
 def owners(leaf: Any) -> list[ProcessGroup]:
-    """The groups of processes among which a leaf is divided, one for each dimension of its mesh that divides it."""
+    """Return the groups of processes among which a leaf is sharded, one for each mesh dimension that shards it."""
     if not is_dtensor(leaf):
         return []
     return [leaf.device_mesh.get_group(d) for d, place in enumerate(leaf.placements) if not place.is_replicate()]
 
 
 def total(parts: list[Tensor], leaves: list[Tensor]) -> Tensor:
-    """The sum of numbers, one for what this process holds of each leaf, over all processes that hold parts of it."""
+    """Sum one number per leaf, computed from its local part, over all leaves and all processes that hold parts of them."""
     if "torch.distributed.tensor" not in sys.modules or not any(is_dtensor(leaf) for leaf in leaves):
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
     sums: dict[Any, list[Tensor]] = {}
     for part, leaf in zip(parts, leaves, strict=True):
-        sums.setdefault(tuple(owners(leaf)), []).append(part)
+        sums.setdefault(tuple(owners(leaf)), []).append(part)  # leaves with the same owners share one all-reduce
     numbers = []
     for groups, members in sums.items():
         number = torch.stack(members).sum()
@@ -77,25 +73,25 @@ def total(parts: list[Tensor], leaves: list[Tensor]) -> Tensor:
 
 
 def distribute(whole: Tensor, like: Tensor) -> Tensor:
-    """Divide a tensor that every process has as a leaf is divided; return it as it is if the leaf is whole."""
+    """Shard a tensor that every process has like the leaf ``like``; return it as it is if that is not a DTensor."""
     if not is_dtensor(like):
         return whole
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor  # slow to import, and rarely needed
 
     assert isinstance(like, DTensor)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)  # None: nothing is sent
 
 
 def sharded_modules(modules: Iterable[nn.Module]) -> list[Any]:
-    """The modules with ``fully_shard`` among these and inside them."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    """Return all modules with ``fully_shard`` among these modules and their submodules."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever calls fully_shard has imported it
     if fsdp is None:
         return []
     return [part for module in modules for part in module.modules() if isinstance(part, fsdp.FSDPModule)]
 
 
 def check_module(module: nn.Module, argument: str) -> None:
-    """Refuse a module whose wrapper averages gradients in its own way.
+    """Refuse a module inside of a wrapper that averages its gradients by itself, such as DistributedDataParallel.
 
     Raises:
         TypeError: it is wrapped.
@@ -146,14 +142,14 @@ class Group:
         self.rank, self.count = members.index(dist.get_rank()), len(members)
         self._members = members
         if set(members) == self._ranks:
-            self._parts = [self.everyone]
+            self._parts = [self.everyone]  # one all-reduce over all, instead of one for each dimension of a mesh
 
     @classmethod
     def of(cls, where: Any, leaves: Sequence[Tensor]) -> Group | None:
-        """The group that was given; otherwise the processes among which leaves are divided; None if there are none.
+        """Return the group that was given, else that of the processes which shard the leaves; None if there is neither.
 
         Raises:
-            TypeError, ValueError: it is no group, this process is not in it, or the mesh of the leaves does not tell it.
+            TypeError, ValueError: it is no group, this process is not in it, or the mesh of the leaves leaves it open.
         """
         if where is not None:
             return cls(where, leaves)
@@ -168,23 +164,23 @@ class Group:
         return cls(meshes[0], leaves)
 
     def _closure(self, meshes: list[DeviceMesh]) -> set[int]:
-        """The ranks of the processes that divide the batches or hold parts, with those that these share with, and so on."""
-        found = {dist.get_rank()} | self._ranks
+        """Return the ranks reachable through data-parallel and sharding groups (transitive closure)."""
+        ranks = {dist.get_rank()} | self._ranks
         groups = [*self._parts, *(mesh.get_group(d) for mesh in meshes for d in range(mesh.ndim))]
         if all(set(dist.get_process_group_ranks(group)) <= self._ranks for group in groups):
-            return found
-        for _ in groups:
+            return ranks
+        for _ in groups:  # a chain of groups that leads to a rank is at most this long
             for group in groups:
-                found |= set().union(*_gather(sorted(found), group))
-        return found
+                ranks |= set().union(*_gather(sorted(ranks), group))
+        return ranks
 
     def _join(self, members: list[int]) -> ProcessGroup:
-        """A process group of these ranks: one that exists, if possible."""
+        """Return a process group of these ranks; an existing one if possible."""
         for group in (dist.group.WORLD, *self._parts):
             assert group is not None
             if set(dist.get_process_group_ranks(group)) == set(members):
                 return group
-        joined: ProcessGroup = dist.new_group(members, use_local_synchronization=True)
+        joined: ProcessGroup = dist.new_group(members, use_local_synchronization=True)  # no other process need call it
         return joined
 
     @property
@@ -203,6 +199,7 @@ class Group:
                 continue
             mesh: DeviceMesh = leaf.device_mesh  # type: ignore[attr-defined]
             ranks = _ranks(mesh)
+            # A mesh of several dimensions may average over some of them only; then its processes must contain the group.
             if not self._ranks <= ranks or (mesh.ndim == 1 and ranks != self._ranks):
                 raise ValueError(
                     f"group: has the processes {sorted(self._ranks)}, but fully_shard averages the gradients of {argument} over"
@@ -210,30 +207,30 @@ class Group:
                 )
 
     def gather(self, value: T) -> list[T]:
-        """What each of the processes that belong to the run has, in their order."""
+        """Return the values of all processes of the run, in the order of their ranks."""
         return _gather(value, self.everyone)
 
     def first(self, value: T) -> T:
-        """What the first process has."""
+        """Return the value of the first process."""
         box = [value]
         dist.broadcast_object_list(box, src=self._members[0], group=self.everyone)
         return box[0]
 
     def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether it is so in any process that belongs to the run."""
+        """Whether ``flag`` is true in any process of the run."""
         answer = torch.tensor(float(flag), device=device)
         dist.all_reduce(answer, op=dist.ReduceOp.MAX, group=self.everyone)
         return bool(answer)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
-        """Give all processes the numbers of the first; DTensors stay as they are."""
+        """Overwrite tensors by those of the first process; DTensors stay as they are."""
         for tensor in tensors:
             if not is_dtensor(tensor):
                 for part in reversed(self._parts):
                     dist.broadcast(tensor.detach(), src=dist.get_process_group_ranks(part)[0], group=part)
 
     def mean(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The means of tensors over the processes that divide the batches, as new tensors; the list is used up."""
+        """Return the means of tensors over the data-parallel processes as new tensors; the list is overwritten."""
         means: list[Tensor] = [*tensors]
         pending: list[tuple[list[int], list[torch.Size], Tensor, Any]] = []
         for bucket in _buckets(tensors):
@@ -241,7 +238,7 @@ class Group:
             flat = torch.cat([tensors[i].reshape(-1) for i in bucket]).div_(self.size)
             for i in bucket:
                 tensors[i] = means[i] = flat  # returns the memory before the next bucket is made
-            work: Any = dist.all_reduce(flat, group=self._parts[0], async_op=True)
+            work: Any = dist.all_reduce(flat, group=self._parts[0], async_op=True)  # is sent while the next bucket is made
             for part in self._parts[1:]:
                 work.wait()
                 work = dist.all_reduce(flat, group=part, async_op=True)
@@ -272,7 +269,7 @@ class Group:
                 if self._divides(leaf):
                     self._own(gradient, i, leaf)
                     continue
-                shells[i] = part
+                shells[i] = part  # the parts are averaged as plain tensors, and become DTensors again at the end
                 gradient[i] = part.to_local()
             waiting.append((gradient, i))
         means = self.mean([where[i] for where, i in waiting])
@@ -284,16 +281,16 @@ class Group:
             )
 
     def _divides(self, leaf: Tensor) -> bool:
-        """Whether processes that divide the batches hold different parts of a leaf."""
+        """Whether data-parallel processes hold different parts of a leaf."""
         return any(self.contains(group) for group in owners(leaf))
 
     def contains(self, group: ProcessGroup) -> bool:
-        """Whether the processes of another group all divide the batches."""
+        """Whether all processes of another group are data-parallel ones of this group."""
         return set(dist.get_process_group_ranks(group)) <= self._ranks
 
     def _own(self, gradient: list[Tensor], i: int, leaf: Any) -> None:
-        """The mean for a leaf that is divided with the batches: each part has its gradient from those who hold it."""
-        gradient[i] = gradient[i] / self.size
+        """Average the gradient of a leaf that is sharded together with the batches."""
+        gradient[i] = gradient[i] / self.size  # all other processes have a gradient of zero for this part
         mesh = leaf.device_mesh
         for d, place in enumerate(leaf.placements):
             if place.is_replicate() and self.contains(mesh.get_group(d)):
@@ -301,7 +298,7 @@ class Group:
 
 
 def _meshes(leaves: Iterable[Any]) -> list[DeviceMesh]:
-    """The meshes of leaves, each once."""
+    """Return the meshes of the DTensors among the leaves, each once."""
     meshes: list[DeviceMesh] = []
     for leaf in leaves:
         if is_dtensor(leaf) and leaf.device_mesh not in meshes:
@@ -310,20 +307,20 @@ def _meshes(leaves: Iterable[Any]) -> list[DeviceMesh]:
 
 
 def _ranks(mesh: DeviceMesh) -> set[int]:
-    """The ranks of a mesh."""
+    """Return the ranks of all processes of a mesh."""
     return set(dist.get_process_group_ranks(mesh.get_group()) if mesh.ndim == 1 else mesh.mesh.flatten().tolist())
 
 
 def _gather(value: T, group: ProcessGroup) -> list[T]:
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[int]]:
-    """Which tensors go together: of one dtype, up to BUCKET bytes, from the last on, as a backward pass finds them."""
+    """Yield the indices of tensors that share a message: of one dtype, up to BUCKET bytes, from the last to the first."""
     opened: dict[torch.dtype, tuple[list[int], int]] = {}
-    for i in reversed(range(len(tensors))):
+    for i in reversed(range(len(tensors))):  # a backward pass computes the gradients of the last layers first
         tensor = tensors[i]
         bucket, size = opened.pop(tensor.dtype, ([], 0))
         weight = tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Gradients of one value or of a weighted sum of values, as leaves."""
+"""Gradients of a value, or of a weighted sum of values, as lists of leaves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from torch import Tensor
 from meha.tensors.torch_private import backward
 from meha.tensors.variables import Leaves, Variable
 
-__all__ = ["Frozen", "Gradient", "depends", "differentiate", "fill", "split"]
-
-
 T = TypeVar("T")
 
 
 class Gradient:
-    """Gradient of a weighted sum of values that arrive one at a time.
+    """The gradient of a weighted sum of values that are added one at a time.
 
     Args:
         wrt: the variables to differentiate in.
@@ -34,6 +31,7 @@ class Gradient:
 
     def add(self, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum."""
+        # Saves a node of the graph. In a traced step the weight is a tensor, which must not be compared on the host.
         value = value if isinstance(weight, float) and weight == 1.0 else weight * value
         if self.joint:
             self.total = value if self.total is None else self.total + value
@@ -41,10 +39,10 @@ class Gradient:
         self._backward(value, range(len(self.leaves)), self.leaves, inputs=self.leaves)
 
     def add_sharded(self, value: Tensor, weight: float, x: Variable, y: Variable, *, check: bool) -> list[bool]:
-        """Add ``weight * value``, a value at (x, y) with sharded modules, in a pass that reaches all that requires gradients.
+        """Add ``weight * value``, evaluated with sharded modules at (x, y); return which variables of ``wrt`` it depends on.
 
         Args:
-            check: look at which of the variables the value depends on, which takes the memory of a second gradient.
+            check: find out the dependence, which takes the memory of a second gradient; otherwise the list is empty.
         """
         chosen: list[int] = []
         seats: Leaves = []
@@ -56,7 +54,7 @@ class Gradient:
             first += len(variable.leaves)
         before = self.parts
         if check:
-            self.parts = [None] * len(before)
+            self.parts = [None] * len(before)  # a part that is still None afterwards was not reached
         if value.requires_grad:
             self._backward(weight * value, chosen, seats, inputs=None)
         if not check:
@@ -66,8 +64,8 @@ class Gradient:
         return uses
 
     def _backward(self, value: Tensor, chosen: Sequence[int], seats: Leaves, inputs: Leaves | None) -> None:
-        """Add to the chosen parts, which belong to these tensors; the users' gradients stay as they are."""
-        users = [seat.grad for seat in seats]
+        """Add the gradient of a value in the tensors ``seats`` to the chosen parts; the user's ``.grad`` stays as it was."""
+        users = [seat.grad for seat in seats]  # autograd accumulates in .grad, which may hold gradients of the user
         try:
             for i, seat in zip(chosen, seats, strict=True):
                 seat.grad = self.parts[i]
@@ -86,13 +84,13 @@ class Gradient:
 
 
 class Frozen:
-    """Lets a pass at (x, y) stop at the variables that are asked for, where it cannot know which they are.
+    """A context in which a backward pass through sharded modules at (x, y) computes gradients of the variables ``wrt`` only.
 
-    A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that a backward pass cannot be
-    bounded by ``inputs``. Instead, variables that are not asked for do not require gradients during the pass.
+    A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that ``inputs`` cannot
+    restrict a backward pass to some of them. Instead, the other variables do not require gradients during the pass.
 
     Args:
-        wrt: the variables that are asked for.
+        wrt: the variables whose gradients are needed.
     """
 
     def __init__(self, wrt: tuple[Variable, ...], x: Variable, y: Variable) -> None:
@@ -111,7 +109,7 @@ class Frozen:
 
 
 def differentiate(value: Tensor, leaves: Leaves) -> Leaves:
-    """Return the gradient of ``value`` as part of the graph."""
+    """Return the gradient of ``value`` as part of the graph, so that it can be differentiated again."""
     return fill(backward(value, leaves, graph=True), leaves)
 
 
@@ -132,5 +130,5 @@ def depends(value: Tensor, leaves: Leaves) -> bool:
     """Whether ``value`` depends on any of the leaves."""
     if not value.requires_grad:
         return False
-    gradient = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)
+    gradient = torch.autograd.grad(value, leaves, allow_unused=True, retain_graph=True)  # the gradient proper follows
     return any(part is not None for part in gradient)

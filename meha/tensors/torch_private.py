@@ -1,6 +1,6 @@
 """The private names of torch that the library uses, in one place.
 
-Tried with torch 2.8 to 2.13; pyproject.toml bounds torch accordingly. A test looks for such names elsewhere.
+Tried with torch 2.8 to 2.13; pyproject.toml bounds torch accordingly. A test refuses such names in other files.
 """
 
 from __future__ import annotations
@@ -17,42 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-__all__ = [
-    "BREAKDOWNS",
-    "LazyModule",
-    "LinAlgError",
-    "RefusingValues",
-    "TorchDispatchMode",
-    "backward",
-    "compile_graph",
-    "compiled_parts",
-    "foreach_add",
-    "foreach_add_",
-    "foreach_addcdiv_",
-    "foreach_addcmul_",
-    "foreach_copy_",
-    "foreach_lerp_",
-    "foreach_mul",
-    "foreach_mul_",
-    "foreach_norm",
-    "foreach_sqrt",
-    "foreach_sub",
-    "foreach_sub_",
-    "fsdp_dtype",
-    "has_gradient_hook",
-    "in_transform",
-    "is_view",
-    "norm_operation",
-    "plain_name",
-    "pull_back",
-    "pytree",
-    "under_trace",
-    "wraps_gradients",
-]
+__all__ = ["TorchDispatchMode", "pytree"]  # imports that other modules take from here
 
-
-BREAKDOWNS = (LinAlgError, ArithmeticError)
-"""The errors of a step that end a run, as a result and not as a crash."""
+BREAKDOWNS = (LinAlgError, ArithmeticError)  # errors of a step that end a run with a status instead of an exception
 
 foreach_add = torch._foreach_add
 foreach_add_ = torch._foreach_add_
@@ -71,7 +38,7 @@ norm_operation = torch.ops.aten._foreach_norm.Scalar
 
 
 def backward(value: Tensor, leaves: Sequence[Tensor], *, graph: bool = False) -> Sequence[Tensor | None]:
-    """The gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks.
+    """Return the gradient, with None for unused leaves; unlike ``torch.autograd.grad``, it spends no time on checks.
 
     Args:
         graph: whether the gradient can be differentiated again.
@@ -81,7 +48,7 @@ def backward(value: Tensor, leaves: Sequence[Tensor], *, graph: bool = False) ->
 
 
 def pull_back(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The product of cotangents with the Jacobian of outputs, with None for unused leaves; the graph is kept.
+    """Return the vector-Jacobian product of outputs with cotangents, with None for unused leaves; the graph is kept.
 
     ``torch.autograd.grad`` with cotangents would import a system for symbolic algebra first.
     """
@@ -96,7 +63,7 @@ def in_transform(tensor: Tensor) -> bool:
 
 
 class LazyModule:
-    """A module of torch that is imported when it is first used."""
+    """A module of torch that is imported at its first use, because the import is slow."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -106,12 +73,12 @@ class LazyModule:
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Whether a tensor shares the memory of another one that autograd knows of."""
+    """Whether a tensor is a view of another one."""
     return tensor._base is not None
 
 
 def has_gradient_hook(leaf: Tensor) -> bool:
-    """Whether a hook waits for the gradient of a leaf."""
+    """Whether a hook runs after the gradient of a leaf is accumulated."""
     return bool(getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
@@ -119,7 +86,7 @@ def wraps_gradients(module: nn.Module) -> str:
     """The wrapper of torch.distributed that averages the gradients of a module, other than ``fully_shard``; empty if none."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return "DistributedDataParallel"
-    kinds = [(kind.__module__, kind.__name__) for kind in type(module).__mro__]
+    kinds = [(kind.__module__, kind.__name__) for kind in type(module).__mro__]  # by name, so that they need not be imported
     if ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel") in kinds:
         return "FullyShardedDataParallel"
     return "replicate() of DistributedDataParallel" if ("torch.distributed._composable.replicate", "DDP") in kinds else ""
@@ -137,19 +104,19 @@ def plain_name(name: str) -> str:
 
 
 def compiled_parts(module: nn.Module) -> list[Any]:
-    """What ``torch.compile`` keeps with a module; a copy of the module can share it."""
+    """Return the compiled code that ``torch.compile`` keeps in a module; copies of the module can share it."""
     return [vars(module)["dynamo_ctx"]] if "dynamo_ctx" in vars(module) else []
 
 
 def under_trace() -> bool:
-    """Whether tensors have no values now, because operations are traced."""
+    """Whether operations are being traced, so that tensors have no values."""
     return _get_current_dispatch_mode() is not None
 
 
 class RefusingValues(TorchFunctionMode):
-    """While operations are traced: tensors that depend on the inputs cannot be turned into numpy arrays or lists.
+    """A context for traces that refuses to turn tensors which depend on the inputs into numpy arrays or lists.
 
-    A trace would freeze what is computed from these.
+    A trace would record what is computed from these as a constant.
 
     Args:
         error: makes the exception to raise, from the name of the function that was called.
@@ -177,7 +144,7 @@ def _is_traced(tensor: Tensor) -> bool:
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, random: bool) -> Callable[..., Any]:
-    """The graph compiled by inductor, through torch's cache on disk.
+    """Compile a graph by inductor, through torch's cache on disk.
 
     Args:
         random: whether the graph draws random numbers.
@@ -190,5 +157,6 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, ran
     context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))  # without it, torch's cache on disk is not used
     with torch.no_grad(), tracing(context):
         # Reordering loops between fusions fails on a GPU with torch 2.11 (an assertion in the scheduler).
+        # With fallback_random, compiled code draws the same random numbers as eager code.
         options = {"fallback_random": random, "loop_ordering_after_fusion": False}
         return inductor.compile(module, [*inputs], options=options)

@@ -1,4 +1,4 @@
-"""Variables: x and y as lists of tensors, whatever structure the user has, and arithmetic on them."""
+"""Variables: x and y as lists of tensors, for any structure of the user, and arithmetic on such lists."""
 
 from __future__ import annotations
 
@@ -23,32 +23,6 @@ from meha.tensors.torch_private import (
     plain_name,
 )
 
-__all__ = [
-    "KINDS",
-    "Leaves",
-    "Variable",
-    "add_",
-    "add_difference_",
-    "all_finite",
-    "copy_",
-    "distance",
-    "fresh_leaf",
-    "inner",
-    "join",
-    "join_norms",
-    "map_tensors",
-    "mean_size",
-    "modules_of",
-    "named_leaves",
-    "named_modules",
-    "norm",
-    "scaled",
-    "select",
-    "short_step",
-    "subtract",
-]
-
-
 KINDS = "a tensor, nested dicts or lists of tensors, or an nn.Module"
 
 
@@ -64,7 +38,7 @@ def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
     leaves: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, leaf in _walk(value, "", argument):
-        if id(leaf) in seen:
+        if id(leaf) in seen:  # a tensor that occurs twice (tied weights) is one unknown
             continue
         if name in leaves:
             raise ValueError(f"{argument}: two tensors are named {name!r}; rename a key (dots separate levels).")
@@ -86,7 +60,7 @@ def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str
         if not matching:
             known = ", ".join(repr(name) for name in names) or "none"
             raise ValueError(f"{argument}: no leaf is named {want!r}; the leaves are {known}.")
-        chosen += [i for i in matching if i not in chosen]
+        chosen += [i for i in matching if i not in chosen]  # a leaf and its branch may both be named
     return chosen
 
 
@@ -109,7 +83,7 @@ def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]
 
 
 def named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in a value, by their place in it."""
+    """Yield the modules in a value with their dotted names."""
     if isinstance(value, nn.Module):
         yield prefix, value
     elif isinstance(value, Mapping | list | tuple):
@@ -118,7 +92,7 @@ def named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def modules_of(value: Any) -> Iterator[nn.Module]:
-    """The modules in a value: itself, or those in its dicts and lists."""
+    """Yield the modules in a value: itself, or those in its dicts and lists."""
     return (module for _, module in named_modules(value, ""))
 
 
@@ -129,14 +103,14 @@ def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]
 
 
 def join(prefix: str, name: str) -> str:
-    """The name of a leaf below another one."""
+    """Return the dotted name of an item inside of ``prefix``."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def fresh_leaf(tensor: Tensor) -> Tensor:
-    """A copy of a tensor, which requires gradients if it can."""
+    """Return a copy of a tensor that requires gradients if its dtype allows it."""
     fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return fresh.requires_grad_() if fresh.is_floating_point() else fresh
+    return fresh.requires_grad_() if fresh.is_floating_point() else fresh  # others are refused later, by name
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor], memo: dict[int, Any]) -> Any:
@@ -148,11 +122,11 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor], memo: dict[int
         result = function(value)
     elif isinstance(value, Mapping):
         result = {key: map_tensors(item, function, memo) for key, item in value.items()}
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
         result = type(value)(*(map_tensors(item, function, memo) for item in value))
     elif isinstance(value, list | tuple):
         result = type(value)(map_tensors(item, function, memo) for item in value)
-    memo[id(value)] = result
+    memo[id(value)] = result  # what occurs twice is mapped once, so that ties are kept
     return result
 
 
@@ -162,16 +136,16 @@ Leaves = list[Tensor]
 def norm(*variables: Leaves) -> Tensor:
     """Return the Euclidean norm of all leaves together, as a tensor (no synchronisation)."""
     leaves = [leaf for group in variables for leaf in group]
-    if len(leaves) == 1 and not is_dtensor(leaves[0]):
+    if len(leaves) == 1 and not is_dtensor(leaves[0]):  # one call instead of two, as in most small problems
         return torch.linalg.vector_norm(leaves[0])
     return join_norms(list(foreach_norm(local(leaves))), leaves)
 
 
 def join_norms(norms: list[Tensor], leaves: Leaves) -> Tensor:
-    """Return the norm of leaves, of which the parts in this process have these norms."""
+    """Return the norm of all leaves from the norms of the parts that this process holds."""
     if not any(is_dtensor(leaf) for leaf in leaves):
         return torch.linalg.vector_norm(torch.stack(norms))
-    return total([part.square() for part in norms], leaves).sqrt()
+    return total([part.square() for part in norms], leaves).sqrt()  # squares, and not norms, add up over processes
 
 
 def mean_size(leaf: Tensor) -> Tensor:
@@ -182,7 +156,7 @@ def mean_size(leaf: Tensor) -> Tensor:
 
 
 def all_finite(leaves: Leaves) -> bool:
-    """Whether no leaf holds NaN or infinity; the host waits for the device."""
+    """Whether all leaves are finite; the host waits for the device."""
     if not any(is_dtensor(leaf) for leaf in leaves):
         return bool(torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all())
     return not bool(total([(~torch.isfinite(part)).sum() for part in local(leaves)], leaves))
@@ -197,7 +171,7 @@ def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
     """Compute leaves <- leaves + scale * direction in place."""
     leaves, direction = local(leaves), local(direction)
     if isinstance(scale, Tensor):
-        foreach_add_(leaves, foreach_mul(direction, scale))
+        foreach_add_(leaves, foreach_mul(direction, scale))  # alpha must be a number, and reading one would synchronise
     elif len(leaves) == 1:
         leaves[0].add_(direction[0], alpha=scale)
     else:
@@ -205,7 +179,7 @@ def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
 
 
 def scaled(leaves: Leaves, factor: Tensor) -> Leaves:
-    """Return factor * leaves as new leaves; the list is used up, which frees each leaf once its product is made."""
+    """Return factor * leaves as new leaves, and empty the list of the old ones to free their memory."""
     if any(is_dtensor(leaf) for leaf in leaves):
         return [leaves.pop(0) * factor for _ in range(len(leaves))]
     products = list(foreach_mul(leaves, factor))
@@ -237,10 +211,10 @@ def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tenso
             gradient[i] = gradient[i] + scale * difference
         elif is_dtensor(difference):
             mine, sum_ = local([gradient[i], difference])
-            torch.add(mine, sum_, alpha=scale, out=sum_)
+            torch.add(mine, sum_, alpha=scale, out=sum_)  # sum_ shares the memory of the difference
             gradient[i] = difference
         else:
-            gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)
+            gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)  # saves a third tensor
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:
@@ -253,8 +227,9 @@ def copy_(leaves: Leaves, source: Leaves) -> None:
 
 
 def short_step(leaves: Leaves, directions: Leaves) -> float:
-    """A step along ``directions`` whose length is the square root of the rounding, relative to the leaves."""
+    """Return the step of a forward difference along ``directions``, which moves the leaves by sqrt(eps) of their size."""
     eps = max(torch.finfo(leaf.dtype).eps for leaf in leaves)
+    # sqrt(eps) balances the rounding error of a forward difference, about eps / step, and its truncation error, about step.
     return math.sqrt(eps) * (1 + float(norm(leaves))) / (float(norm(directions)) or 1.0)
 
 
@@ -267,8 +242,8 @@ class Variable:
 
     Tensors are copied, so a run never changes those of the caller; modules are trained in place.
 
-    A module with ``fully_shard`` cannot be copied. A copy of its variable is a guest: it has leaves of its own, and during a
-    pass (:meth:`seated`) the module of its host holds their numbers.
+    A module with ``fully_shard`` cannot be copied. A copy of its variable is a guest: it has leaves of its own, whose numbers
+    are swapped into the module of its host for each pass (:meth:`seated`).
 
     Attributes:
         host: of a guest, the variable whose module it uses; None otherwise.
@@ -283,9 +258,9 @@ class Variable:
     __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "owner", "sharded", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
-        for name, leaf in named_leaves(value, argument).items():
+        for name, leaf in named_leaves(value, argument).items():  # first, as a lazy parameter cannot be copied
             _check_values(f"{argument}[{name!r}]" if name else argument, leaf)
-        parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}
+        parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}  # are trained in place
         self._take(map_tensors(value, fresh_leaf, parameters), argument)
 
     @classmethod
@@ -296,6 +271,7 @@ class Variable:
         return variable
 
     def _take(self, value: Any, argument: str) -> None:
+        """Set all attributes from a value that the variable may keep, and refuse values that cannot be optimised."""
         self._plain()
         self.owner = True
         for module in modules_of(value):
@@ -305,7 +281,7 @@ class Variable:
                     f"{argument}: is compiled by torch.jit, and its parameters cannot be exchanged; pass the module itself."
                 )
         self.sharded = sharded_modules(modules_of(value))
-        self.reshard()
+        self.reshard()  # a gathered module shows whole parameters instead of its sharded ones
         named = named_leaves(value, argument)
         if not named:
             raise ValueError(
@@ -338,7 +314,7 @@ class Variable:
             raise ValueError(f"{argument}: tensors are on different devices ({', '.join(sorted(devices))}); move them to one.")
 
     def _plain(self) -> None:
-        """Begin as a copy of tensors."""
+        """Set the attributes of a variable without modules."""
         self.host: Variable | None = None
         self.owner, self._seated = False, False
         self._modes: list[tuple[nn.Module, nn.Module]] = []
@@ -387,25 +363,25 @@ class Variable:
         inside = [part for module in modules for part in module.modules()]
         parameters = [p for module in modules for p in module.parameters()]
         trained = {id(leaf) for leaf in self.leaves}
-        memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}
-        # The copy of a module reuses its compiled code.
-        memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}
+        memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}  # frozen parameters are shared
+        memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}  # compiled code is reused
         copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
         copied = [part for module in modules for part in copies[id(module)].modules()]
-        copies |= {id(p): memo[id(p)] for p in parameters}
+        copies |= {id(p): memo[id(p)] for p in parameters}  # a parameter that also occurs outside stays tied to its module
         other = Variable.of(map_tensors(self.value, fresh_leaf, copies), self.argument)
-        other.owner = False
+        other.owner = False  # its checkpoints leave out the frozen parameters
         other._modes = list(zip(inside, copied, strict=True))
         return other
 
     def _guest(self) -> Variable:
+        """Return a copy that shares the sharded modules of this variable and has leaves and buffers of its own."""
         other = Variable.__new__(Variable)
         other._plain()
         other.argument, other.names, other.value, other.host = self.argument, self.names, self.value, self.host or self
         other.sharded, other.managed = self.sharded, self.managed
         other.leaves = [leaf.detach().clone().requires_grad_() for leaf in self.leaves]
-        held = self.buffers() if self.host is None else self._buffers
-        other._buffers = {name: buffer.clone() for name, buffer in held.items()}
+        buffers = self.buffers() if self.host is None else self._buffers
+        other._buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # each copy has its own running statistics
         return other
 
     @property
@@ -415,7 +391,7 @@ class Variable:
 
     @property
     def seats(self) -> Leaves:
-        """The tensors of the value: the leaves, or those of the host."""
+        """The tensors that the value consists of: the leaves, or for a guest those of its host."""
         return self.leaves if self.host is None else self.host.leaves
 
     @property
@@ -425,8 +401,8 @@ class Variable:
 
     @contextmanager
     def seated(self) -> Iterator[None]:
-        """For the time of a pass, let the module hold the numbers of this variable; sharded modules are left sharded."""
-        if not self.sharded or self._seated:
+        """Put the numbers of this variable into its sharded module for the time of a pass, and take them back afterwards."""
+        if not self.sharded or self._seated:  # passes may be nested; a second swap would undo the first
             yield
             return
         self.reshard()
@@ -440,24 +416,25 @@ class Variable:
             self._swap()
 
     def reshard(self) -> None:
-        """Let modules drop the parameters that they gathered for a pass, which would be old after the next move."""
+        """Make sharded modules drop the whole parameters of the last pass, which a step would leave outdated."""
         for module in self.sharded:
             module.reshard()
 
     @torch.no_grad()
     def _swap(self) -> None:
+        """Exchange the numbers of a guest with those of its host, so that neither are lost."""
         if self.host is None:
             return
         mine = [*local(self.leaves), *self._buffers.values()]
         seats = [*local(self.host.leaves), *self.buffers().values()]
         for own, seat in zip(mine, seats, strict=True):
-            kept = seat.clone()
+            kept = seat.clone()  # of one tensor at a time: a swap takes little memory
             seat.copy_(own)
             own.copy_(kept)
 
     @property
     def follows(self) -> bool:
-        """Whether this is a copy with modules."""
+        """Whether this is a copy whose modules follow the training or evaluation mode of the originals."""
         return bool(self._modes)
 
     def follow_modes(self) -> None:
@@ -482,7 +459,7 @@ class Variable:
         return map_tensors(self.value, lambda tensor: tensor, table)
 
     def moved(self, leaves: Leaves) -> Variable:
-        """Return a variable of the same structure with other leaves, which are not copied; modules are not possible."""
+        """Return a variable of the same structure that shares these leaves; the value must not contain modules."""
         other = Variable.__new__(Variable)
         other._plain()
         other.argument, other.names, other.managed = self.argument, self.names, self.managed
@@ -494,7 +471,7 @@ class Variable:
 
         A copy leaves out the frozen parameters, which it shares with the original.
         """
-        self.reshard()
+        self.reshard()  # otherwise whole parameters would be saved instead of the parts
         tensors = dict(zip(self.names, self.leaves, strict=True))
         tensors |= self.buffers() if self.host is None else self._buffers
         if self.owner:
@@ -518,6 +495,7 @@ class Variable:
         if set(own) != set(state):
             missing, foreign = sorted(set(own) - set(state)), sorted(set(state) - set(own))
             raise ValueError(f"{self.argument}: the state is for another variable; missing {missing}, unexpected {foreign}.")
+        # All checks come before the first write, so that a wrong state changes nothing.
         for name, tensor in own.items():
             saved = state[name]
             if not isinstance(saved, Tensor) or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
@@ -529,10 +507,10 @@ class Variable:
 
 
 def _check_values(label: str, leaf: Tensor) -> None:
-    """Raise if a tensor has no values that can be moved."""
+    """Raise if the values of a tensor cannot be optimised: not yet there, sparse, or of 8 bits."""
     if isinstance(leaf, nn.UninitializedParameter):
         raise TypeError(f"{label}: has no shape yet, as in a lazy module; call the module once on some data before the run.")
     if leaf.layout is not torch.strided:
         raise TypeError(f"{label}: is a tensor of layout {leaf.layout}; pass a dense one, such as {label}.to_dense().")
-    if leaf.is_floating_point() and leaf.dtype.itemsize < 2:
+    if leaf.is_floating_point() and leaf.dtype.itemsize < 2:  # torch stores 8-bit floats, but has no arithmetic for them
         raise TypeError(f"{label}: dtype {leaf.dtype} cannot be computed with; pass {label}.float() or {label}.double().")

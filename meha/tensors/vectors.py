@@ -1,4 +1,4 @@
-"""Flat vectors for variables, and the clock of the engines."""
+"""Variables as flat vectors, and the clock that records where the engines spend time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from torch import Tensor
 
 from meha.tensors.variables import Leaves, Variable, copy_
 
-__all__ = ["Clock", "Flat"]
-
 
 @dataclass
 class Clock:
-    """Seconds spent in all, in the user's functions and their derivatives, and in linear algebra."""
+    """Seconds spent in total, in the user's functions and their derivatives, and in linear algebra."""
 
     seconds: float = 0.0
     functions: float = 0.0
@@ -27,7 +25,7 @@ class Clock:
 
 
 class Flat:
-    """A variable as one vector.
+    """Conversion between a variable and one flat vector.
 
     >>> flat = Flat(Variable({"a": torch.ones(2), "b": torch.zeros(1, 1)}, "y"))
     >>> flat.read()
@@ -43,20 +41,20 @@ class Flat:
         self.dtype = torch.promote_types(variable.leaves[0].dtype, variable.leaves[-1].dtype)
         for leaf in variable.leaves:
             self.dtype = torch.promote_types(self.dtype, leaf.dtype)
-        self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)
-        self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1
+        self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)  # the coarsest leaf limits the accuracy
+        self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1  # then no reshape or copy is needed
 
     def read(self) -> Tensor:
-        """A copy of the variable."""
+        """Return a copy of the variable as a vector."""
         return self.join([leaf.detach() for leaf in self.variable.leaves]).clone()
 
     def write(self, vector: Tensor) -> None:
-        """Overwrite the variable."""
+        """Overwrite the variable by a vector."""
         with torch.no_grad():
             copy_(self.variable.leaves, self.split(vector))
 
     def split(self, vector: Tensor) -> Leaves:
-        """The parts of a vector, or of each row of a matrix, in the shapes of the leaves."""
+        """Split a vector, or each row of a matrix, into parts with the shapes of the leaves."""
         if self._is_vector:
             return [vector]
         leaves, rows = self.variable.leaves, vector.shape[:-1]
@@ -66,7 +64,7 @@ class Flat:
         return [part.reshape((*rows, *leaf.shape)).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
 
     def join(self, leaves: Sequence[Tensor]) -> Tensor:
-        """One vector from parts in the shapes of the leaves."""
+        """Join parts with the shapes of the leaves into one vector."""
         if self._is_vector:
             return leaves[0]
         if len(leaves) == 1:
@@ -74,5 +72,5 @@ class Flat:
         return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
 
     def at(self, vector: Tensor) -> Variable:
-        """A variable of the same structure with new leaves."""
-        return self.variable.moved([leaf.detach().requires_grad_() for leaf in self.split(vector)])
+        """Return a variable of the same structure with the numbers of a vector."""
+        return self.variable.moved([leaf.detach().requires_grad_() for leaf in self.split(vector)])  # a graph of their own

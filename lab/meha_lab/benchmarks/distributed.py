@@ -1,7 +1,7 @@
 """Several processes: messages and bytes of a step, its time beside plain training, and what half precision leaves of a signal.
 
-OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 python -m meha_lab.benchmarks.distributed --part messages
-OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 python -m meha_lab.benchmarks.distributed --part time
+OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 -m meha_lab.benchmarks.distributed --part messages
+OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 -m meha_lab.benchmarks.distributed --part time
 OMP_NUM_THREADS=1 python -m meha_lab.benchmarks.distributed --part rounding
 """
 

@@ -1,4 +1,4 @@
-"""Data sets for python -m meha_lab.benchmarks.estimators: features, targets and groups, drawn or split by a seed."""
+"""Data of the benchmark of the estimators: data sets, pictures with wrong labels, data without structure; drawn by a seed."""
 
 from __future__ import annotations
 
@@ -141,3 +141,54 @@ SETS: dict[str, Callable[[np.random.Generator], Data]] = {
 def draw(name: str, split: int) -> Data:
     """The data set of this name and split."""
     return SETS[name](np.random.default_rng([split, list(SETS).index(name)]))
+
+
+# Wrong labels
+
+TAKEN, TRUSTED = 1000, 100
+SHARES = (0.1, 0.3, 0.5)
+PICTURES = ("digits", "mnist", "fashion-mnist")
+LABELS = {
+    f"{name}, {share:.0%} wrong, {kind}": (name, share, kind)
+    for name in PICTURES
+    for share in SHARES
+    for kind in ("uniform", "by class")
+}
+
+
+def pictures(name: str, share: float, kind: str, split: int) -> tuple[Array, Array, Array, Array]:
+    """Pixels, given labels, a mask of wrong ones, and the rows of trusted examples."""
+    from meha_lab.datasets import load
+
+    rng = np.random.default_rng([split, PICTURES.index(name), round(100 * share), len(kind)])
+    images = load(name, "all" if name == "digits" else "train")
+    kept = rng.permutation(len(images.labels))[:TAKEN]
+    pixels, truth = images.images[kept].flatten(1).numpy().astype(float), images.labels[kept].numpy()
+    pixels = pixels / pixels.max()
+    trusted = rng.permutation(len(truth))[:TRUSTED]
+    open_ = np.setdiff1d(np.arange(len(truth)), trusted)
+    wrong = np.zeros(len(truth), dtype=bool)
+    wrong[rng.permutation(open_)[: round(share * len(open_))]] = True
+    other = (truth + rng.integers(1, 10, len(truth))) % 10 if kind == "uniform" else (truth + 1) % 10
+    return pixels, np.where(wrong, other, truth), wrong, trusted
+
+
+# Data without structure
+
+EXAMPLES, FEATURES, UNSEEN = 60, 5, 2000
+STRUCTURE = {
+    "alike: all coefficients are 0.3": (0.3, False),
+    "noise: all coefficients are 0": (0.0, False),
+    "structure: one of five coefficients is not 0": (0.7, True),
+}
+"""Sizes of the coefficients, and whether only the first one has it."""
+
+
+def structured(title: str, split: int) -> Data:
+    """Examples to learn from, and others with their targets before noise."""
+    size, first = STRUCTURE[title]
+    rng = np.random.default_rng([split, list(STRUCTURE).index(title)])
+    X = rng.normal(size=(EXAMPLES + UNSEEN, FEATURES))
+    coefficients = size * (np.arange(FEATURES) < (1 if first else FEATURES))
+    y = X[:EXAMPLES] @ coefficients + rng.normal(size=EXAMPLES)
+    return Data(X[:EXAMPLES], y, X[EXAMPLES:], X[EXAMPLES:] @ coefficients, None)

@@ -1,4 +1,4 @@
-"""Blueprint: a problem of the collection in numpy, from which a KnownProblem of any precision and device is built."""
+"""Blueprints: problems in numpy, from which a KnownProblem of any precision and device is built."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Array", "Blueprint", "Cast", "Region", "known_problem"]
 Array = NDArray[Any]
 
 Cast = Callable[[Any], Tensor]
-"""Turns numpy numbers into a tensor of the requested precision and device."""
+"""A function that converts numpy numbers to a tensor of the requested precision and device."""
 
-SMOOTH = MEHA(alpha=1.5, beta=0.8, eta=0.8, gamma=10.0, c=33.3, p=0.49)
-NONSMOOTH = MEHA(alpha=0.1, beta=1e-5, eta=0.1, gamma=10.0, c=2.0, p=0.49)
+SMOOTH = MEHA(alpha=1.5, beta=0.8, eta=0.8, gamma=10.0, c=33.3, p=0.49)  # the paper's for its strongly convex toy
+NONSMOOTH = MEHA(alpha=0.1, beta=1e-5, eta=0.1, gamma=10.0, c=2.0, p=0.49)  # the paper's for its lasso
 
 
 def _all(y: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Blueprint:
 
     @functools.cached_property
     def exact(self) -> Problem:
-        """The problem in float64."""
+        """Return the problem in float64."""
         return self.build(double)
 
     def respond(self, x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def known_problem(
 ) -> KnownProblem:
     """Build the problem in this precision and on this device; its answer and its error are computed in float64.
 
-    An answer without a closed form is looked up in ``file``.
+    Answers without a closed form are stored in ``file``.
     """
     blueprint = make()
 
@@ -108,7 +108,7 @@ def known_problem(
     y_star = double(stored["y"]).reshape(blueprint.y0.shape) if blueprint.x_star is None else blueprint.respond(x_star)
 
     def distance(x: Tensor, y: Tensor) -> Distance:
-        x, y, units = double(x.detach()), double(y.detach()), double(blueprint.units)
+        x, y, units = double(x.detach()), double(y.detach()), double(blueprint.units)  # float32 answers are compared in float64
         return Distance(relative(x / units, x_star / units), relative(blueprint.unique(y), blueprint.unique(y_star)))
 
     problem = blueprint.build(cast)
@@ -132,7 +132,7 @@ def known_problem(
 
 @functools.cache
 def references(file: str = "references.json") -> dict[str, dict[str, Any]]:
-    """Return the stored solutions by problem name: x, y, and the number of local optima that the search met."""
+    """Return the stored solutions by problem name: x, y, and the number of local optima that the search found."""
     text = resources.files("meha_lab.problems").joinpath(file).read_text(encoding="utf-8")
     solutions: dict[str, dict[str, Any]] = json.loads(text)
     return solutions

@@ -92,7 +92,7 @@ BLUEPRINTS: dict[str, dict[str, Callable[[], Blueprint]]] = {
     "elastic net": {
         "elastic net": partial(elastic_net, 15, 40, seed=43, form="direct"),
         "elastic net, log": partial(elastic_net, 15, 40, seed=41, form="log"),
-        "elastic net, no ridge": partial(elastic_net, 15, 40, seed=44, form="direct"),
+        "elastic net, no ridge": partial(elastic_net, 15, 40, seed=44, form="direct"),  # the best ridge weight is 0
     },
     "lasso weight": {
         "lasso, one weight": partial(lasso_weight, 15, 40, seed=51, form="direct"),
@@ -188,7 +188,7 @@ TOYS: dict[str, dict[str, Callable[..., KnownProblem]]] = {
 }
 
 HELD_OUT = {"support vectors, dual", "tolls", "dictionary", "representation", "degenerate"}
-"""Families that are held out as a whole."""
+"""Families whose members are all in the held-out half."""
 
 
 Half = Literal["tuning", "held-out"]
@@ -203,7 +203,7 @@ class Entry:
     Attributes:
         name: the name of the problem.
         family: the kind of problem.
-        half: ``"tuning"`` or ``"held-out"``. Numbers of methods are chosen on the first half and judged on the second.
+        half: ``"tuning"`` or ``"held-out"``. Constants of methods are chosen on the first half and tested on the second.
         build: builds the problem, given ``dtype`` and ``device``.
         group: see :func:`collection`.
     """
@@ -216,7 +216,7 @@ class Entry:
 
     @property
     def optima(self) -> int | None:
-        """Number of different values in which the search for the reference ended; None for closed forms.
+        """Return the number of different values at which the search for the reference ended; None for closed forms.
 
         More than one means local optima, or kinks at which a descent may stop.
         """
@@ -234,10 +234,10 @@ def collection(half: Half | None = None, group: Group | None = "gentle") -> list
 
     The members of a family alternate between the halves; some families are held out as a whole. The groups:
 
-    - ``"gentle"``: nearly all lower levels are convex, or have one valley;
-    - ``"rugged"``: lower levels with several valleys, kinks without convexity, plateaus, or many solutions;
+    - ``"gentle"``: nearly all lower levels are convex, or have one basin;
+    - ``"rugged"``: lower levels with several basins, kinks without convexity, plateaus, or many solutions;
     - ``"simple"``: no x, only a choice among the solutions of one problem: ``upper`` and ``lower`` are functions of y;
-    - ``"hollow"``: lower levels with more unknowns than they determine, and the solution nearest to y0 as the response;
+    - ``"hollow"``: lower levels with many solutions, of which the one nearest to y0 is the response;
     - ``"constrained"``: constraints couple x and y; most methods refuse them.
 
     >>> entry = collection("tuning")[0]
@@ -256,6 +256,7 @@ def collection(half: Half | None = None, group: Group | None = "gentle") -> list
             family: {name: partial(coupled_problem, name, make) for name, make in members.items()}
             for family, members in CONSTRAINED.items()
         }
+        # Their references are in a file of their own, and most methods refuse them: group=None leaves them out.
         return [entry for entry in _entries(makers, set(), "constrained") if half in (None, entry.half)]
     gentle = {family: _built(makers, "references.json") for family, makers in BLUEPRINTS.items()}
     rugged = {family: _built(makers, "rugged.json") for family, makers in RUGGED.items()}
@@ -272,10 +273,12 @@ Builders = Mapping[str, Callable[..., KnownProblem]]
 
 
 def _built(makers: Mapping[str, Callable[[], Blueprint]], file: str) -> Builders:
+    """Return functions that build the known problems, with the references in a file."""
     return {name: partial(known_problem, name, make, file=file) for name, make in makers.items()}
 
 
 def _entries(families: Mapping[str, Builders], held_out: set[str], group: Group) -> list[Entry]:
+    """Return the entries of families; every second member is held out."""
     return [
         Entry(name, family, "held-out" if family in held_out or i % 2 else "tuning", build, group)
         for family, members in families.items()

@@ -1,4 +1,4 @@
-"""Lower levels with factors: matrix factorisation, sparse codes, linear heads on learned features."""
+"""Problems with products of unknowns: matrix factorisation, sparse codes, linear heads on learned features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def factorisation(rows: int, columns: int, rank: int, *, seed: int, noise: float
     u, sigma, v = torch.linalg.svd(double(M), full_matrices=False)
 
     def response(x: Tensor) -> Tensor:
-        root = (sigma - x.exp()).clamp(min=0).sqrt()
+        root = (sigma - x.exp()).clamp(min=0).sqrt()  # min (||U||^2 + ||V||^2) / 2 is the nuclear norm of U V'
         return torch.cat([u * root, v.T * root])
 
     return Blueprint(
@@ -71,7 +71,7 @@ def products(n: int, *, seed: int) -> Blueprint:
         return torch.stack([root, a_.sign() * root])
 
     # For x_i < |a_i|, F is the parabola (|a| - x - |t|)^2 / 2 + x^2 / 20, and its minimum lies in this range.
-    x_star = np.clip((np.abs(a) - np.abs(t)) / 1.1, 0, None)
+    x_star = np.clip((np.abs(a) - np.abs(t)) / 1.1, 0, None)  # 0 if |t| > |a|
     return Blueprint(
         build=build,
         x0=np.full(n, 0.5),

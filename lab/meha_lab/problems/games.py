@@ -1,4 +1,4 @@
-"""Leaders and followers: Cournot competition with a leader, and tolls on a road network."""
+"""Games of a leader and followers: Cournot competition with a leader, and tolls on a road network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cournot(markets: int, followers: int, *, seed: int) -> Blueprint:
     # In equilibrium, the j followers of a market together sell (j (a - b x) - sum_j c) / (b (j + 1)).
     share = followers / (followers + 1)
     net = (a - own) - (share * a - c.sum(0) / (followers + 1))
-    x_star = np.linalg.solve(np.diag(2 * b * (1 - share)) + 0.1, net)
+    x_star = np.linalg.solve(np.diag(2 * b * (1 - share)) + 0.1, net)  # 0.1: the joint cost couples all markets
 
     b_, c_, a_ = double(b), double(c), double(a)
 
@@ -53,7 +53,7 @@ def cournot_limited(markets: int, followers: int, *, seed: int) -> Blueprint:
         return np.array([_equilibrium(a[k] - b[k] * t, b[k], c[:, k], capacity[:, k]) for t in np.atleast_1d(x)])
 
     def best(k: int) -> float:
-        ends = np.unique(np.r_[0.0, a[k] / b[k], _breaks(a[k], b[k], c[:, k], capacity[:, k])])
+        ends = np.unique(np.r_[0.0, a[k] / b[k], _breaks(a[k], b[k], c[:, k], capacity[:, k])])  # a / b: the price is 0
         ends = ends[(ends >= 0) & (ends <= a[k] / b[k])]
         candidates = list(ends)
         for low, high in pairwise(ends):
@@ -127,7 +127,7 @@ def toll_revenue(side: int, *, seed: int, tolled: int) -> Blueprint:
 
 
 def _markets(rng: np.random.Generator, markets: int, followers: int) -> tuple[Array, Array, Array, Array]:
-    """Prices at zero sales, their slopes, the costs of the followers and of the leader."""
+    """Draw the prices at zero sales, their slopes, the costs of the followers and of the leader."""
     a, b = rng.uniform(8, 12, size=markets), rng.uniform(0.5, 2, size=markets)
     return a, b, rng.uniform(1, 3, size=(followers, markets)), rng.uniform(1, 3, size=markets)
 
@@ -145,7 +145,7 @@ def _cournot(cast: Cast, a: Array, b: Array, c: Array, own: Array, joint: float)
 
 
 def _equilibrium(price: float, b: float, c: Array, capacity: Array) -> Array:
-    """The fixed point of sales = clip((price - b sum(sales) - c) / b, 0, capacity)."""
+    """Return the fixed point of sales = clip((price - b sum(sales) - c) / b, 0, capacity)."""
 
     def sales(total: float) -> Array:
         return np.clip((price - c) / b - total, 0, capacity)
@@ -161,7 +161,7 @@ def _equilibrium(price: float, b: float, c: Array, capacity: Array) -> Array:
 
 
 def _breaks(a: float, b: float, c: Array, capacity: Array) -> Array:
-    """The leader's sales at which a follower just reaches zero or its capacity."""
+    """Return the leader's sales at which a follower just reaches zero or its capacity."""
     sales = []
     for cost, bound in zip(np.r_[c, c], np.r_[np.zeros_like(c), capacity], strict=True):
         # At the price cost + b * bound every follower sells clip((cost - c) / b + bound, 0, capacity).
@@ -171,12 +171,12 @@ def _breaks(a: float, b: float, c: Array, capacity: Array) -> Array:
 
 
 def _roads(rng: np.random.Generator, side: int) -> tuple[Array, Array, Array]:
-    """Which roads each shortest path uses (a 0-1 matrix), and the roads' times t + s v."""
+    """Return the roads that each shortest path uses (a 0-1 matrix), and t and s of the travel times t + s v."""
     blocks = [(i, j) for i in range(side + 1) for j in range(side + 1)]
     names = [((i, j), (i + 1, j)) for i, j in blocks if i < side] + [((i, j), (i, j + 1)) for i, j in blocks if j < side]
     number = {name: k for k, name in enumerate(names)}
     rows = []
-    for south in combinations(range(2 * side), side):
+    for south in combinations(range(2 * side), side):  # a shortest path goes south side times, in any order
         i = j = 0
         row = np.zeros(len(names))
         for move in range(2 * side):

@@ -1,7 +1,7 @@
-"""Problems whose lower levels leave y open, with the solution nearest to y0, or to a start of its own, as the response.
+"""Problems whose lower level has many solutions, of which the one nearest to y0, or to a point D x, is the response.
 
-The best y for F would fit the upper level directly; each response here is known in closed form (pseudo-inverses, projections),
-and x follows from it without the methods of this library.
+Each response is known in closed form (pseudo-inverses, projections), and x follows from it without the methods of this library.
+The y that is best for F would fit the upper level directly, and is another one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 def _newton(value: Function, x0: Array, reach: float) -> Array:
-    """The least of the minima of a smooth function that damped Newton steps from several starts find."""
+    """Return the lowest minimum of a smooth function that damped Newton steps find from several starts."""
     generator = np.random.default_rng(0)
     starts = [x0, *(x0 + reach * generator.uniform(-1, 1, x0.shape) for _ in range(STARTS))]
     ends = []
@@ -40,7 +40,7 @@ def _newton(value: Function, x0: Array, reach: float) -> Array:
         for _ in range(NEWTON_STEPS):
             slope, bend = jacobian(value, x), hessian(value, x)
             values, vectors = torch.linalg.eigh(bend)
-            step = -vectors @ ((vectors.T @ slope) / values.abs().clamp(min=1e-8))
+            step = -vectors @ ((vectors.T @ slope) / values.abs().clamp(min=1e-8))  # |curvature|: descent also at saddles
             scale = 1.0
             for _ in range(HALVINGS):
                 if value(x + scale * step) <= value(x):
@@ -52,7 +52,8 @@ def _newton(value: Function, x0: Array, reach: float) -> Array:
 
 
 def _golden(value: Function, low: float, high: float) -> Array:
-    """The minimum of a function of one number between two others, by a grid and golden sections."""
+    """Return the minimum of a function of one variable on an interval, by a grid and golden-section search."""
+    # The grid finds the basin of the global minimum; golden sections alone would end in any basin.
     grid = np.linspace(low, high, 401)
     best = int(np.argmin([float(value(double([x]))) for x in grid]))
     a, b = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
@@ -66,7 +67,7 @@ def _golden(value: Function, low: float, high: float) -> Array:
 
 
 def _target(t: Array, weight: float, anchor: Array) -> Callable[[Cast], Callable[[Tensor, Tensor], Tensor]]:
-    """F = ||y - t||^2 / 2 + weight / 2 ||x - anchor||^2."""
+    """Return the upper level F = ||y - t||^2 / 2 + weight / 2 ||x - anchor||^2."""
 
     def make(cast: Cast) -> Callable[[Tensor, Tensor], Tensor]:
         goal, centre = cast(t), cast(anchor)
@@ -84,7 +85,7 @@ def _blueprint(
     x_star: Array | None = None,
     reach: float = 2.0,
 ) -> Blueprint:
-    """A problem with this response; x is found by Newton steps on F(x, response(x)) unless it is given."""
+    """Return a problem with this response; unless x_star is given, Newton steps on F(x, response(x)) compute it."""
     F = upper(double)
     if x_star is None:
         x_star = _newton(lambda x: F(x, response(x)), x0, reach)
@@ -93,7 +94,7 @@ def _blueprint(
 
 
 def system(m: int, n: int, k: int, seed: int, *, rank: int | None = None, moving: bool = False) -> Blueprint:
-    """f = ||A y - b - B x||^2 / 2 with fewer equations than unknowns, or of low rank; ``moving`` starts y at D x."""
+    """f = ||A y - b - B x||^2 / 2 with fewer equations than unknowns, or of low rank; ``moving`` takes the y nearest to D x."""
     random = np.random.default_rng(seed)
     A = random.normal(size=(m, n)) if rank is None else random.normal(size=(m, rank)) @ random.normal(size=(rank, n)) / rank
     b, B, D = random.normal(size=m), random.normal(size=(m, k)), random.normal(size=(n, k)) / 2
@@ -107,18 +108,18 @@ def system(m: int, n: int, k: int, seed: int, *, rank: int | None = None, moving
 
     def response(x: Tensor) -> Tensor:
         start = double(D) @ x if moving else double(y0)
-        return start + inverse @ (double(b) + double(B) @ x - double(A) @ start)
+        return start + inverse @ (double(b) + double(B) @ x - double(A) @ start)  # the shortest correction of the start
 
     return _blueprint(upper, state, response, np.zeros(k), y0)
 
 
 def _least(M: Tensor, b: Tensor, start: Tensor) -> Tensor:
-    """The solution of min ||M y - b|| nearest to ``start``."""
-    return start + torch.linalg.pinv(M, rtol=1e-10) @ (b - M @ start)
+    """Return the solution of min ||M y - b|| nearest to ``start``."""
+    return start + torch.linalg.pinv(M, rtol=1e-10) @ (b - M @ start)  # rtol: low ranks hold only up to rounding
 
 
 def scales(m: int, n: int, k: int, seed: int) -> Blueprint:
-    """f = ||A diag(exp(S x)) y - b||^2 / 2: x scales groups of features, and so decides where the nearest fit is."""
+    """f = ||A diag(exp(S x)) y - b||^2 / 2: x scales groups of features, and so decides which fit is the nearest."""
     random = np.random.default_rng(seed)
     A, b, S = random.normal(size=(m, n)), random.normal(size=m), np.eye(k)[np.arange(n) % k]
     y0, upper = np.zeros(n), _target(random.normal(size=n) / 2, 0.2, np.zeros(k))
@@ -145,7 +146,7 @@ def weights(m: int, n: int, rank: int, k: int, seed: int) -> Blueprint:
         return Problem(upper(cast), lambda x, y: ((s @ x).sigmoid() * (a @ y - c).square()).sum() / 2, response=Nearest())
 
     def response(x: Tensor) -> Tensor:
-        root = (double(S) @ x).sigmoid().sqrt()
+        root = (double(S) @ x).sigmoid().sqrt()  # weighted least squares is least squares with rows times roots
         return _least(root[:, None] * double(A), root * double(b), double(y0))
 
     return _blueprint(upper, state, response, np.zeros(k), y0)
@@ -166,6 +167,7 @@ def ridge(m: int, n: int, k: int, seed: int) -> Blueprint:
         )
 
     def response(x: Tensor) -> Tensor:
+        # The penalty becomes rows of zeros as data, so that one pseudo-inverse gives the nearest solution.
         roots = torch.cat([torch.diag((double(S) @ x / 2).exp()), torch.zeros(2 * k, n - 2 * k, dtype=x.dtype)], 1)
         return _least(torch.cat([double(A), roots]), torch.cat([double(b), torch.zeros(2 * k, dtype=x.dtype)]), double(y0))
 
@@ -184,7 +186,7 @@ def ring(n: int, seed: int) -> Blueprint:
 
 
 def budget(n: int, seed: int) -> Blueprint:
-    """f = (sum(y) - x)^2 on a box: the nearest way to spend x moves all shares that are not at a bound alike."""
+    """f = (sum(y) - x)^2 on a box: the nearest division of x moves all shares that are not at a bound by the same amount."""
     random = np.random.default_rng(seed)
     y0, upper = random.uniform(0.1, 0.9, n), _target(random.uniform(0, 1, n), 0.02, np.array([0.75 * n]))
 
@@ -194,12 +196,13 @@ def budget(n: int, seed: int) -> Blueprint:
 
     def response(x: Tensor) -> Tensor:
         low, high = -1.0, 1.0
-        for _ in range(100):
+        for _ in range(100):  # bisection: the sum grows with the common shift
             middle = (low + high) / 2
             low, high = (middle, high) if float((double(y0) + middle).clamp(0, 1).sum()) < float(x) else (low, middle)
         return (double(y0) + (low + high) / 2).clamp(0, 1)
 
     F = upper(double)
+    # The bisection in response has no derivative in x, so Newton steps cannot be used.
     x_star = _golden(lambda x: F(x, response(x)), 0.0, float(n))
     return _blueprint(upper, state, response, np.array([n / 2]), y0, x_star)
 
@@ -215,7 +218,7 @@ def ball(n: int, k: int, seed: int) -> Blueprint:
 
         def lower(x: Tensor, y: Tensor) -> Tensor:
             away = y - b @ x
-            return ((away.square().sum() + 1e-12).sqrt() - 1).clamp(min=0).square()
+            return ((away.square().sum() + 1e-12).sqrt() - 1).clamp(min=0).square()  # 1e-12: a derivative at the centre
 
         return Problem(upper(cast), lower, response=Nearest())
 
@@ -228,7 +231,7 @@ def ball(n: int, k: int, seed: int) -> Blueprint:
 
 
 def logits(rows: int, classes: int, k: int, seed: int) -> Blueprint:
-    """f = sum_i logsumexp(y_i) - p_i(x) y_i: each row of logits is open up to a number that is added to all of them."""
+    """f = sum_i logsumexp(y_i) - p_i(x) y_i: each row of logits is determined up to a constant that is added to all of them."""
     random = np.random.default_rng(seed)
     B, y0 = random.normal(size=(rows * classes, k)), random.normal(size=rows * classes)
     upper = _target(random.normal(size=rows * classes), 0.1, np.zeros(k))
@@ -244,13 +247,14 @@ def logits(rows: int, classes: int, k: int, seed: int) -> Blueprint:
 
     def response(x: Tensor) -> Tensor:
         logs = (double(B) @ x).reshape(rows, classes).log_softmax(1)
+        # The constant of each row that brings it nearest to y0 is the mean difference.
         return (logs + (double(y0).reshape(rows, classes) - logs).mean(1, keepdim=True)).reshape(-1)
 
     return _blueprint(upper, state, response, np.zeros(k), y0)
 
 
 def copies(n: int, number: int, seed: int) -> Blueprint:
-    """f = ||sum of copies of y - b||^2 / 2 and g = exp(x) |y|_1: copies of a feature share what the penalty leaves."""
+    """f = ||sum of copies of y - b||^2 / 2 and g = exp(x) |y|_1: copies of a feature share its soft-thresholded coefficient."""
     random = np.random.default_rng(seed)
     b, y0 = 2 * random.normal(size=n), np.zeros(n * number)
     t = np.tile(0.5 * b / number, number) + 0.1 * random.normal(size=n * number)
@@ -266,8 +270,8 @@ def copies(n: int, number: int, seed: int) -> Blueprint:
         )
 
     def response(x: Tensor) -> Tensor:
-        whole = double(b).sign() * (double(b).abs() - x.exp()).clamp(min=0)
-        return (whole / number).repeat(number)
+        total = double(b).sign() * (double(b).abs() - x.exp()).clamp(min=0)
+        return (total / number).repeat(number)  # equal shares are the nearest to y0 = 0
 
     F = upper(double)
     x_star = _golden(lambda x: F(x, response(x)), -4.0, 2.0)

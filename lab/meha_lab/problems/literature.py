@@ -52,8 +52,8 @@ def cubic(n: int) -> Blueprint:
 def mirrlees() -> Blueprint:
     """F = (x - 2)^2 + (y - 1)^2, f = -x exp(-(y + 1)^2) - exp(-(y - 1)^2), 0.5 <= x <= 2.
 
-    Mirrlees' example. f has two valleys in y; the one at y > 0 is deeper only for x <= 1. The solution is x = 1, y = 0.9575,
-    where both are equally deep; beyond it, the valley at y > 0 still looks like a solution locally.
+    Mirrlees' example. f has two basins in y; the one at y > 0 is deeper only for x <= 1. The solution is x = 1, y = 0.9575,
+    where both are equally deep; beyond it, the minimum at y > 0 is still a local one.
     """
 
     def build(cast: Cast) -> Problem:
@@ -64,7 +64,7 @@ def mirrlees() -> Blueprint:
         )
 
     def response(x: Tensor) -> Tensor:
-        # Bisection of the stationarity x (y + 1) exp(-4 y) + y - 1 = 0 on the side of the deeper valley.
+        # Bisection of the stationarity x (y + 1) exp(-4 y) + y - 1 = 0 on the side of the deeper basin.
         low, high = (0.5, 1.0) if float(x) <= 1 else (-1.0, -0.5)
         for _ in range(60):
             y = 0.5 * (low + high)
@@ -78,7 +78,7 @@ def mirrlees() -> Blueprint:
 def double_well(n: int) -> Blueprint:
     """F = ||x - 1/2||^2 + ||y - 3/2||^2, f = sum (y_i^2 - 1)^2 / 4 - x_i y_i.
 
-    f has two valleys for |x_i| < 0.38, the deeper one at the sign of x_i; the start, x = y = -1, is in the wrong one.
+    f has two basins for |x_i| < 0.38, the deeper one at the sign of x_i; the start, x = y = -1, is in the wrong one.
     Stationarity x = y^3 - y makes y the root of a polynomial.
     """
 
@@ -115,7 +115,7 @@ def valley() -> Blueprint:
         )
 
     roots = np.roots([2, 0, -1, -2])
-    x_star = roots[np.abs(roots.imag) < 1e-12].real
+    x_star = roots[np.abs(roots.imag) < 1e-12].real  # x - 2 + 2 x (x^2 - 1) = 0, by F(x, (x, x^2))
     return Blueprint(
         build=build, x0=np.full(1, -1.0), y0=np.zeros(2), x_star=x_star, response=lambda x: torch.cat([x, x.square()])
     )
@@ -130,7 +130,7 @@ def wave() -> Blueprint:
             lambda x, y: 0.5 * (y - torch.sin(x)).square().sum(),
         )
 
-    x = 2.5
+    x = 2.5  # Newton steps converge from here
     for _ in range(20):
         x -= (x - 2 + math.sin(2 * x) / 2) / (1 + math.cos(2 * x))
     return Blueprint(build=build, x0=np.zeros(1), y0=np.zeros(1), x_star=np.full(1, x), response=torch.sin)
@@ -161,7 +161,7 @@ def dead_zone(n: int) -> Blueprint:
         x0=np.zeros(n),
         y0=np.zeros(n),
         x_star=np.full(n, 1.5),
-        response=lambda x: torch.zeros_like(x).clamp(x - 1, x + 1),
+        response=lambda x: torch.zeros_like(x).clamp(x - 1, x + 1),  # the y within 1 of x that is nearest to 0, as F wants
     )
 
 

@@ -24,7 +24,7 @@ def quadratic(nx: int, ny: int, condition: float, *, seed: int, soft: bool = Fal
     H, B, b = _lower(rng, nx, ny, condition, soft)
     J, y_b = np.linalg.solve(H, B), np.linalg.solve(H, b)
     s = rng.normal(size=nx)
-    t = J @ rng.normal(size=nx) + y_b + rng.normal(size=ny) / np.sqrt(ny)
+    t = J @ rng.normal(size=nx) + y_b + rng.normal(size=ny) / np.sqrt(ny)  # a reachable y plus noise
     rho = 0.1
 
     def build(cast: Cast) -> Problem:
@@ -70,11 +70,11 @@ def linear_upper(nx: int, ny: int, condition: float, *, seed: int) -> Blueprint:
             x_set=Box(-1.0, 1.0),
         )
 
-    return _linear(build, J, y_b, -np.sign(p + J.T @ q))
+    return _linear(build, J, y_b, -np.sign(p + J.T @ q))  # the sign of the gradient of F(x, y(x)), which is constant
 
 
 def undetermined(nx: int, ny: int, rank: int, *, seed: int) -> Blueprint:
-    """F = ||y - t||^2 / 2 + ||x - s||^2 / 2, f = ||A y - B x||^2 / 2; A has ``rank`` rows: F decides the rest of y."""
+    """F = ||y - t||^2 / 2 + ||x - s||^2 / 2, f = ||A y - B x||^2 / 2; A has ``rank`` rows, and F chooses among solutions."""
     rng = np.random.default_rng(seed)
     A, B = rng.normal(size=(rank, ny)) / np.sqrt(ny), rng.normal(size=(rank, nx)) / np.sqrt(nx)
     s, t = rng.normal(size=nx), rng.normal(size=ny)
@@ -92,14 +92,14 @@ def undetermined(nx: int, ny: int, rank: int, *, seed: int) -> Blueprint:
 
 
 def _lower(rng: np.random.Generator, nx: int, ny: int, condition: float, soft: bool = False) -> tuple[Array, Array, Array]:
-    """H, B and b."""
+    """Draw H, B and b."""
     basis, _ = np.linalg.qr(rng.normal(size=(ny, ny)))
     eigenvalues = np.geomspace(1, condition, ny) / (condition if soft else 1)
     return (basis * eigenvalues) @ basis.T, rng.normal(size=(ny, nx)), rng.normal(size=ny)
 
 
 def _linear(build: Callable[[Cast], Problem], J: Array, y_b: Array, x_star: Array) -> Blueprint:
-    """The blueprint with y*(x) = J x + y_b and the start x0 = 0, y0 = 0."""
+    """Return the blueprint with y*(x) = J x + y_b and the start x0 = 0, y0 = 0."""
     J_, y_ = double(J), double(y_b)
     return Blueprint(
         build=build, x0=np.zeros(J.shape[1]), y0=np.zeros(len(y_b)), x_star=x_star, response=lambda x: torch.mv(J_, x) + y_

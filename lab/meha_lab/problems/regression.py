@@ -1,4 +1,4 @@
-"""Learned regularisation and learned data weights: f is a training loss, F a validation loss."""
+"""Problems that learn regularisation or data weights: f is a training loss, F a validation loss."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def softmax(p: int, n: int, classes: int, *, seed: int, each: bool = False, boun
     """Softmax regression: :func:`ridge` with cross entropy and y of shape (p, classes); one weight per class if ``each``."""
     rng = np.random.default_rng(seed)
     A, A2, truth = rng.normal(size=(n, p)), rng.normal(size=(n, p)), rng.normal(size=(p, classes)) * (np.arange(p) < 4)[:, None]
-    b, b2 = ((a @ truth + rng.gumbel(size=(n, classes))).argmax(1) for a in (A, A2))
+    b, b2 = ((a @ truth + rng.gumbel(size=(n, classes))).argmax(1) for a in (A, A2))  # draws from the softmax
 
     def build(cast: Cast) -> Problem:
         A_, A2_ = cast(A), cast(A2)
@@ -114,7 +114,7 @@ def group_lasso_gaussian(groups: int, size: int, n: int, *, seed: int) -> Bluepr
     p = groups * size
     (A, b), (A2, b2) = _linear_data(np.random.default_rng(seed), p, n, 1.0, useful=np.repeat(np.arange(groups) % 2 == 0, size))
     build = _penalised(A, b, A2, b2, GroupL2([size] * groups, weight=lambda x: x), NonNegative())
-    return Blueprint(build=build, x0=np.full(groups, 0.01), y0=np.zeros(p), measure="excess")
+    return Blueprint(build=build, x0=np.full(groups, 0.01), y0=np.zeros(p), measure="excess")  # excess: x is not unique
 
 
 def coreset(n: int, p: int, *, seed: int) -> Blueprint:
@@ -155,10 +155,12 @@ def reweighting(n: int, p: int, *, seed: int) -> Blueprint:
             x_set=Box(0.0, 1.0),
         )
 
-    return Blueprint(build=build, x0=np.full(n, 0.5), y0=np.zeros(p), measure="excess")
+    return Blueprint(build=build, x0=np.full(n, 0.5), y0=np.zeros(p), measure="excess")  # excess: x is not unique
 
 
 def _penalised(A: Array, b: Array, A2: Array, b2: Array, g: NonSmooth, domain: Box | NonNegative) -> Callable[[Cast], Problem]:
+    """Return the function that builds a least-squares problem with the penalty g."""
+
     def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
         return Problem(
@@ -174,7 +176,7 @@ def _penalised(A: Array, b: Array, A2: Array, b2: Array, g: NonSmooth, domain: B
 def _linear_data(
     rng: np.random.Generator, p: int, n: int, noise: float, useful: Array | None = None
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Training and validation data of n rows each: b = A v + noise; a third of the entries of v (or ``useful``) are not 0."""
+    """Draw training and validation data of n rows each: b = A v + noise; a third of v (or ``useful``) is not 0."""
     v = rng.normal(size=p) * (np.arange(p) % 3 == 0 if useful is None else useful)
     A = rng.normal(size=(2 * n, p))
     b = A @ v + noise * rng.normal(size=2 * n)
@@ -186,7 +188,7 @@ def _signs(train: tuple[Array, Array], validation: tuple[Array, Array]) -> tuple
 
 
 def _spoiled(rng: np.random.Generator, n: int, p: int) -> tuple[Array, Array, Array, Array]:
-    """n training rows, the first third of them with labels of the wrong sign, and 3 n clean rows."""
+    """Draw n training rows, the first third with labels of the wrong sign, and 3 n clean rows."""
     v = rng.normal(size=p)
     A, A2 = rng.normal(size=(n, p)), rng.normal(size=(3 * n, p))
     b, b2 = (a @ v + 0.3 * rng.normal(size=len(a)) for a in (A, A2))

@@ -1,4 +1,4 @@
-"""Problems in other units."""
+"""Problems of the collection in other units of x, y, F and f."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scaled(
             base,
             upper=lambda u, v: upper * base.upper(u / by_x, v / by_y),
             lower=lambda u, v: lower * base.lower(u / by_x, v / by_y),
-            constants=None,
+            constants=None,  # they hold in the old units only
             x_set=None if not isinstance(base.x_set, Box) else Box(by_x * base.x_set.low, by_x * base.x_set.high),
         )
 

@@ -34,7 +34,7 @@ def _known(
     dtype: torch.dtype = torch.float64,
     device: Any = None,
 ) -> KnownProblem:
-    """Build a problem of y alone; ``state`` returns F and f, and random starts have |y_i| <= ``reach``."""
+    """Build a problem without x; ``state`` returns F and f, and random starts have |y_i| <= ``reach``."""
 
     def cast(value: Any) -> Tensor:
         return torch.as_tensor(np.asarray(value, dtype=float)).to(device, dtype)
@@ -100,7 +100,7 @@ def sphere(name: str, t: Array, **options: Any) -> KnownProblem:
 def signs(name: str, t: Array, tilt: float, **options: Any) -> KnownProblem:
     """F = ||y - t||^2 / 2, f = sum_i (y_i^2 - 1)^2 / 4 + tilt y_i.
 
-    Without tilt, y_i is the sign of t_i; with it, the left valley is the deeper one, and y_i the least root of y^3 - y + tilt.
+    Without tilt, y_i is the sign of t_i; with it, the left basin is the deeper one, and y_i the least root of y^3 - y + tilt.
     """
     root = np.roots([1, 0, -1, tilt]).real.min()
 
@@ -125,7 +125,7 @@ def hyperbola(name: str, t: Array, product: float, **options: Any) -> KnownProbl
     y_2 = product / y_1, so y_1 is a root of y^4 - t_1 y^3 + product t_2 y - product^2.
     """
     roots = np.roots([1, -t[0], 0, product * t[1], -(product**2)])
-    first = roots[np.abs(roots.imag) < 1e-9].real
+    first = roots[np.abs(roots.imag) < 1e-9].real  # all stationary points of the distance
     points = np.stack([first, product / first], 1)
 
     def state(cast: Cast) -> tuple[Objective, Objective]:
@@ -137,6 +137,7 @@ def hyperbola(name: str, t: Array, product: float, **options: Any) -> KnownProbl
 def wave(name: str, t: Array, **options: Any) -> KnownProblem:
     """F = ||y - t||^2 / 2, f = (y_2 - sin y_1)^2 / 2: the nearest point of a sine curve, by a grid and Newton's method."""
     grid = np.linspace(-8, 8, 4001)
+    # The grid selects the global minimum among the many local ones; Newton steps make it accurate.
     y = grid[np.argmin((grid - t[0]) ** 2 + (np.sin(grid) - t[1]) ** 2)]
     for _ in range(30):
         slope = y - t[0] + (np.sin(y) - t[1]) * np.cos(y)
@@ -154,7 +155,7 @@ def polyhedron(name: str, A: Array, b: Array, t: Array, **options: Any) -> Known
     for count in range(len(t) + 1):
         for active in itertools.combinations(range(len(A)), count):
             rows = A[list(active)]
-            point = t if not active else t - np.linalg.pinv(rows) @ (rows @ t - b[list(active)])
+            point = t if not active else t - np.linalg.pinv(rows) @ (rows @ t - b[list(active)])  # rows as equations
             if (A @ point <= b + 1e-9).all():
                 points.append(point)
     y_star = min(points, key=lambda point: float(np.square(point - t).sum()))
@@ -169,7 +170,7 @@ def polyhedron(name: str, A: Array, b: Array, t: Array, **options: Any) -> Known
 def shares(name: str, t: Array, w: Array, **options: Any) -> KnownProblem:
     """F = sum_i w_i (y_i - t_i)^2 / 2, f = (sum_i y_i - 1)^2 / 2, 0 <= y <= 1: y_i = clip(t_i - l / w_i, 0, 1) for one l."""
     low, high = -10.0, 10.0
-    for _ in range(200):
+    for _ in range(200):  # bisection: the sum of y falls with l
         level = 0.5 * (low + high)
         y_star = np.clip(t - level / w, 0, 1)
         low, high = (level, high) if y_star.sum() > 1 else (low, level)
@@ -186,6 +187,7 @@ def equal_columns(name: str, t: Array, **options: Any) -> KnownProblem:
 
     The best is the projection of t on a simplex.
     """
+    # The projection on {y >= 0, sum y = 3/2} by sorting (Held, Wolfe and Crowder 1974).
     ordered = np.sort(t)[::-1]
     levels = (np.cumsum(ordered) - 1.5) / np.arange(1, len(t) + 1)
     y_star = np.maximum(t - levels[ordered > levels][-1], 0)
@@ -203,7 +205,7 @@ def rotation(name: str, m: int, r: int, *, seed: int, **options: Any) -> KnownPr
     """
     rng = np.random.default_rng(seed)
     B, T = rng.normal(size=(m, r)).round(2), rng.normal(size=(m, r)).round(2)
-    U, _, V = np.linalg.svd(B.T @ T)
+    U, _, V = np.linalg.svd(B.T @ T)  # the orthogonal Procrustes problem (Schoenemann 1966)
 
     def state(cast: Cast) -> tuple[Objective, Objective]:
         A_ = cast(B @ B.T)
@@ -266,4 +268,4 @@ FAMILIES: dict[str, dict[str, Callable[..., KnownProblem]]] = {
 }
 
 HELD_OUT: set[str] = set()
-"""Families that are held out as a whole."""
+"""Families whose members are all in the held-out half."""

@@ -1,4 +1,4 @@
-"""Support vector machines: learned cost and feature scales in the primal, a learned kernel in the dual."""
+"""Support vector machines with learned cost and feature scales (primal), or a learned kernel (dual)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dual(p: int, n: int, *, seed: int) -> Blueprint:
 
     def build(cast: Cast) -> Problem:
         A_, b_, A2_, b2_ = (cast(part) for part in (A, b, A2, b2))
-        ridge = cast(0.1 * np.eye(n))
+        ridge = cast(0.1 * np.eye(n))  # makes Q positive definite, so that y is unique
 
         def kernel(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
             return torch.exp(-0.5 * ((left[:, None] - right[None]).square() @ x.exp()))
@@ -66,7 +66,7 @@ def dual(p: int, n: int, *, seed: int) -> Blueprint:
 
 
 def _clouds(rng: np.random.Generator, p: int, n: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Training and validation rows of two noisy classes, separated by a curve in the first two features."""
+    """Draw training and validation rows of two noisy classes, separated by a curve in the first two features."""
     A = rng.normal(size=(2 * n, p))
     b = np.where(A[:, 0] + 0.5 * A[:, 1] ** 2 - 0.5 + 0.4 * rng.normal(size=2 * n) > 0, 1.0, -1.0)
     return (A[:n], b[:n]), (A[n:], b[n:])

@@ -1,4 +1,4 @@
-"""The paper's toys in other units and from other starts, which should not matter to a method without parameters."""
+"""The paper's toys in other units and from other starts, to test that methods do not depend on either."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
         known,
         upper=lambda u, v: F * known.upper(u / x, v / y),
         lower=lambda u, v: f * known.lower(u / x, v / y),
-        nonsmooth=None if g is None else L1(lambda u: f / y * weight(u / x)),
+        nonsmooth=None if g is None else L1(lambda u: f / y * weight(u / x)),  # |v| is y times |v / y|
         x_set=None if box is None else Box(x * box.low, x * box.high),
         x0=x * known.x0,
         y0=y * known.y0,
@@ -80,7 +80,7 @@ TOYS: dict[str, Callable[..., KnownProblem]] = {
     **{f"sine, n = {n}": partial(sine, n) for n in (1, 10, 100, 1000)},
     **{f"lasso, n = {n}": partial(lasso, n) for n in (2, 100, 1000)},
 }
-"""Functions that build the toys, given ``dtype`` and ``device``, by name."""
+"""Functions that build a toy, given ``dtype`` and ``device``, by its name."""
 
 VARIANTS: dict[str, Callable[[KnownProblem], KnownProblem]] = {
     "": lambda known: replace(known, constants=None),
@@ -91,4 +91,4 @@ VARIANTS: dict[str, Callable[[KnownProblem], KnownProblem]] = {
     },
     **{f", start {seed + 1}": partial(started_near, seed=seed) for seed in range(3)},
 }
-"""Changes to a toy, all of which drop its constants, by the suffix of its name."""
+"""Functions that change a toy and drop its constants, by the suffix of its name."""

@@ -31,7 +31,18 @@ from meha_lab.tasks.architecture_search import (
 )
 from meha_lab.tasks.architecture_search.training import SGD
 
-__all__ = ["FULL", "LONGER", "QUICK", "REDUCED", "ROWS", "Protocol", "Row", "measure_architecture", "methods_of", "stages_of"]
+__all__ = [
+    "FULL",
+    "LONGER",
+    "QUICK",
+    "REDUCED",
+    "ROWS",
+    "Protocol",
+    "SearchRow",
+    "measure_architecture",
+    "methods_of",
+    "stages_of",
+]
 
 
 WORK = {"DARTS, order 1": 2, "DARTS, order 2": 5, "RHG": 3, "CG": 4, "IAPTT": 5, "MEHA": 3}
@@ -151,7 +162,7 @@ QUICK = Protocol(
 
 
 @dataclass(frozen=True)
-class Row:
+class SearchRow:
     """A row of the table.
 
     Attributes:
@@ -165,24 +176,24 @@ class Row:
     activation: str = "relu"
 
 
-ROWS: Mapping[str, Row] = {
-    "DARTS, order 1": Row("DARTS, order 1"),
-    "DARTS, order 2": Row("DARTS, order 2"),
-    "P-DARTS": Row("DARTS, order 1", "P-DARTS"),
-    "PC-DARTS": Row("DARTS, order 1", "PC-DARTS"),
-    "RHG": Row("RHG"),
-    "CG": Row("CG"),
-    "IAPTT": Row("IAPTT"),
-    "MEHA": Row("MEHA"),
-    "MEHA, Swish": Row("MEHA", activation="swish"),
-    "MEHA on P-DARTS": Row("MEHA", "P-DARTS"),
-    "MEHA on PC-DARTS": Row("MEHA", "PC-DARTS"),
-    "Random search": Row("RandomSearch"),
+ROWS: Mapping[str, SearchRow] = {
+    "DARTS, order 1": SearchRow("DARTS, order 1"),
+    "DARTS, order 2": SearchRow("DARTS, order 2"),
+    "P-DARTS": SearchRow("DARTS, order 1", "P-DARTS"),
+    "PC-DARTS": SearchRow("DARTS, order 1", "PC-DARTS"),
+    "RHG": SearchRow("RHG"),
+    "CG": SearchRow("CG"),
+    "IAPTT": SearchRow("IAPTT"),
+    "MEHA": SearchRow("MEHA"),
+    "MEHA, Swish": SearchRow("MEHA", activation="swish"),
+    "MEHA on P-DARTS": SearchRow("MEHA", "P-DARTS"),
+    "MEHA on PC-DARTS": SearchRow("MEHA", "PC-DARTS"),
+    "Random search": SearchRow("RandomSearch"),
 }
 """The paper's rows (DARTS in both orders), and ours."""
 
 
-def methods_of(row: Row, protocol: Protocol) -> Callable[[int], Method]:
+def methods_of(row: SearchRow, protocol: Protocol) -> Callable[[int], Method]:
     """The method of a row, made from the number of its steps."""
     rate = protocol.meha_x_rate if row.method == "MEHA" else protocol.x_rate
     rate *= 1 if row.course == "DARTS" else 2
@@ -209,7 +220,7 @@ def methods_of(row: Row, protocol: Protocol) -> Callable[[int], Method]:
     return makers[row.method]
 
 
-def stages_of(row: Row, protocol: Protocol, images: int) -> list[Stage]:
+def stages_of(row: SearchRow, protocol: Protocol, images: int) -> list[Stage]:
     """The stages of a row, with as many steps as the budget allows; a step of the warm-up is one pass.
 
     Args:
@@ -232,7 +243,7 @@ def stages_of(row: Row, protocol: Protocol, images: int) -> list[Stage]:
     return [Stage(steps, warm_up, cells, operations, dropout) for cells, operations, dropout in parts]
 
 
-def _batch_and_rate(row: Row, protocol: Protocol) -> tuple[int, float]:
+def _batch_and_rate(row: SearchRow, protocol: Protocol) -> tuple[int, float]:
     """Images in a batch and the learning rate of the weights: in the full protocol those of each course's paper."""
     common = int(protocol.task["batch"]), protocol.rate
     return OWN.get(row.course, common) if protocol.work is None else common
@@ -242,7 +253,7 @@ def measure_architecture(cell: Cell) -> Record:
     """Search, train the network that was found, and test it; a cell with a genotype trains that."""
     protocol: Protocol = dict(cell.case.arguments)["protocol"]
     folder, on_gpu = cache_folder() / "searches" / cell.key, device().type == "cuda"
-    row = ROWS.get(cell.setting.get("row", ""), Row(""))
+    row = ROWS.get(cell.setting.get("row", ""), SearchRow(""))
     options = {**protocol.task, "batch": _batch_and_rate(row, protocol)[0], "activation": row.activation}
     if row.course == "PC-DARTS":
         options |= {"partial": PARTIAL, "edge_normalisation": True}
@@ -275,7 +286,7 @@ def measure_architecture(cell: Cell) -> Record:
     return {**record, "genotype": genotype.to_dict(), "final": final}
 
 
-def _search(row: Row, protocol: Protocol, task: ArchitectureSearch, folder: Path, on_gpu: bool) -> Found:
+def _search(row: SearchRow, protocol: Protocol, task: ArchitectureSearch, folder: Path, on_gpu: bool) -> Found:
     momentum = Optimizer(torch.optim.SGD, lr=_batch_and_rate(row, protocol)[1], **SGD)
     stages = stages_of(row, protocol, len(task.train.labels))
     compile = on_gpu and row.method in RECORDED

@@ -83,7 +83,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Style:
+class LineStyle:
     """How a method is drawn."""
 
     color: str
@@ -101,14 +101,14 @@ FAMILIES = (  # a dash for each family, a hue for each method in it
     ("Grid search", "Random search", "TPE", "IGJO", "VF-iDCA"),
 )
 STYLES = {
-    "MEHA": Style(VERMILION, width=2.8, order=5),
-    "MEHA, paper's values": Style(VERMILION, (0, (3, 1.2)), width=2, order=4),
-    "AdaptiveMEHA": Style("#8c1c13", width=2.2, order=4.5),
-    "automatic": Style("#5e2ca5", width=2.2, order=4.5),
-    **{name: Style(HUES[i], dash) for names, dash in zip(FAMILIES, DASHES, strict=True) for i, name in enumerate(names)},
+    "MEHA": LineStyle(VERMILION, width=2.8, order=5),
+    "MEHA, paper's values": LineStyle(VERMILION, (0, (3, 1.2)), width=2, order=4),
+    "AdaptiveMEHA": LineStyle("#8c1c13", width=2.2, order=4.5),
+    "automatic": LineStyle("#5e2ca5", width=2.2, order=4.5),
+    **{name: LineStyle(HUES[i], dash) for names, dash in zip(FAMILIES, DASHES, strict=True) for i, name in enumerate(names)},
 }
 SHADES = ("#a6bddb", "#57a0cc", "#0570b0", "#023858")
-OTHERS = [Style(hue, dash) for dash, hue in product([(0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1))], HUES)]
+OTHERS = [LineStyle(hue, dash) for dash, hue in product([(0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1))], HUES)]
 
 
 def power_of_ten(exponent: int) -> str:
@@ -130,19 +130,19 @@ def three_digits(value: float) -> str:
     return text.replace("-", MINUS)
 
 
-def styles(labels: Iterable[str]) -> dict[str, Style]:
+def styles(labels: Iterable[str]) -> dict[str, LineStyle]:
     """A style for each label; those without one of their own get different ones, as far as there are enough."""
-    found: dict[str, Style] = {}
+    found: dict[str, LineStyle] = {}
     for label in dict.fromkeys(labels):
         first = crc32(label.encode()) % len(OTHERS)
         free = [other for other in OTHERS[first:] + OTHERS[:first] if other not in found.values()]
         found[label] = STYLES.get(label) or (free or OTHERS[first:])[0]
     ordered = [label for label in found if " = " in label]  # the values of a number, from light to dark
-    found |= {label: Style(shade) for label, shade in zip(ordered, SHADES, strict=False)}
+    found |= {label: LineStyle(shade) for label, shade in zip(ordered, SHADES, strict=False)}
     return found
 
 
-def style(label: str) -> Style:
+def style(label: str) -> LineStyle:
     """The style of a method, the same on every figure.
 
     >>> style("MEHA").color == style("MEHA, paper's values").color
@@ -250,7 +250,7 @@ def _figure(count: int, columns: int, height: float) -> tuple[Figure, list[Axes]
     return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(count)]
 
 
-def _draw(panel: Panel, ax: Axes, looks: Mapping[str, Style]) -> None:
+def _draw(panel: Panel, ax: Axes, looks: Mapping[str, LineStyle]) -> None:
     low, high = limits(panel)
     worst = high if panel.better == "low" else low
     ax.set(title=panel.title, xlabel=panel.xlabel, ylabel=panel.ylabel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from meha.problem.problem import Problem
 from meha.problem.sets import Simplex
 from meha_lab.datasets import digits, load
 from meha_lab.tasks import few_shot
-from meha_lab.tasks.hyper_cleaning import mlp
+from meha_lab.tasks.hyper_cleaning import Labelled, mlp
 
 __all__ = ["TASKS", "LearningTask", "Split"]
 
@@ -29,13 +29,6 @@ SHIFT = 1000
 
 Split = Literal["tuning", "held out"]
 Judged = Literal["returned", "fresh"]
-
-
-class Labelled(NamedTuple):
-    """Inputs and labels."""
-
-    inputs: Tensor
-    labels: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +330,7 @@ def sources(data: str, *, size: int, noise: tuple[float, ...], seed: int = 0, de
     )
 
 
-class Mixed(nn.Module):
+class MixedOperations(nn.Module):
     """A network whose hidden layer is a mixture of operations; the shares are given with the inputs."""
 
     OPERATIONS: tuple[Callable[[Tensor], Tensor], ...] = (torch.relu, torch.tanh, torch.zeros_like, lambda z: torch.sin(8 * z))
@@ -374,7 +367,7 @@ def operations(data: str, *, train_size: int, seed: int = 0, device: Any = None)
         return cross_entropy(y(part.inputs[index], x), part.labels[index])
 
     def new(shift: int = 0) -> nn.Module:
-        return Mixed(train.inputs.shape[1], 48, seed + shift).to(device)
+        return MixedOperations(train.inputs.shape[1], 48, seed + shift).to(device)
 
     def draws() -> Draws:
         return Draws({"train": train_size, "validation": train_size}, seed)

@@ -18,9 +18,9 @@ __all__ = ["Backbone", "Episodes", "FewShot", "Tasks", "few_shot"]
 
 
 TRAINING_CHARACTERS = 1200
-"""Number of characters for training, of 1623; the others are for the test."""
+"""Number of characters for training, of 1623 in all; the others are for the test."""
 
-SPLIT_SEED = 0
+SPLIT_SEED = 0  # fixed, so that no test character is trained on with another seed
 
 
 class Backbone(nn.Sequential):
@@ -71,7 +71,7 @@ class FewShot:
         width: number of features.
         pool: the total number of tasks; 0 for no limit.
         test_tasks: number of test tasks in an evaluation.
-        seed: decides the initial backbone and the tasks.
+        seed: the seed of the initial backbone and the tasks.
 
     >>> task = few_shot("digits", ways=3, tasks=2, width=4, test_tasks=20)
     >>> x, y = task.start()
@@ -109,7 +109,7 @@ class FewShot:
 
     @property
     def problem(self) -> Problem:
-        """The bilevel problem on batches of :class:`Tasks`; features of a batch are computed once for each x."""
+        """Return the bilevel problem on batches of :class:`Tasks`; features of a batch are computed once for each x."""
         return Problem(upper=self._upper, lower=self._lower, joint=True)
 
     def _upper(self, x: nn.Module, y: Tensor, batch: Tasks) -> Tensor:
@@ -122,7 +122,7 @@ class FewShot:
         heads = y if batch.heads is None else y[batch.heads]
         scores = torch.bmm(self._features(x, batch, part, len(heads)), heads.transpose(1, 2))
         labels = _labels(scores)
-        return cross_entropy(scores.flatten(0, 1), labels, reduction="sum") * (len(heads) / len(labels))
+        return cross_entropy(scores.flatten(0, 1), labels, reduction="sum") * (len(heads) / len(labels))  # sum of the means
 
     def start(self) -> tuple[Backbone, Tensor]:
         """Return a new backbone, and heads of zeros."""
@@ -143,6 +143,7 @@ class FewShot:
             Indices (count, shots + queries, ways) into ``classes.flatten(0, 1)``.
         """
         device, drawings = classes.device, classes.shape[1]
+        # Sorting random keys draws classes, and images of a class, without repetition.
         chosen = torch.rand(count, len(classes), generator=generator, device=device).topk(self.ways).indices
         order = torch.rand(count, drawings, self.ways, generator=generator, device=device).argsort(dim=1)
         return chosen[:, None] * drawings + order[:, : self.shots + self.queries]
@@ -164,6 +165,7 @@ class FewShot:
         """
         tasks = self.test_tasks
         generator = torch.Generator(self.testing.device).manual_seed(seed)
+        # At most about 8000 images at once, to limit memory.
         right, chunk = [], max(1, min(tasks, 8000 // (self.ways * (self.shots + self.queries))))
         for first in range(0, tasks, chunk):
             count = min(chunk, tasks - first)
@@ -172,6 +174,7 @@ class FewShot:
             heads = support.new_zeros(count, self.ways, support.shape[2])
             goal = one_hot(_labels(support.new_zeros(count, support.shape[1], self.ways)), self.ways).unflatten(0, (count, -1))
             for _ in range(steps):
+                # The gradient of the cross entropy in the heads in closed form: softmax minus one-hot, times features.
                 wrong = torch.bmm(support, heads.transpose(1, 2)).softmax(dim=2) - goal
                 heads -= step / support.shape[1] * torch.bmm(wrong.transpose(1, 2), support)
             scores = torch.bmm(query, heads.transpose(1, 2))
@@ -180,7 +183,7 @@ class FewShot:
 
 
 def _labels(scores: Tensor) -> Tensor:
-    """Labels of alternating classes: 0, 1, ..., N - 1, 0, 1, ..."""
+    """Return the labels of alternating classes: 0, 1, ..., N - 1, 0, 1, ..."""
     return torch.arange(scores.shape[2], device=scores.device).repeat(scores.shape[0] * scores.shape[1] // scores.shape[2])
 
 
@@ -190,21 +193,22 @@ def _with_ones(features: Tensor, tasks: int) -> Tensor:
 
 
 class _Features:
-    """Cache of the features of a batch and their graph, until x changes or a backward pass uses them."""
+    """Cache the features of a batch and their graph, until x changes or a backward pass uses them."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[nn.Module, Tensor, list[tuple[int, int]], Tensor]] = {}
 
     def __call__(self, x: nn.Module, batch: Tasks, part: Literal["support", "query"], tasks: int) -> Tensor:
         images = getattr(batch, part)
+        # Versions count changes in place: an optimizer step makes the features invalid.
         state = [(tensor.data_ptr(), tensor._version) for tensor in (images, *x.parameters())]
         if part in self._kept:
             module, seen, known, features = self._kept[part]
             same = module is x and seen is images and known == state
-            if same and (features.requires_grad or not torch.is_grad_enabled()):
+            if same and (features.requires_grad or not torch.is_grad_enabled()):  # features without a graph have no gradient
                 return features
         features = _with_ones(x(images), tasks)
-        if features.requires_grad:
+        if features.requires_grad:  # a backward pass frees the graph, so the features can be used once only
             features.register_hook(lambda _: self._kept.pop(part, None) and None)
         self._kept[part] = x, images, state, features
         return features
@@ -219,7 +223,7 @@ class Episodes:
     def __init__(self, task: FewShot) -> None:
         self.task = task
         self.generator = torch.Generator(task.training.device).manual_seed(task.seed)
-        self.pool = task.draw(task.training, task.pool, self.generator) if task.pool else None
+        self.pool = task.draw(task.training, task.pool, self.generator) if task.pool else None  # fixed tasks with heads
 
     def __iter__(self) -> Iterator[Tasks]:
         while True:
@@ -266,7 +270,7 @@ def few_shot(
         width: features of the backbone.
         pool: the number of tasks whose heads are kept; 0 draws new tasks in every batch.
         test_tasks: number of test tasks in an evaluation.
-        seed: decides the initial backbone and the tasks.
+        seed: the seed of the initial backbone and the tasks.
         device: the device of the images.
 
     Returns:
@@ -288,7 +292,7 @@ def few_shot(
 
 
 def _enlarged_digits() -> Tensor:
-    """Images of 28 x 28 by digit, equally many of each."""
+    """Return the digits as images of 28 x 28, the same number of each."""
     data = digits()
     least = int(data.labels.bincount().min())
     large = interpolate(data.images[:, None].float(), (28, 28), mode="bilinear")[:, 0].round().byte()

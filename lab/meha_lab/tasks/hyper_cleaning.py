@@ -20,7 +20,7 @@ __all__ = ["HyperCleaning", "Labelled", "hyper_cleaning", "mlp"]
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"sigmoid": nn.Sigmoid, "relu": nn.ReLU, "none": nn.Identity}
 
 SIZES = {"digits": (600, 600, 597)}
-"""Sizes for data sets with fewer images than the paper uses."""
+"""Sizes of training, validation and test data for data sets with fewer images than in the paper."""
 
 
 class Labelled(NamedTuple):
@@ -36,7 +36,7 @@ class Labelled(NamedTuple):
 
 def mlp(inputs: int, outputs: int, hidden: int = 300, activation: str = "sigmoid", seed: int = 0) -> nn.Sequential:
     """Build a network with one hidden layer; its initial weights depend only on the seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # restores the random state of the caller
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(inputs, hidden), ACTIVATIONS[activation](), nn.Linear(hidden, outputs))
 
@@ -58,7 +58,7 @@ class HyperCleaning:
         classes: the number of classes.
         hidden: the number of hidden units of the network.
         activation: the activation of the network.
-        seed: decides the initial weights of the network.
+        seed: the seed of the initial weights of the network.
 
     >>> task = hyper_cleaning("digits", seed=0)
     >>> len(task.train.labels), int(task.tampered.sum())
@@ -80,7 +80,7 @@ class HyperCleaning:
 
     @property
     def problem(self) -> Problem:
-        """The bilevel problem on all data."""
+        """Return the bilevel problem on all data."""
         return Problem(upper=self._upper, lower=self._lower)
 
     def _upper(self, x: Tensor, y: nn.Module) -> Tensor:
@@ -88,7 +88,7 @@ class HyperCleaning:
 
     def _lower(self, x: Tensor, y: nn.Module) -> Tensor:
         losses = cross_entropy(y(self.train.inputs), self.train.labels, reduction="none")
-        return torch.dot(x.sigmoid(), losses) / len(losses)
+        return torch.dot(x.sigmoid(), losses) / len(losses)  # a mean over all examples: removing some lowers f
 
     def start(self) -> tuple[Tensor, nn.Module]:
         """Return x with weight 1/2 for every example, and a new network."""
@@ -119,9 +119,9 @@ class HyperCleaning:
 
 
 def _f1(kept: Tensor, clean: Tensor) -> float:
-    """2 p r / (p + r), where p is the share of clean among kept, and r that of kept among clean."""
+    """Return the F1 score 2 p r / (p + r) with p the share of clean among kept, and r that of kept among clean."""
     both, either = int((kept & clean).sum()), int(kept.sum()) + int(clean.sum())
-    return 2 * both / either if either else 0.0
+    return 2 * both / either if either else 0.0  # the same as 2 p r / (p + r), without 0 / 0
 
 
 def hyper_cleaning(
@@ -145,7 +145,7 @@ def hyper_cleaning(
             with ten classes.
         hidden: the number of hidden units of the network.
         activation: the activation of the network; the paper does not state it.
-        seed: decides the images, the labels and the initial network.
+        seed: the seed of the images, the labels and the initial network.
         device: the device of the data.
 
     Returns:
@@ -167,7 +167,7 @@ def hyper_cleaning(
     truth, classes = parts[0].labels, int(images.labels.max()) + 1
     tampered = torch.zeros(sizes[0], dtype=torch.bool)
     tampered[torch.randperm(sizes[0], generator=generator)[: round(fraction * sizes[0])]] = True
-    shift = torch.randint(1 if exact else 0, classes, (sizes[0],), generator=generator)
+    shift = torch.randint(1 if exact else 0, classes, (sizes[0],), generator=generator)  # a shift of 0 keeps the label
     labels = torch.where(tampered, (truth + shift) % classes, truth)
     train, validation, test = (part.to(device) for part in (Labelled(parts[0].inputs, labels), *parts[1:]))
     return HyperCleaning(train, validation, test, tampered.to(device), truth.to(device), classes, hidden, activation, seed)

@@ -1,4 +1,4 @@
-"""The table of docs/automatic.md on learning tasks, from the records: python -m meha_lab.tools.learning_tasks."""
+"""The table of docs/automatic.md on learning tasks, which python -m meha_lab.benchmarks --draw draws from the records."""
 
 from __future__ import annotations
 
@@ -41,6 +41,3 @@ def shown(scores: list[float | None]) -> str:
 
 
 TABLES: pages.Tables = {"learning tasks": ("automatic.md", table)}
-
-if __name__ == "__main__":
-    pages.draw(TABLES)

@@ -30,7 +30,7 @@ from meha.problem.sets import Box, L2Ball, NonNegative, Simplex
 PATH = Path(__file__).parent.parent / "problems" / "references.json"
 
 
-class Hyper:
+class FlatHyperObjective:
     """x -> F(x, y*(x)) for flat numpy arrays."""
 
     def __init__(self, blueprint):
@@ -208,7 +208,7 @@ def polish(hyper, x, bounds):
 
 
 def reference(blueprint, starts, rng):
-    hyper = Hyper(blueprint)
+    hyper = FlatHyperObjective(blueprint)
     bounds = bounds_of(hyper)
     simplex = isinstance(hyper.problem.x_set, Simplex)
     if hyper.x0.size == 1 and np.isfinite(bounds).all():

@@ -40,7 +40,7 @@ def ends(low_high, size):
     return np.stack([np.broadcast_to(np.asarray(end, dtype=float), (size,)) for end in low_high], axis=1)
 
 
-class Hyper:
+class BoundedHyperObjective:
     """x -> F(x, y*(x)) for flat numpy arrays, with the interval of each coordinate that is searched."""
 
     def __init__(self, blueprint):
@@ -224,7 +224,7 @@ def confirm(name, blueprint, x, y, rng):
     F + c f over x and y together, c growing; where two valleys tie, as the point where the local minima of both are equal;
     otherwise as the minimum of F along the branch of local minima that starts from y*.
     """
-    hyper, box = Hyper(blueprint), BlackBox(blueprint, rng)
+    hyper, box = BoundedHyperObjective(blueprint), BlackBox(blueprint, rng)
     places = [x, *(x + 0.03 * rng.normal(size=(3, hyper.n))), *rng.uniform(*hyper.region.T, size=(4, hyper.n))]
     reached = 0
     for place in (np.clip(p, *hyper.bounds.T) for p in places):
@@ -355,7 +355,7 @@ TWINS = {
 
 
 def reference(blueprint):
-    hyper = Hyper(blueprint)
+    hyper = BoundedHyperObjective(blueprint)
     kept = search(hyper, np.random.default_rng(0))
     value, x = kept[0]
     print(f"    F {value:.10g} at x {np.array2string(x, precision=5)}")

@@ -29,14 +29,12 @@ from meha.analysis.theory.lemmas import (
     response_bound,
     step_bounds,
     theta_lipschitz,
-    warn,
 )
-from meha.lower.estimation import Probe, estimate, estimate_at
+from meha.lower.estimation import estimate
 from meha.problem.constants import Constants, Range, eta_range, gamma_range
 
 __all__ = [
     "Constants",
-    "Probe",
     "Range",
     "StepBounds",
     "TheoryWarning",
@@ -44,7 +42,6 @@ __all__ = [
     "contraction",
     "envelope_weak_convexity",
     "estimate",
-    "estimate_at",
     "eta_range",
     "gamma_range",
     "hypergradient_bound",
@@ -52,5 +49,4 @@ __all__ = [
     "response_bound",
     "step_bounds",
     "theta_lipschitz",
-    "warn",
 ]

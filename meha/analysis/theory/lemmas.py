@@ -36,14 +36,14 @@ def prox_lipschitz(constants: Constants, s: float) -> tuple[float, float]:
     (4.0, 2.0)
     """
     check_positive("s", s)
-    left = 1 - s * constants.rho_g
+    left = 1 - s * constants.rho_g  # the modulus of strong convexity of what the prox minimises
     if not left > 0:
         raise ValueError(f"s: must be below 1/rho_g = {1 / constants.rho_g:g}, where the prox is single-valued, got {s:g}.")
     return s * constants.L_g / left, 1 / left
 
 
 def contraction(constants: Constants, gamma: float, eta: float) -> float:
-    """The factor sigma by which a step of theta comes nearer to theta*: sqrt(1 - eta (1/gamma - rho_f)) / (1 - eta rho_g).
+    """The factor sigma by which a step of theta shrinks ||theta - theta*||: sqrt(1 - eta (1/gamma - rho_f)) / (1 - eta rho_g).
 
     It falls with eta, so the smallest eta of a schedule has the largest factor.
 
@@ -67,7 +67,7 @@ def theta_lipschitz(constants: Constants, gamma: float, s: float | None = None) 
     """
     if s is None:
         admitted = eta_range(constants, gamma)
-        s = admitted.upper if admitted.closed else 0.5 * admitted.upper
+        s = admitted.upper if admitted.closed else 0.5 * admitted.upper  # an open end is not admitted itself
     sigma = contraction(constants, gamma, s)
     in_x, in_z = prox_lipschitz(constants, s)
     return math.hypot(in_x + s * in_z * constants.f_xy, s * in_z / gamma) / (1 - sigma)
@@ -84,7 +84,7 @@ def envelope_weak_convexity(constants: Constants, gamma: float) -> tuple[float, 
     (3.0, 2.0)
     """
     _check(constants, gamma)
-    t = (1 / (2 * gamma) - constants.rho_f - constants.rho_g) / 2
+    t = (1 / (2 * gamma) - constants.rho_f - constants.rho_g) / 2  # rho + t must stay below 1 / (2 gamma)
     return constants.L_f + constants.L_g + (constants.f_xy + constants.L_g) ** 2 / t, 1 / gamma
 
 
@@ -131,7 +131,7 @@ def step_bounds(constants: Constants, gamma: float, eta: float, c: float) -> Ste
     both = constants.L_f + constants.L_g
     merit = both**2 + 1 / gamma**2
     smooth = constants.L_F / c + both + max(envelope_weak_convexity(constants, gamma))
-    lipschitz = theta_lipschitz(constants, gamma) ** 2
+    lipschitz = theta_lipschitz(constants, gamma) ** 2  # L_theta^2 in the formulas
     shared = smooth / 2 + (1 + 4 / d) * lipschitz * merit
     C_alpha, C_beta = shared + d * lipschitz / (4 * gamma**2), shared + rho / 2
     return StepBounds(min(d / 2, 1 / (4 * C_alpha)), min(d / 4, 1 / (4 * C_beta)), C_alpha, C_beta, d / 2 * merit)
@@ -167,7 +167,7 @@ def response_bound(*, mu: float, c: float, slope: float, residual: float, gamma:
     """
     for name, value in (("mu", mu), ("c", c)):
         check_positive(name, value)
-    if gamma is None:
+    if gamma is None:  # the paper's bound
         return (2 * slope + 4 * residual) / (c * mu)
     check_positive("gamma", gamma)
     return (1 + 1 / (gamma * mu)) * (slope + residual) / (c * mu)
@@ -224,9 +224,9 @@ def check(
     """List the inequalities of the theorem that fail, each as a sentence with its factor; empty if all hold.
 
     Args:
-        eta, p, c: of the run; what is left out is not looked at.
-        alpha, beta: compared with :func:`step_bounds`, which needs eta and c; not looked at where gamma or eta fail already.
-        mu: f is mu-strongly convex in y. With it, the theorem on the hypergradient is looked at too, which needs g = 0,
+        eta, p, c: of the run; what is left out is not checked.
+        alpha, beta: compared with :func:`step_bounds`, which needs eta and c; not checked where gamma or eta fail already.
+        mu: f is mu-strongly convex in y. With it, the theorem on the hypergradient is checked too, which needs g = 0,
             gamma > 1/mu, p > 0 and c_k > 4 L_F / mu.
 
     >>> print(*check(Constants(L_F=2.0, L_f=1.0, rho_f=1.0), gamma=200.0))
@@ -236,7 +236,7 @@ def check(
     if alpha is not None or beta is not None:
         if eta is None or c is None:
             raise ValueError("check: the bounds on alpha and beta depend on eta and c; pass both.")
-        bounds = None if failing else step_bounds(constants, gamma, eta, c)
+        bounds = None if failing else step_bounds(constants, gamma, eta, c)  # which raises where gamma or eta fail
         for name, value in (("alpha", alpha), ("beta", beta)):
             if bounds is not None and value is not None and not 0 < value <= (bound := getattr(bounds, name)):
                 failing.append(
@@ -257,7 +257,7 @@ def _gamma_and_eta(constants: Constants, gamma: float, eta: float | None) -> lis
         )
     if eta is not None:
         admitted = eta_range(constants, gamma)
-        if admitted.upper == 0:
+        if admitted.upper == 0:  # 1 / gamma <= rho_f: the proximal lower level need not be convex
             failing.append(f"no eta is admitted, because 1/gamma = {1 / gamma:.4g} is not above rho_f = {constants.rho_f:.4g}.")
         elif eta not in admitted:
             bound = "(1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "1/rho_g"
@@ -279,6 +279,7 @@ def _hypergradient(constants: Constants, gamma: float, p: float | None, c: float
         failing.append("p = 0: c_k does not grow, so the hypergradient does not vanish in the limit; take p in (0, 1/2).")
     needed = 4 * constants.L_F / mu
     if c is not None and not c > needed:
+        # From c (k + 1)^p > needed.
         later = f"; c_k = c (k+1)^p is from k = {math.ceil((needed / c) ** (1 / p))}" if p else ""
         failing.append(f"c = {c:g} is not above 4 L_F/mu = {needed:.4g}{later}.")
     return failing
@@ -288,6 +289,7 @@ def warn(failing: list[str]) -> None:
     """Issue one :class:`TheoryWarning` that lists the failing inequalities, if there are any."""
     if failing:
         level, frame = 1, inspect.currentframe()
+        # The warning must point at the line of the user, however deep inside of the library it is issued.
         while frame is not None and frame.f_globals.get("__name__", "").startswith("meha."):
             level, frame = level + 1, frame.f_back
         warnings.warn("outside the range of the convergence theorem: " + " ".join(failing), TheoryWarning, stacklevel=level)

@@ -13,7 +13,7 @@ from meha.tensors.variables import Leaves, inner
 __all__ = ["BRC"]
 
 
-TINY = 1e-8
+TINY = 1e-8  # of the source; the quotient tends to 0 / 0 as y converges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,5 +53,6 @@ class BRC(HypergradientMethod):
         descend(oracle, x, y, self.inner_steps, at.beta, batch)
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         (lower,), (f_x, f_y) = oracle.gradients((x, y), [(1.0, oracle.lower, x, y)], batch)
+        # The least-squares solution v of f_y f_y' v = F_y has f_x f_y' v = share f_x.
         share = inner(F_y, f_y) / (inner(f_y, f_y) + TINY)
         return {"upper": upper, "lower": lower}, [a - share * b for a, b in zip(F_x, f_x, strict=True)]

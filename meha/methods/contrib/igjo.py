@@ -23,10 +23,10 @@ __all__ = ["IGJO", "IGJOState"]
 
 
 SUFFICIENT = 1e-3
-"""The share of the decrease promised by the gradient that a step must bring."""
+"""The share of the decrease predicted by the gradient that a step must reach (Armijo 1966)."""
 
 SHRINK = 0.1
-"""The factor of a step size that was refused; its cube where the lower solve broke down."""
+"""The factor on a step size that was rejected; its cube where the lower solve broke down, as in the source."""
 
 
 @dataclass
@@ -113,31 +113,32 @@ class IGJO(Method):
 
     def step(self, oracle: Oracle, state: IGJOState, at: At) -> Numbers:
         x, y, batch = state.x, state.y, at.batch
-        found = self._solve(oracle, x, y, batch)
-        if not found.converged:
+        solution = self._solve(oracle, x, y, batch)
+        if not solution.converged:  # the implicit function theorem holds at a solution only
             raise ArithmeticError(
-                f"the lower level was not solved (residual {found.residual:.1e} after {found.steps} steps); allow more"
+                f"the lower level was not solved (residual {solution.residual:.1e} after {solution.steps} steps); allow more"
                 " inner_steps, or a larger lower_tol"
             )
-        copy_(y.leaves, found.theta.leaves)
+        copy_(y.leaves, solution.theta.leaves)
         upper, h, numbers = self._implicit_gradient(oracle, x, y, batch)
         lowest, old = upper, [leaf.clone() for leaf in x.leaves]
-        trial = x.copy()
-        while state.size >= self.min_alpha:
+        trial = x.copy()  # x stays until a step is accepted
+        while state.size >= self.min_alpha:  # the size is never reset, as in the source
             copy_(trial.leaves, old)
             add_(trial.leaves, h, -state.size)
             oracle.project(trial.value, trial.leaves, state.size)
-            found_there = self._solve(oracle, trial, y, batch)
-            there = float(oracle.upper(trial, found_there.theta, batch))
+            trial_solution = self._solve(oracle, trial, y, batch)
+            there = float(oracle.upper(trial, trial_solution.theta, batch))
+            # Armijo's rule for projected steps; a loss cannot meet a bound below 0, and the source then asks for no rise only.
             bound = upper - SUFFICIENT * float(norm(subtract(trial.leaves, old))) ** 2 / state.size
-            if found_there.converged and there <= (bound if bound >= 0 else upper):
+            if trial_solution.converged and there <= (bound if bound >= 0 else upper):
                 copy_(x.leaves, trial.leaves)
-                copy_(y.leaves, found_there.theta.leaves)
-                lowest, found = there, found_there
+                copy_(y.leaves, trial_solution.theta.leaves)
+                lowest, solution = there, trial_solution
                 break
-            state.size *= SHRINK if math.isfinite(found_there.residual) else SHRINK**3
+            state.size *= SHRINK if math.isfinite(trial_solution.residual) else SHRINK**3
         state.decrease, state.support = upper - lowest, int(numbers["support"])
-        return {"upper": lowest, "residual": found.residual, "s": state.size, **numbers}
+        return {"upper": lowest, "residual": solution.residual, "s": state.size, **numbers}
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Start from other weights, or use MEHA."
@@ -161,7 +162,7 @@ class IGJO(Method):
     def _implicit_gradient(
         self, oracle: Oracle, x: Variable, y: Variable, batch: Any
     ) -> tuple[float, Leaves, dict[str, float | Tensor]]:
-        """F and its gradient in x along the lower solution y, and numbers of the step."""
+        """Compute F, its gradient in x along the lower solution y, and the numbers of the step."""
         (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         support = self._support(oracle, y)
         hessian = oracle.hessian([(1.0, oracle.phi, x, y)], batch)
@@ -169,15 +170,15 @@ class IGJO(Method):
         def apply(vector: Leaves) -> Leaves:
             return _restrict(hessian(vector, y)[0], support)
 
-        v, residual = self._invert(apply, _restrict(q, support))
-        h = subtract(h, hessian(v, x)[0])
+        v, residual = self._invert(apply, _restrict(q, support))  # the adjoint: one system for all weights
+        h = subtract(h, hessian(v, x)[0])  # g depends on x, so that this is phi_xy, not f_xy alone
         if not bool(torch.isfinite(norm(h))):
             raise ArithmeticError("the implicit gradient is not finite, as the second derivatives of f + g are not")
         size = sum(int(part.sum()) for part in support)
         return float(upper), h, {"d_x": norm(h), "support": float(size), "linear_residual": residual}
 
     def _support(self, oracle: Oracle, y: Variable) -> list[Tensor]:
-        """Which coordinates of y may move."""
+        """Return the coordinates of y that move with x: those that g does not hold at zero."""
         penalised = {i for _, chosen in oracle.problem.g.terms(y) for i in chosen}
         return [
             leaf.detach().abs() > self.threshold if i in penalised else torch.ones_like(leaf, dtype=torch.bool)
@@ -185,16 +186,16 @@ class IGJO(Method):
         ]
 
     def _invert(self, apply: Operator, rhs: Leaves) -> tuple[Leaves, float]:
-        """v with H v = rhs, or nearest to it, and its relative residual."""
+        """Solve H v = rhs, or its least-squares problem, and return v with its relative residual."""
         try:
             v, residual = conjugate_gradients(apply, rhs, steps=self.linear_steps, tol=self.linear_tol)
-            if residual <= math.sqrt(self.linear_tol):
+            if residual <= math.sqrt(self.linear_tol):  # conjugate gradients that stall hint at a singular system
                 return v, residual
         except CurvatureError:
-            pass
+            pass  # H may be singular, for which the source uses LSMR
         return least_squares(apply, rhs, steps=self.linear_steps, tol=self.linear_tol)
 
 
 def _restrict(leaves: Leaves, support: list[Tensor]) -> Leaves:
-    """The leaves with zeros outside of the support, even for NaN there: norms have no second derivative at zero."""
+    """Set leaves to zero outside of the support, even where they are NaN: norms have no second derivative at zero."""
     return [torch.where(part, leaf, 0.0) for leaf, part in zip(leaves, support, strict=True)]

@@ -74,19 +74,19 @@ class SLM(PenaltyMethod):
                 raise ValueError(f"{name}: must be at most 1, got {getattr(self, name)}.")
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        found = super().choose(constants)
-        return {**found, **{name: 1 / (1 / found[name] + self.r) for name in ("alpha", "beta")}}
+        steps = super().choose(constants)
+        return {**steps, **{name: 1 / (1 / steps[name] + self.r) for name in ("alpha", "beta")}}  # r adds to curvatures
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SLMState:
         state = SLMState(**vars(super().init(oracle, x, y)), x_centre=x.copy(), y_centre=y.copy())
-        state.settled = False
+        state.settled = False  # the first step knows nothing of the constraint
         return state
 
     def step(self, oracle: Oracle, state: SLMState, at: At) -> Numbers:
         x, y, x_c, y_c = state.x, state.y, state.x_centre.leaves, state.y_centre.leaves
         self.follow(oracle, state, at)
         lam, batch = state.lam, at.batch
-        s = at_most_one(lam)
+        s = at_most_one(lam)  # otherwise steps that fit the curvature of F + f would be too long for a large multiplier
         (upper, lower, best), (d_x, d_y) = oracle.gradients((x, y), gap_terms(oracle, state, s, lam * s), batch)
         add_difference_(d_x, x.leaves, x_c, self.r * s)
         add_difference_(d_y, y.leaves, y_c, self.r * s)

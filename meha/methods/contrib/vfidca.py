@@ -1,4 +1,4 @@
-"""A least-squares lower level with radii on norms of y in place of weights: its sets, its minimum and its multipliers."""
+"""VF-iDCA: radii on norms of y take the place of weights, and every step solves a convex program."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Balls:
     l1: bool
 
     def sizes(self, y: Tensor) -> Tensor:
-        """What the radii bound: the norm of each group, and the l1 norm."""
+        """Return what the radii bound: the norm of each group, and the l1 norm."""
         return torch.cat([self._norms(y), y.abs().sum().reshape(1)]) if self.l1 else self._norms(y)
 
     def project(self, z: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest point y to z, and multipliers m >= 0 with z - y in sum_j m_j d||y^(j)|| + m_last d||y||_1.
+        """Return the nearest point y to z, and multipliers m >= 0 with z - y in sum_j m_j d||y^(j)|| + m_last d||y||_1.
 
         Groups are scaled down to their radius. For the l1 norm they are soft-thresholded before, at the level m_last for which
         the result has the right norm; a bracketed secant method finds it.
@@ -63,22 +63,22 @@ class Balls:
             y, multipliers = self._clip(z.sign() * (z.abs() - level).clamp(min=0), radii[:-1])
             return y, torch.cat([multipliers, y.new_full((1,), level)]), float(y.abs().sum() - radii[-1])
 
-        low, high = 0.0, float(z.abs().max())
+        low, high = 0.0, float(z.abs().max())  # at the second, y = 0
         y, multipliers, above = at(low)
         if above <= 0:
             return y, multipliers
         y, multipliers, below = at(high)
         last, eps = 0, torch.finfo(z.dtype).eps
-        for _ in range(200):
+        for _ in range(200):  # a safeguard: the rule converges superlinearly
             if high - low <= 4 * eps * high or below == 0:
                 break
             level = (low * below - high * above) / (below - above)
             new, m, excess = at(level)
-            if excess > 0:  # an end that stays for a second time counts half (the Illinois rule)
+            if excess > 0:  # an end that stays for a second time counts half (Illinois rule, Dowell and Jarratt 1971)
                 low, above, below, last = level, excess, below / 2 if last > 0 else below, 1
             else:
                 high, below, above, last = level, excess, above / 2 if last < 0 else above, -1
-                y, multipliers = new, m
+                y, multipliers = new, m  # of this end only, so that the result is feasible
         return y, multipliers
 
     def _norms(self, y: Tensor) -> Tensor:
@@ -87,28 +87,28 @@ class Balls:
     def _clip(self, z: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
         norms = self._norms(z)
         over = norms > radii
-        scale = torch.where(over, radii / torch.where(over, norms, 1.0), 1.0)
+        scale = torch.where(over, radii / torch.where(over, norms, 1.0), 1.0)  # never 0 / 0
         return z * torch.cat([scale, scale.new_ones(1)])[self.labels], (norms - radii).clamp(min=0)
 
 
 def minimise(
     q: QuadraticForm, balls: Balls, radii: Tensor, start: Tensor, *, tol: float = 1e-9, max_steps: int = 20_000
 ) -> tuple[Tensor, Tensor, int, float]:
-    """argmin q over the balls, its multipliers, the gradients taken, and the residual as a multiple of what ``tol`` allows.
+    """Return argmin q over the balls, its multipliers, the number of gradients, and the residual in units that ``tol`` allows.
 
-    Accelerated projected gradients with restart. At the end y = P(y - s q'(y)), and the multipliers of the minimum are those of
-    this projection, divided by s.
+    Accelerated projected gradients with restart (O'Donoghue and Candes 2015). At the end y = P(y - s q'(y)), and the
+    multipliers of the minimum are those of this projection, divided by s.
 
-    >>> q = Quadratic(torch.eye(2), torch.tensor([3.0, 4.0]), torch.zeros(2))
+    >>> q = QuadraticForm(torch.eye(2), torch.tensor([3.0, 4.0]), torch.zeros(2))
     >>> y, multipliers, _, _ = minimise(q, Balls(torch.tensor([0, 0]), 1, l1=False), torch.ones(1), torch.zeros(2), tol=1e-6)
     >>> y, multipliers
     (tensor([0.6000, 0.8000]), tensor([4.]))
     """
-    s = 1 / (q.smoothness or 1.0)
+    s = 1 / (q.smoothness or 1.0)  # a linear q takes any step
     eps, size = torch.finfo(start.dtype).eps, float(norm([q.gradient(torch.zeros_like(start))]))
     y, multipliers = balls.project(start, radii)
     ahead, momentum, residual, steps = y, 1.0, math.inf, 0
-    while steps < max_steps and not residual <= 1:
+    while steps < max_steps and not residual <= 1:  # written so that NaN does not end it as solved
         steps += 1
         new, multipliers = balls.project(ahead - s * q.gradient(ahead), radii)
         residual = float(norm([new - ahead])) / s / max(tol * size, STEP_ROUNDING * eps * float(norm([new])) / s, TINY)
@@ -116,19 +116,20 @@ def minimise(
             y = ahead = new
             momentum, residual = 1.0, math.inf
             continue
-        uphill = float((ahead - new) @ (new - y)) > 0
+        uphill = float((ahead - new) @ (new - y)) > 0  # the gradient mapping points against the last move
         factor, momentum = nesterov(momentum, restart=uphill)
         ahead, y = new + factor * (new - y) if factor else new, new
     return y, multipliers / s, steps, residual
 
 
 def read_weights(g: NonSmooth, x: Variable, y: Variable) -> tuple[Balls, Tensor]:
-    """What the weights of g penalise, and the entry of x that each weight is; refused unless they are the entries of x."""
+    """Return what the weights of g penalise, and the entry of x that each weight is; refuse weights that are something else."""
     wanted = "L1, GroupL2 or SparseGroup with the entries of x for weights, as in GroupL2(groups, weight=lambda x: x)"
     terms = g.terms(y)
     if len(terms) != 1 or type(terms[0][0]) not in (L1, GroupL2, SparseGroup):
         raise ValueError(f"nonsmooth: VFiDCA takes {wanted}, got {g!r}; use MEHA.")
     term, leaf = terms[0][0], y.leaves[0].detach()
+    # Weights are a function of x: values that are all different show which entry each one is, and a second set confirms it.
     shuffled = 1 + torch.randperm(x.numel, generator=torch.Generator().manual_seed(0)).double() / x.numel
     probe, orders = x.copy(), []
     for values in (shuffled, 3 - shuffled):
@@ -150,14 +151,14 @@ def read_weights(g: NonSmooth, x: Variable, y: Variable) -> tuple[Balls, Tensor]
     labels, count = torch.zeros(size, dtype=torch.int64), 0
     if isinstance(term, GroupL2):
         named, count = read_groups(type(term).__name__, term.groups)
-        labels = torch.cat([named, torch.full((size - len(named),), count)])
-    elif groups is not None:
+        labels = torch.cat([named, torch.full((size - len(named),), count)])  # all others belong to no group
+    elif groups is not None:  # an L1 with a weight for each coordinate
         labels, count = torch.arange(size), size
     return Balls(labels, count, l1 is not None), orders[0]
 
 
 def _weights(term: NonSmooth, x: Variable, leaf: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The weights of groups (for L1: of single coordinates), and that of the l1 norm as a whole."""
+    """Return the weights of groups (for L1: of single coordinates), and that of the l1 norm as a whole."""
     groups = l1 = None
     if isinstance(term, GroupL2):
         groups = per_group(type(term).__name__, term.count, term.weight, x.value, leaf)
@@ -178,12 +179,12 @@ VIOLATION = 100.0
 
 ACCURACY = {"tol_gap_abs": 1e-7, "tol_gap_rel": 1e-7, "tol_feas": 1e-7}
 SETTINGS: list[dict[str, Any]] = [{}, {"equilibrate_enable": False}, {"static_regularization_constant": 1e-7}]
-"""What Clarabel is asked for (its own 1e-8 is often out of reach here), and settings that are tried until it gets there."""
+"""The accuracy asked of Clarabel (its own 1e-8 is often out of reach here), and settings that are tried until it gets there."""
 
 
 @dataclass(frozen=True)
 class ConvexModel:
-    """A problem in the form that the method solves, in double precision on the host.
+    """A problem in the form that VFiDCA solves, in double precision on the host.
 
     Attributes:
         upper, lower: F and f as functions of y.
@@ -201,7 +202,7 @@ class ConvexModel:
 
 @dataclass
 class VFiDCAState(State):
-    """x, y, the radii r, the solution of v(r) and its multipliers, the penalty, and what the last step was like."""
+    """x, y, the radii r, the solution of v(r) and its multipliers, the penalty beta, and e and p of the last step."""
 
     radii: Tensor
     solution: Tensor
@@ -306,17 +307,18 @@ class VFiDCA(Method):
     def step(self, oracle: Oracle, state: VFiDCAState, at: At) -> Numbers:
         model, w, r, u, gamma = state.model, as_vector(state.y), state.radii, state.solution, state.multipliers
         w_new, r_new = model.program.solve(w, r, u, gamma, state.beta)
-        state.error = float(norm([w_new - w, r_new - r]) / norm([w, r]))
+        state.error = float(norm([w_new - w, r_new - r]) / norm([w, r]))  # relative to the old point, as in the source
         unsolved = model.lower.difference(w_new, u) + float(gamma @ (r_new - r)) - self.eps
         outside = float((model.balls.sizes(w_new) - r_new).max())
         state.violation = max(0.0, unsolved, VIOLATION * outside)
+        # A short step with a violated constraint means that the penalty is too weak.
         if state.error * state.beta <= self.c * min(1.0, state.beta * state.violation):
             state.beta += self.delta
         state.radii = r_new
         state.solution, state.multipliers = self._solve_lower(oracle, model, r_new, w_new)
 
         state.y.leaves[0].copy_(w_new.reshape(state.y.leaves[0].shape))
-        weights = torch.zeros_like(state.multipliers).scatter(0, model.order, state.multipliers)
+        weights = torch.zeros_like(state.multipliers).scatter(0, model.order, state.multipliers)  # radii to entries of x
         for leaf, piece in zip(state.x.leaves, weights.split([leaf.numel() for leaf in state.x.leaves]), strict=True):
             leaf.copy_(piece.reshape(leaf.shape))
         oracle.project(state.x.value, state.x.leaves, 1.0)
@@ -341,7 +343,7 @@ class VFiDCA(Method):
         return "Start with smaller radii, or take a larger rho."
 
     def _solve_lower(self, oracle: Oracle, model: ConvexModel, radii: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-        """The solution of v(r), and its multipliers."""
+        """Return the solution of v(r) and its multipliers."""
         y, multipliers, steps, residual = minimise(
             model.lower, model.balls, radii, start, tol=self.inner_tol, max_steps=self.inner_steps
         )
@@ -355,7 +357,7 @@ class VFiDCA(Method):
 
 
 class _Program:
-    """The convex program of a step, compiled once; what changes from step to step are its parameters.
+    """The convex program of a step, which cvxpy compiles once; only its parameters change from step to step.
 
     Its variables are d = w - u, e = r - r_k and beta p, where u solves v(r_k): all become small at the end of a run, when
     V <= 0 leaves hardly any room for an interior point method.
@@ -389,7 +391,7 @@ class _Program:
         )
 
     def solve(self, w: Tensor, r: Tensor, u: Tensor, multipliers: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-        """The next w and r."""
+        """Return the next w and r."""
         import cvxpy as cp
 
         self.u.value, self.ahead.value = u.numpy(), (u - w).numpy()
@@ -405,16 +407,16 @@ class _Program:
                 except cp.SolverError:
                     status = "failed"
                 if status == cp.OPTIMAL:
-                    break
+                    break  # an inaccurate solution is kept only if no setting does better
         if status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             raise ArithmeticError(
                 f"Clarabel did not solve the convex program ({status}); a smaller beta or a larger rho may help"
             )
-        return u + torch.from_numpy(self.d.value), (r + torch.from_numpy(self.e.value)).clamp(min=0)
+        return u + torch.from_numpy(self.d.value), (r + torch.from_numpy(self.e.value)).clamp(min=0)  # r >= 0 up to tol_feas
 
 
 def _spread(balls: Balls) -> Any:
-    """The sparse matrix that writes the groups of y one after another, each filled up with zeros to the size of the largest."""
+    """Build the sparse matrix that lists the groups of y one after another, each padded with zeros to the largest size."""
     from scipy.sparse import csr_array
 
     members = [(balls.labels == j).nonzero().reshape(-1).tolist() for j in range(balls.count)]

@@ -16,8 +16,7 @@ from meha.tensors.variables import Leaves, Variable, copy_, select, short_step, 
 __all__ = ["NonSmooth", "Sum", "Zero", "joined", "kink", "least", "soft", "split", "total"]
 
 
-_HIDDEN = ("names", "rho", "count")
-"""Attributes that a representation leaves out."""
+_HIDDEN = ("names", "rho", "count")  # left out of representations, as they follow from the arguments or the run
 
 
 class NonSmooth(ABC):
@@ -45,7 +44,7 @@ class NonSmooth(ABC):
         self.names: list[str] = []
 
     def declared(self, name: str, weight: Weight) -> Weight:
-        """Return a weight of this term unchanged, after a first check."""
+        """Check a weight as far as its form allows without x, and return it unchanged."""
         return declared(type(self).__name__, name, weight)
 
     def weighted(
@@ -74,7 +73,7 @@ class NonSmooth(ABC):
         """Split the term into terms on separate groups of leaves of ``y``, checked against their shapes."""
         chosen = select(self.part, y.names, f"{type(self).__name__}: part")
         self.check([y.leaves[i] for i in chosen])
-        bound = copy.copy(self)
+        bound = copy.copy(self)  # a term can be used in several problems, with other names
         bound.names = [y.names[i] for i in chosen]
         return [(bound, chosen)]
 
@@ -82,22 +81,22 @@ class NonSmooth(ABC):
         """Raise if the term does not fit these leaves."""
 
     def free(self, leaves: Leaves) -> Leaves | None:
-        """The face of a point: masks of the coordinates along which g is twice differentiable there, while the others stay.
+        """Return the face of a point: masks of the coordinates along which g is twice differentiable if the others are fixed.
 
         None if the term has no such coordinates in general; second-order methods then refuse it.
         """
         return [leaf != 0 for leaf in leaves] if self.kinked else None
 
     def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
-        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses: what crosses zero becomes zero."""
+        """Stop a move from ``start`` to ``leaves`` at the kinks that it crosses: coordinates that change sign become zero."""
         if not self.kinked:
             return leaves
         return [torch.where(new * old < 0, 0.0, new) for new, old in zip(leaves, start, strict=True)]
 
     def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
-        """The element of least norm of gradient + c * (subdifferential of g in y) + (normal cone of Y).
+        """Return the element of least norm of gradient + c * (subdifferential of g in y) + (normal cone of Y).
 
-        Where the subdifferential is not known in closed form, it is approached by the prox with a short step, for which
+        If the subdifferential is not known in closed form, it is approximated by a short proximal step, since
         (y - prox(y - step * gradient)) / step is never longer.
 
         Args:
@@ -111,35 +110,35 @@ class NonSmooth(ABC):
                 f"{type(self).__name__}: its subdifferential beside a set Y is not known; define slopes(x, leaves),"
                 " or use diagnostics.prox_residual."
             )
-        step = short_step(leaves, gradient) / max(c, 1.0)
+        step = short_step(leaves, gradient) / max(c, 1.0)  # c multiplies the threshold of the prox
         moved = self.prox_leaves(x, [y - step * d for y, d in zip(leaves, gradient, strict=True)], step * c)
         return [d / step for d in subtract(leaves, moved)]
 
     def absolute_terms(self, leaves: Leaves) -> Tensor | None:
-        """Linear functions a of y, as one vector, whose absolute values :meth:`epigraph` bounds by further unknowns t.
+        """Return the linear functions a of y, as one vector, whose absolute values :meth:`epigraph` bounds by unknowns t.
 
-        None if g cannot be written with such bounds; the default then refuses it together with constraints.
+        None if g has no such form; the default then refuses it together with constraints.
         """
         return None
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
-        """A smooth function of (x, y, t) and inequalities, not positive where they hold, besides -t <= a(y) <= t.
+        """Return a smooth function of (x, y, t), and inequalities (not positive if they hold) besides -t <= a(y) <= t.
 
         Its least value over t is g. Weights may be negative, since x need not be in X here.
         """
         raise NotImplementedError
 
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves] | None:
-        """The derivatives of g from the left and from the right in each coordinate; None if unknown or g is not separable."""
+        """Return the left and right derivatives of g in each coordinate; None if unknown or g is not separable."""
         return None
 
     def check_step(self, step: float | Tensor) -> None:
         """Raise if the proximal map is not single-valued at this step (weakly convex terms)."""
-        if isinstance(step, Tensor) and self.rho == 0:  # in a traced step; its sign is checked elsewhere
+        if isinstance(step, Tensor) and self.rho == 0:  # a traced step has no value to check; its sign is checked elsewhere
             return
         if not step > 0:
             raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
-        if step * self.rho >= 1:
+        if step * self.rho >= 1:  # step * g + ||.||^2 / 2 is then not strictly convex
             raise ValueError(
                 f"{type(self).__name__}: the proximal map needs step < {1 / self.rho:g} (the term is {self.rho:g}-weakly"
                 f" convex), got {step:g}; take smaller steps or a larger a."
@@ -154,11 +153,11 @@ class NonSmooth(ABC):
 
     @abstractmethod
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        """g on the chosen leaves."""
+        """Return g on the chosen leaves."""
 
     @abstractmethod
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        """Proximal map of the chosen leaves; returns new leaves."""
+        """Return the proximal map of the chosen leaves, as new leaves."""
 
 
 class Zero(NonSmooth):
@@ -199,8 +198,8 @@ class Sum(NonSmooth):
                 raise TypeError(f"Sum: expected terms of meha.nonsmooth, got {type(member).__name__}.")
         self.members: list[NonSmooth] = []
         for member in members:
-            self.members += member.members if isinstance(member, Sum) else [member]
-        self.rho = max(member.rho for member in self.members)
+            self.members += member.members if isinstance(member, Sum) else [member]  # a + b + c is one sum
+        self.rho = max(member.rho for member in self.members)  # not their sum, as the leaves are separate
 
     def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
         pairs = [pair for member in self.members for pair in member.terms(y)]
@@ -223,39 +222,40 @@ class Sum(NonSmooth):
 
 
 def least(gradient: Leaves, slopes: tuple[Leaves, Leaves], c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
-    """The elements of least size of the intervals gradient + c [left, right], which a bound of Y extends to infinity."""
+    """Return the elements of least size of the intervals gradient + c [left, right], which active bounds of Y extend."""
     results = []
     for i, (d, left, right) in enumerate(zip(gradient, *slopes, strict=True)):
         low, high = d + c * left, d + c * right
         if room is not None:
+            # The normal cone of a coordinate that cannot decrease is (-inf, 0], and [0, inf) if it cannot increase.
             low, high = torch.where(room[0][i], low, -torch.inf), torch.where(room[1][i], high, torch.inf)
-        results.append(low.clamp(min=0) + high.clamp(max=0))
+        results.append(low.clamp(min=0) + high.clamp(max=0))  # zero if the interval contains it, else the nearer end
     return results
 
 
 def kink(w: Tensor, y: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivatives from both sides of an even function with a kink of slope w at zero, and ``slope`` * sign(y) elsewhere."""
+    """Return the left and right derivatives of an even function: -w and w at its kink zero, ``slope`` * sign(y) elsewhere."""
     there = torch.where(y == 0, w, slope * y.sign())
     return torch.where(y == 0, -w, there), there
 
 
 def soft(u: Tensor, threshold: Tensor) -> Tensor:
-    """Soft thresholding: the prox of |u|."""
+    """Return the prox of threshold * |u|, known as soft thresholding."""
     return u.sign() * (u.abs() - threshold).clamp(min=0)
 
 
 def total(terms: Iterable[Tensor]) -> Tensor:
-    """Sum of all entries of all tensors."""
+    """Return the sum of all entries of all tensors."""
     result: Tensor = sum(term.sum() for term in terms)  # type: ignore[assignment]
     return result
 
 
 def joined(leaves: Leaves) -> Tensor:
-    """All leaves as one vector."""
+    """Return all leaves as one vector."""
     return leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
 
 
 def split(vector: Tensor, leaves: Leaves) -> Leaves:
-    """A vector in the shapes of leaves."""
+    """Return the parts of a vector in the shapes of leaves."""
     pieces = vector.split([leaf.numel() for leaf in leaves])
     return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

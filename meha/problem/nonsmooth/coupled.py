@@ -39,19 +39,19 @@ class Nuclear(NonSmooth):
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         results = []
         for w, leaf in self.weighted(self.weight, x, leaves, scalar=True):
-            u, s, v = torch.linalg.svd(leaf, full_matrices=False)
+            u, s, v = torch.linalg.svd(leaf, full_matrices=False)  # singular value thresholding (Cai, Candes, Shen 2010)
             results.append((u * (s - step * w).clamp(min=0)) @ v)
         return results
 
     def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
-        """w (U V' + W) are the subgradients, with W orthogonal to U and V and of spectral norm at most 1."""
+        """Use that the subgradients are w (U V' + W), with W orthogonal to U and V and of spectral norm at most 1."""
         results = []
         for (w, leaf), d in zip(self.weighted(self.weight, x, leaves, scalar=True), gradient, strict=True):
             u, s, v = torch.linalg.svd(leaf, full_matrices=False)
-            seen = s > max(leaf.shape) * torch.finfo(s.dtype).eps * s.max()
-            u, v = u[:, seen], v[seen]
+            positive = s > max(leaf.shape) * torch.finfo(s.dtype).eps * s.max()  # the usual tolerance of a numerical rank
+            u, v = u[:, positive], v[positive]
             whole = d + c * w * u @ v
-            rest = whole - u @ (u.T @ whole)
+            rest = whole - u @ (u.T @ whole)  # the part that W can cancel
             rest = rest - (rest @ v.T) @ v
             a, t, b = torch.linalg.svd(rest, full_matrices=False)
             results.append(whole - rest + (a * (t - c * w).clamp(min=0)) @ b)
@@ -73,7 +73,7 @@ class GroupL2(NonSmooth):
     tensor(7.)
     """
 
-    orthant = True
+    orthant = True  # shrinking keeps signs, so that it can follow the projection
 
     def __init__(self, groups: Groups, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
@@ -104,18 +104,18 @@ class GroupL2(NonSmooth):
         )
 
     def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
-        """The gradient of the norm where a group is not zero; elsewhere a ball, by which the rest is shrunk."""
+        """Use the gradient of the norm for groups that are not zero, and for the others the ball of subgradients."""
         vector, labels = self._flatten(leaves)
         radius = c * per_group(type(self).__name__, self.count, self.weight, x, vector).expand(self.count)
         norms = self._norms(vector, labels)
         factor = torch.where(norms > 0, radius / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
-        smooth = split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)
+        smooth = split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)  # the last label is that of no group
         rest = least([d + s for d, s in zip(gradient, smooth, strict=True)], self._kinks(x, leaves), c, room)
         flat, _ = self._flatten(rest)
-        return split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)
+        return split(self._shrink(flat, labels, torch.where(norms > 0, 0.0, radius)), leaves)  # least norm of rest + ball
 
     def _kinks(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        """The derivatives from both sides of what is separable in the term."""
+        """Return the left and right derivatives of the separable part of the term."""
         none = [torch.zeros_like(leaf) for leaf in leaves]
         return none, none
 
@@ -125,16 +125,16 @@ class GroupL2(NonSmooth):
         return split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
 
     def cut(self, leaves: Leaves, start: Leaves) -> Leaves:
-        """Stop a move at zero for each group that turns around on its way."""
+        """Stop a move at zero for each group that ends in the half-space opposite to its start."""
         if self.kinked:
             return super().cut(leaves, start)
         (new, labels), (old, _) = self._flatten(leaves), self._flatten(start)
         along = new.new_zeros(self.count + 1).index_add_(0, labels, new * old)
-        along[self.count] = 0
+        along[self.count] = 0  # coordinates in no group have no kink
         return split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
 
     def labels(self, size: int) -> Tensor:
-        """The group of each of ``size`` coordinates, on the host; each coordinate in no group has one of its own."""
+        """Return the group of each of ``size`` coordinates, on the host; each coordinate in no group gets one of its own."""
         named = self._named.numel()
         free = torch.where(self._named == self.count, 1, 0).cumsum(0) - 1
         own = torch.where(self._named == self.count, self.count + free, self._named)
@@ -142,6 +142,7 @@ class GroupL2(NonSmooth):
         return torch.cat([own, torch.arange(after, after + size - named)])
 
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
+        """Return the leaves as one vector, and the group of each coordinate (``count`` for none) on the same device."""
         vector = joined(leaves)
         if self._labels.device != vector.device or self._labels.numel() != vector.numel():
             free = torch.full((vector.numel() - self._named.numel(),), self.count)
@@ -149,14 +150,15 @@ class GroupL2(NonSmooth):
         return vector, self._labels
 
     def _norms(self, vector: Tensor, labels: Tensor) -> Tensor:
-        """One norm per group; its gradient at zero is zero."""
+        """Return the norm of each group, with a gradient of zero at zero."""
         squares = vector.new_zeros(self.count + 1).index_add_(0, labels, vector.square())[: self.count]
         if not squares.requires_grad:
             return squares.sqrt()
         positive = squares > 0
-        return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)
+        return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)  # sqrt has an infinite derivative at zero
 
     def _shrink(self, vector: Tensor, labels: Tensor, threshold: Tensor) -> Tensor:
+        """Return the prox of the norms of the groups: block soft thresholding."""
         norms = self._norms(vector, labels)
         factor = torch.where(norms > threshold, 1 - threshold / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
         return vector * torch.cat([factor, factor.new_ones(1)])[labels]
@@ -192,5 +194,6 @@ class SparseGroup(GroupL2):
         return [leaf != 0 for leaf in leaves]
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        # The prox of the sum is the composition in this order (Jenatton et al. 2011).
         thresholded = [soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]
         return super().prox_leaves(x, thresholded, step)

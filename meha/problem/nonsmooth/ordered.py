@@ -77,6 +77,7 @@ class FusedLasso(TotalVariation):
         return sparse + super().value_leaves(x, leaves)
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        # The prox of the sum is the composition in this order (Friedman, Hastie, Hoefling, Tibshirani 2007).
         smooth = super().prox_leaves(x, leaves, step)
         return [soft(leaf, step * v) for v, leaf in self.weighted(self.l1, x, smooth, scalar=True)]
 
@@ -117,12 +118,13 @@ class OrderedL1(NonSmooth):
         results = []
         for (w, flat), leaf in zip(self._pairs(x, leaves), leaves, strict=True):
             sizes, order = flat.abs().sort(descending=True, stable=True)
+            # For sorted sizes, the prox is a projection onto non-increasing sequences (Bogdan et al. 2015).
             pooled = sizes.new_tensor(_falling((sizes - step * w).tolist())).clamp(min=0)
             results.append((flat.sign() * torch.zeros_like(flat).scatter(0, order, pooled)).reshape(leaf.shape))
         return results
 
     def _pairs(self, x: Any, leaves: Leaves) -> list[tuple[Tensor, Tensor]]:
-        """Weights that do not increase, and flat leaves."""
+        """Return pairs of weights, which must not increase, and flat leaves."""
         pairs = self.weighted(self.weight, x, [leaf.reshape(-1) for leaf in leaves])
         for w, _ in pairs:
             if w.ndim and bool((w.detach().diff() > 0).any()):
@@ -134,19 +136,20 @@ class OrderedL1(NonSmooth):
 
 
 def _along_last(leaf: Tensor, weights: Tensor) -> Tensor:
-    """The prox of the total variation of each row."""
+    """Return the prox of the total variation of each row."""
     rows = leaf.reshape(-1, leaf.shape[-1])
     each = weights.expand(leaf.diff(dim=-1).shape).reshape(len(rows), -1)
+    # Plain numbers on the host: the recursion takes one coordinate after the other.
     results = [_denoised(row, widths) for row, widths in zip(rows.double().tolist(), each.double().tolist(), strict=True)]
     return leaf.new_tensor(results).reshape(leaf.shape)
 
 
 def _denoised(values: list[float], weights: list[float]) -> list[float]:
-    """argmin_u sum_i (u_i - values_i)^2 / 2 + sum_i weights_i |u_{i+1} - u_i|.
+    """Return argmin_u sum_i (u_i - values_i)^2 / 2 + sum_i weights_i |u_{i+1} - u_i|, by dynamic programming (Johnson 2013).
 
-    The derivative of the best cost of the first i values, as a function of u_i, is piecewise linear and increasing. The next
-    difference clips it to [-w_i, w_i]: u_i = low_i, or high_i, where u_{i+1} is beyond. A knot is a place with what slope and
-    intercept gain there.
+    The derivative of the least cost of the first i values, as a function of u_i, is piecewise linear and increasing. The next
+    difference clips it to [-w_i, w_i]: u_i is u_{i+1}, clipped to [low_i, high_i]. A knot is a breakpoint with the changes of
+    slope and intercept there.
     """
     knots: deque[tuple[float, float, float]] = deque()
     lows, highs, before = [], [], 0.0
@@ -161,28 +164,28 @@ def _denoised(values: list[float], weights: list[float]) -> list[float]:
         while knots and slope * knots[-1][0] + intercept >= weight:
             _, more, shift = knots.pop()
             slope, intercept = slope - more, intercept - shift
-        high = max((weight - intercept) / slope, low)
+        high = max((weight - intercept) / slope, low)  # rounding could put it below low
         knots.appendleft(first)
         knots.append((high, -slope, weight - intercept))
         lows.append(low)
         highs.append(high)
         before = weight
     slope, intercept = 1.0, -before - values[-1]
-    while knots and slope * knots[0][0] + intercept <= 0:
+    while knots and slope * knots[0][0] + intercept <= 0:  # the minimum of the last cost, where its derivative is zero
         _, more, shift = knots.popleft()
         slope, intercept = slope + more, intercept + shift
     result = [-intercept / slope]
-    for low, high in zip(reversed(lows), reversed(highs), strict=True):
+    for low, high in zip(reversed(lows), reversed(highs), strict=True):  # back from the last coordinate
         result.append(min(max(result[-1], low), high))
     return result[::-1]
 
 
 def _falling(values: list[float]) -> list[float]:
-    """The nearest sequence that does not increase: neighbours that would increase are replaced by their mean."""
+    """Return the nearest non-increasing sequence, by pooling adjacent violators: blocks that increase become their mean."""
     blocks: list[tuple[float, int]] = []  # sum and length
     for value in values:
         amount, length = value, 1
-        while blocks and blocks[-1][0] * length <= amount * blocks[-1][1]:
+        while blocks and blocks[-1][0] * length <= amount * blocks[-1][1]:  # compares the means without dividing
             last = blocks.pop()
             amount, length = amount + last[0], length + last[1]
         blocks.append((amount, length))

@@ -70,7 +70,7 @@ class NonNegativeL1(NonSmooth):
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         linear = total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves))
-        infinite = [torch.where(leaf.detach() < 0, torch.inf, 0.0).sum() for leaf in leaves]
+        infinite = [torch.where(leaf.detach() < 0, torch.inf, 0.0).sum() for leaf in leaves]  # inf * 0 would be NaN
         return linear + sum(infinite)
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
@@ -78,10 +78,10 @@ class NonNegativeL1(NonSmooth):
 
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
         pairs = [(w.expand_as(y), y) for w, y in self.weighted(self.weight, x, leaves)]
-        return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]
+        return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]  # at zero, y cannot decrease
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return joined(leaves)[:0]
+        return joined(leaves)[:0]  # linear where it is finite, so that no bound t is needed
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
         return total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves, signed=True)), -joined(leaves)
@@ -127,7 +127,7 @@ class ElasticNet(NonSmooth):
 
 
 class SCAD(NonSmooth):
-    """Smoothly clipped absolute deviation with threshold w_i: for ``t = |y_i|``,
+    """Smoothly clipped absolute deviation (Fan and Li 2001) with threshold w_i: for ``t = |y_i|``,
 
     w t  if t <= w;  (2 a w t - t^2 - w^2) / (2 (a - 1))  if w < t <= a w;  (a + 1) w^2 / 2  beyond.
 
@@ -148,10 +148,10 @@ class SCAD(NonSmooth):
     def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
         super().__init__(part)
         self.weight = self.declared("weight", weight)
-        if not a > 2:
+        if not a > 2:  # also refuses NaN
             raise ValueError(f"SCAD: a must be more than 2, got {a}.")
         self.a = a
-        self.rho = 1 / (a - 1)
+        self.rho = 1 / (a - 1)  # the largest concave curvature, of the middle piece
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         return total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
@@ -165,7 +165,7 @@ class SCAD(NonSmooth):
         a, results = self.a, []
         for w, u in self.weighted(self.weight, x, leaves):
             middle = ((a - 1) * u - step * a * w * u.sign()) / (a - 1 - step)
-            near = torch.where(u.abs() <= (1 + step) * w, soft(u, step * w), middle)
+            near = torch.where(u.abs() <= (1 + step) * w, soft(u, step * w), middle)  # by the piece that the result lies on
             results.append(torch.where(u.abs() <= a * w, near, u))
         return results
 
@@ -177,8 +177,8 @@ class SCAD(NonSmooth):
 class MCP(NonSmooth):
     """Minimax concave penalty with threshold w_i: for ``t = |y_i|``, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
 
-    It is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a, for
-    ``|y| <= a w``; y beyond.
+    It (Zhang 2010) is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a,
+    for ``|y| <= a w``; y beyond.
 
     Args:
         weight: w.
@@ -197,7 +197,7 @@ class MCP(NonSmooth):
         if not a > 0:
             raise ValueError(f"MCP: a must be positive, got {a}.")
         self.a = a
-        self.rho = 1 / a
+        self.rho = 1 / a  # the concave curvature of the first piece
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         return total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
@@ -216,6 +216,6 @@ class MCP(NonSmooth):
 
 
 def _sides(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Leaves, Leaves]:
-    """Pairs per leaf as a pair of lists."""
+    """Turn a pair per leaf into a pair of lists."""
     left, right = zip(*pairs, strict=True)
     return list(left), list(right)

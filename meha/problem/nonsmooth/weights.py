@@ -1,4 +1,4 @@
-"""Weights and groups of non-smooth terms: all accepted forms are checked and moved to the right device."""
+"""Weights and groups of non-smooth terms: checks of all accepted forms, and conversion to the device of the variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
 def declared(term: str, name: str, weight: Weight) -> Weight:
-    """Return the weight; raise if its form is not known or it is negative."""
+    """Return the weight; raise if its form is unknown or it is a negative number or tensor."""
     if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
         raise TypeError(
             f"{term}: {name} must be a number, a tensor, a list or dict of them, or a function of x, got {weight!r}."
@@ -49,7 +49,7 @@ def per_leaf(
             )
         weights = [weights[leaf] for leaf in names]
     if isinstance(weights, Tensor) and weights.ndim == 1 and len(leaves) > 1 and weights.numel() == len(leaves):
-        weights = list(weights)
+        weights = list(weights)  # one entry per leaf, not one per coordinate
     many = weights if isinstance(weights, list | tuple) else [weights] * len(leaves)
     if len(many) != len(leaves):
         raise ValueError(f"{term}: got {len(many)} weights for {len(leaves)} leaves; give one for each, or a single one.")
@@ -65,7 +65,7 @@ def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Te
         weights = torch.stack([_on(w, like) for w in weights])
     weights = _on(cast(Tensor | float, weights), like)
     if weights.numel() == 1:
-        weights = weights.reshape(())
+        weights = weights.reshape(())  # broadcasts like a number, whatever its shape was
     if weights.ndim > 0 and tuple(weights.shape) != (count,):
         raise ValueError(
             f"{term}: weight has shape {tuple(weights.shape)} for {count} groups; give a number or a vector of {count}."
@@ -74,6 +74,7 @@ def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Te
 
 
 def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool, signed: bool) -> Tensor:
+    """Convert the weight of one leaf to its dtype and device; raise if it does not broadcast to the leaf."""
     if not isinstance(weight, Tensor | Real):
         raise TypeError(
             f"{term}: a weight must be a number or a tensor, got {type(weight).__name__}; wrap arrays with torch.as_tensor."
@@ -84,7 +85,7 @@ def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool, signed: bool) ->
     fits = fitted.ndim == 0
     if not fits and not scalar:
         try:
-            fits = torch.broadcast_shapes(fitted.shape, leaf.shape) == leaf.shape
+            fits = torch.broadcast_shapes(fitted.shape, leaf.shape) == leaf.shape  # the weight must not enlarge the leaf
         except RuntimeError:
             fits = False
     if not fits:
@@ -105,7 +106,7 @@ def _not_negative(weight: Tensor, term: str) -> Tensor:
     no value.
     """
     if weight.device.type != "cpu" or under_trace():
-        return torch.where(weight < 0, torch.nan, weight)
+        return torch.where(weight < 0, torch.nan, weight)  # the run then ends with NaN instead of a wrong prox
     if bool((weight < 0).any()):
         raise ValueError(
             f"{term}: a weight is negative ({float(weight.detach().min()):.3g}), and the term has no prox; constrain x"
@@ -121,7 +122,7 @@ def by_size(groups: Any) -> bool:
 
 def read_groups(term: str, groups: Any) -> tuple[Tensor, int]:
     """Return the group of each coordinate up to the last named one (``len(groups)`` if in none), and the number of groups."""
-    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):
+    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):  # a str is a Sequence, too
         raise TypeError(f"{term}: groups must be a list of sizes or of index lists, got {type(groups).__name__}.")
     if len(groups) == 0:
         raise ValueError(f"{term}: groups is empty; give sizes or index lists.")
@@ -133,7 +134,7 @@ def read_groups(term: str, groups: Any) -> tuple[Tensor, int]:
     if any(isinstance(group, Integral) for group in groups):
         raise TypeError(f"{term}: groups mixes sizes and index lists; give sizes only, or lists only.")
     listed = [torch.as_tensor(group).reshape(-1).cpu() for group in groups]
-    if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):
+    if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):  # [] is a float tensor
         raise TypeError(f"{term}: groups must hold coordinates (integers); turn a mask into them with mask.nonzero().")
     indices = [index.long() for index in listed]
     if any(len(index) == 0 for index in indices):

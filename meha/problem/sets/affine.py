@@ -42,11 +42,11 @@ class HalfSpace(FlatSet):
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
         unit, offset = self._scaled(z)
-        outward = inner([unit], [d]).clamp(min=0)
+        outward = inner([unit], [d]).clamp(min=0)  # only this part of d leaves the set
         return d - torch.where(reached(inner([unit], [z]), offset, z), outward, 0.0) * unit
 
     def _scaled(self, z: Tensor) -> tuple[Tensor, float]:
-        """The normal of length 1, and its offset."""
+        """Return the normal scaled to length 1, and the offset that belongs to it."""
         normal = self.normal.double()
         size = norm([normal])
         return (normal / size).reshape(-1).to(z), float(self.offset / size)
@@ -76,7 +76,7 @@ class AffineSet(FlatSet):
                 f" {tuple(self.matrix.shape)} and {tuple(self.rhs.shape)}."
             )
         matrix, rhs = self.matrix.double(), self.rhs.double()
-        inverse = torch.linalg.pinv(matrix)
+        inverse = torch.linalg.pinv(matrix)  # once, in double precision; rows may depend on each other
         error = norm([matrix @ (inverse @ rhs) - rhs])
         if not bool(error <= 1e-4 * (1 + norm([rhs]))):
             raise ValueError(f"AffineSet: the equations contradict each other (residual {float(error):.1e}).")
@@ -85,7 +85,7 @@ class AffineSet(FlatSet):
     def check(self, variable: Variable, chosen: list[int]) -> None:
         check_vector(self.matrix[0], variable, chosen, "AffineSet: a row of matrix", scalar=False)
 
-    def face(self, leaves: Leaves) -> Face:
+    def face(self, leaves: Leaves) -> Face:  # all coordinates are free, as long as the equations hold
         return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves], self.matrix.to(leaves[0]))
 
     def project_vector(self, z: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ __all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
 
 @dataclass(frozen=True, eq=False)
 class _Ball(FlatSet):
+    """Base class of balls, which are projected onto after a shift of the centre to zero."""
+
     radius: float = 1.0
     center: Bound = 0.0
 
@@ -56,7 +58,7 @@ class L2Ball(_Ball):
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
         outside = z - _vector_like(self.center, z)
         size = norm([outside])
-        unit = outside / size.clamp(min=torch.finfo(z.dtype).tiny)
+        unit = outside / size.clamp(min=torch.finfo(z.dtype).tiny)  # at the centre, zero instead of NaN
         outward = inner([unit], [d]).clamp(min=0)
         return d - torch.where(reached(size, self.radius, z), outward, 0.0) * unit
 
@@ -71,11 +73,11 @@ class L1Ball(_Ball):
 
     def _project_centered(self, z: Tensor) -> Tensor:
         size = z.abs()
-        inside = size.sum() <= self.radius
+        inside = size.sum() <= self.radius  # torch.where instead of a branch: no synchronisation
         return torch.where(inside, z, z.sign() * _project_simplex(size, self.radius))
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
-        """On the boundary, the sizes of the coordinates of z + d must not grow in sum."""
+        """On the boundary, the sum of absolute values must not grow along d."""
         outside = z - _vector_like(self.center, z)
         if not bool(reached(outside.abs().sum(), self.radius, z)):
             return d
@@ -120,7 +122,7 @@ class Simplex(FlatSet):
 
     def face(self, leaves: Leaves) -> Face:
         z = torch.cat([leaf.reshape(-1) for leaf in leaves])
-        return Face([leaf > 0 for leaf in leaves], torch.ones_like(z)[None])
+        return Face([leaf > 0 for leaf in leaves], torch.ones_like(z)[None])  # the sum must not change
 
     def project_vector(self, z: Tensor) -> Tensor:
         return _project_simplex(z, self.total)
@@ -132,8 +134,8 @@ class Simplex(FlatSet):
 
 
 def _project_simplex(z: Tensor, total: float) -> Tensor:
-    """max(z - t, 0) with the level t at which the entries sum to ``total``."""
-    z = z - z.max()  # changes only rounding
+    """Return max(z - t, 0) with the level t at which the entries sum to ``total``, by sorting (Held, Wolfe, Crowder 1974)."""
+    z = z - z.max()  # the result is the same, with less rounding for large z
     ordered = z.sort(descending=True).values
     rank = torch.arange(1, z.numel() + 1, dtype=z.dtype, device=z.device)
     levels = (ordered.cumsum(0) - total) / rank
@@ -141,12 +143,12 @@ def _project_simplex(z: Tensor, total: float) -> Tensor:
     return (z - levels.gather(0, positive - 1)).clamp(min=0)
 
 
-def _level(free: Tensor, held: Tensor) -> Tensor:
-    """The level t with sum(free - t) + sum(max(held - t, 0)) = 0; ``free`` is not empty."""
-    ordered = held.sort(descending=True).values
+def _level(free: Tensor, fixed: Tensor) -> Tensor:
+    """Return the level t with sum(free - t) + sum(max(fixed - t, 0)) = 0; ``free`` is not empty."""
+    ordered = fixed.sort(descending=True).values
     sums = free.sum() + torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
     levels = sums / torch.arange(free.numel(), free.numel() + sums.numel(), dtype=free.dtype, device=free.device)
-    above = (ordered > levels[:-1]).sum()  # the largest entries of held lie above the level
+    above = (ordered > levels[:-1]).sum()  # the largest entries of fixed lie above the level
     return levels[above]
 
 

@@ -18,12 +18,11 @@ __all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "
 
 Bound = float | Tensor
 
-ROUNDING = 64
-"""A point that misses the boundary of a set by less than this multiple of the rounding lies on it."""
+ROUNDING = 64  # a point that misses the boundary of a set by less than this multiple of the rounding counts as on it
 
 
 class Face(NamedTuple):
-    """The directions in which a point of a set can move both ways, to first order.
+    """The directions along which a point of a set can move forwards and backwards, to first order.
 
     Attributes:
         free: masks of the coordinates that can move.
@@ -42,7 +41,7 @@ class ConvexSet(ABC):
 
     def project(self, value: Any) -> Any:
         """Return the nearest point of the set, in the structure of ``value`` (a module is copied)."""
-        point = Variable.of(value, "value").copy()
+        point = Variable.of(value, "value").copy()  # the value of the caller stays as it is
         with torch.no_grad():
             for part, chosen in self.parts(point):
                 leaves = [point.leaves[i] for i in chosen]
@@ -74,21 +73,22 @@ class ConvexSet(ABC):
         """Raise if the set does not fit these leaves of ``variable``."""
 
     def face(self, leaves: Leaves) -> Face | None:
-        """The flat face on which a projected point lies; None if faces are curved, so that second-order methods refuse."""
+        """Return the face on which a projected point lies; None if faces are curved, which second-order methods refuse."""
         return None
 
     def room(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        """Masks of the coordinates of a point that can decrease, and of those that can increase (coordinatewise sets only)."""
+        """Return masks of the coordinates that can decrease, and of those that can increase (coordinatewise sets only)."""
+        # A move of at least the own size is not lost in rounding; what the projection takes back has no room.
         below = self.project_leaves([leaf - leaf.abs() - 1 for leaf in leaves])
         above = self.project_leaves([leaf + leaf.abs() + 1 for leaf in leaves])
         down = [low < leaf for low, leaf in zip(below, leaves, strict=True)]
         return down, [high > leaf for high, leaf in zip(above, leaves, strict=True)]
 
     def tangent_leaves(self, leaves: Leaves, directions: Leaves) -> Leaves:
-        """Project directions on the tangent cone of the set at a point of the set.
+        """Project directions onto the tangent cone of the set at a point of the set.
 
-        The part of a direction that this takes away is its projection on the normal cone. Where the cone is not known in
-        closed form, it is the derivative of the projection, by a forward difference.
+        The rest of a direction is its projection onto the normal cone (Moreau decomposition). If the cone is not known in
+        closed form, the result is the directional derivative of the projection, by a forward difference.
         """
         if self.coordinatewise:
             down, up = self.room(leaves)
@@ -102,7 +102,7 @@ class ConvexSet(ABC):
 
     @abstractmethod
     def project_leaves(self, leaves: Leaves) -> Leaves:
-        """Project a list of leaves; returns new leaves."""
+        """Return the projection of a list of leaves as new leaves."""
 
 
 class FlatSet(ConvexSet):
@@ -118,12 +118,12 @@ class FlatSet(ConvexSet):
         return super().tangent_leaves(leaves, directions) if tangent is None else split(tangent, leaves)
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor | None:
-        """Project a direction on the tangent cone at z; None if there is no closed form."""
+        """Return the projection of a direction onto the tangent cone at z; None if there is no closed form."""
         return None
 
     @abstractmethod
     def project_vector(self, z: Tensor) -> Tensor:
-        """Project one vector."""
+        """Return the projection of one vector."""
 
 
 class Product(ConvexSet):
@@ -160,7 +160,7 @@ class Product(ConvexSet):
             for i in chosen:
                 if i in taken:
                     raise ValueError(f"Product: {name!r} and {taken[i]!r} both contain the leaf {variable.names[i]!r}.")
-                taken[i] = name
+                taken[i] = name  # two projections in turn are not that onto an intersection
             member.check(variable, chosen)
             parts.append((member, chosen))
         return parts
@@ -170,19 +170,19 @@ class Product(ConvexSet):
 
 
 def flat(leaves: Leaves) -> Tensor:
-    """The leaves as one vector."""
+    """Return the leaves as one vector."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves])
 
 
 def split(vector: Tensor, leaves: Leaves) -> Leaves:
-    """A vector as leaves of the shapes of ``leaves``."""
+    """Return the parts of a vector in the shapes of ``leaves``."""
     pieces = vector.split([leaf.numel() for leaf in leaves])
     return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
 def reached(value: Tensor, bound: float, z: Tensor) -> Tensor:
-    """Whether a value of z that must not exceed ``bound`` is there, up to rounding."""
-    scale = torch.maximum(value.abs(), norm([z]))
+    """Whether a constraint value <= bound is active at z, up to rounding."""
+    scale = torch.maximum(value.abs(), norm([z]))  # the value may be small by cancellation of large entries of z
     return value >= bound - ROUNDING * torch.finfo(z.dtype).eps * scale
 
 
@@ -196,7 +196,7 @@ def to_tensors(part: ConvexSet, *names: str) -> None:
             tensor = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(f"{type(part).__name__}: {name} must be a number or a tensor, got {value!r}.") from None
-        object.__setattr__(part, name, tensor)
+        object.__setattr__(part, name, tensor)  # the dataclasses are frozen
 
 
 def check_vector(value: Bound, variable: Variable, chosen: list[int], label: str, *, scalar: bool = True) -> None:

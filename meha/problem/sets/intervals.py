@@ -50,7 +50,7 @@ class Box(ConvexSet):
         to_tensors(self, "low", "high")
         low, high = torch.as_tensor(self.low), torch.as_tensor(self.high)
         try:
-            ordered = bool((low <= high).all())
+            ordered = bool((low <= high).all())  # also refuses NaN
         except RuntimeError:
             shapes = f"{tuple(low.shape)} and {tuple(high.shape)}"
             raise ValueError(f"Box: low and high have shapes {shapes}, which do not broadcast.") from None
@@ -80,18 +80,20 @@ class NonNegative(ConvexSet):
     coordinatewise = True
 
     def face(self, leaves: Leaves) -> Face:
-        return Face([leaf > 0 for leaf in leaves])
+        return Face([leaf > 0 for leaf in leaves])  # exact: a projected point has zeros where the bound is active
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return [leaf.clamp(min=0) for leaf in leaves]
 
 
 def _bound(value: Bound, leaf: Tensor) -> Bound:
+    """Return a bound in the dtype and on the device of a leaf."""
     return value.to(leaf) if isinstance(value, Tensor) else value
 
 
 def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:
-    if isinstance(low, Tensor) or isinstance(high, Tensor):
+    """Return the leaf, clipped to [low, high]."""
+    if isinstance(low, Tensor) or isinstance(high, Tensor):  # torch.clamp does not mix a tensor and a number
         return torch.clamp(leaf, torch.as_tensor(low).to(leaf), torch.as_tensor(high).to(leaf))
     return leaf.clamp(low, high)
 
@@ -100,7 +102,7 @@ def _check_broadcast(value: Bound, variable: Variable, index: int, label: str) -
     shape = tuple(torch.as_tensor(value).shape)
     target = tuple(variable.leaves[index].shape)
     try:
-        fits = torch.broadcast_shapes(shape, target) == torch.Size(target)
+        fits = torch.broadcast_shapes(shape, target) == torch.Size(target)  # a bound must not enlarge the leaf
     except RuntimeError:
         fits = False
     if not fits:

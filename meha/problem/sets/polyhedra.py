@@ -16,17 +16,10 @@ from meha.tensors.variables import Leaves, Variable, norm
 __all__ = ["Intersection", "Polyhedron"]
 
 
-EMPTY = 1e-6
-"""Violation, with rows scaled to length 1, beyond which the inequalities are taken to contradict each other."""
-
-ON_FACE = 1e-8
-"""Slack, relative to 1 + |b| and with rows scaled to length 1, up to which a row holds with equality."""
-
-ROUNDS = 10_000
-"""Largest number of rounds of Dykstra's method."""
-
-ACCURACY = 1e-10
-"""Change in a round, relative to 1 + ||z||, at which Dykstra's method stops."""
+EMPTY = 1e-6  # violation, with rows scaled to length 1, from which on the inequalities count as contradictory
+ON_FACE = 1e-8  # slack, relative to 1 + |b| and with rows scaled to length 1, up to which a row is active
+ROUNDS = 10_000  # most rounds of Dykstra's method
+ACCURACY = 1e-10  # change in a round, relative to 1 + ||z||, at which Dykstra's method stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +27,7 @@ class Polyhedron(FlatSet):
     """{z : A z <= b, A_eq z = b_eq}.
 
     The projection is that of a quadratic program, solved to rounding in double precision on the CPU: by an interior point
-    method, which finds the active rows, and by the equations of these. It is differentiated with the active rows held fast.
+    method, which finds the active rows, and by the equations of these. Its derivative keeps the active rows fixed.
 
     Args:
         A, b: inequalities, one row each.
@@ -71,7 +64,7 @@ class Polyhedron(FlatSet):
             raise ValueError("Polyhedron: A, b, A_eq and b_eq must be finite; leave out rows without a bound.")
         object.__setattr__(self, "arrays", arrays)
         origin = np.zeros(arrays[0].shape[1])
-        known = solve_program(np.eye(len(origin)), origin, *arrays).solved
+        known = solve_program(np.eye(len(origin)), origin, *arrays).solved  # a projection tells in most cases, and is quicker
         violation = 0.0 if known else feasible(*arrays, origin)[1]
         if violation > EMPTY:
             raise ValueError(
@@ -87,18 +80,20 @@ class Polyhedron(FlatSet):
         A, b, C, d = self.arrays
         point = z.detach().double().cpu().numpy()
         answer = solve_program(np.eye(len(point)), -point, A, b, C, d)
-        active = answer.lam > 0
+        active = answer.lam > 0  # polished: exact zeros elsewhere
         rows = torch.from_numpy(np.vstack([A[active], C])).to(z.device)
         nearest = torch.from_numpy(answer.z).to(z)
         if not z.requires_grad:
             return nearest
+        # The derivative of the projection: onto the directions along the active rows; pinv, as these may be dependent.
         kept = z if not len(rows) else z - (torch.linalg.pinv(rows) @ rows).to(z) @ z
-        return nearest + kept - kept.detach()
+        return nearest + kept - kept.detach()  # the value of nearest with the derivative of kept
 
     def face(self, leaves: Leaves) -> Face:
         A, b, C, _ = self.arrays
         z = torch.cat([leaf.detach().reshape(-1) for leaf in leaves]).double().cpu().numpy()
         lengths = np.maximum(np.sqrt((A * A).sum(axis=1)), np.finfo(float).tiny)
+        # The point may be rounded to single precision, and the slack with it.
         tight = (b - A @ z) / lengths <= max(ON_FACE, float(np.sqrt(torch.finfo(leaves[0].dtype).eps))) * (
             1 + np.abs(b) / lengths
         )
@@ -146,11 +141,12 @@ class Intersection(ConvexSet):
             for i, member in enumerate(self.sets):
                 start = [p + c for p, c in zip(point, corrections[i], strict=True)]
                 new = member.project_leaves(start)
+                # Without these, the limit would be a point of the intersection, but not the nearest (Boyle, Dykstra 1986).
                 corrections[i] = [s - n for s, n in zip(start, new, strict=True)]
                 far = max(far, _distance(point, new))
                 point = new
             limit = max(ACCURACY, math.sqrt(len(self.sets)) * 2 * eps) * (1 + float(norm(point).detach()))
-            if max(far, _distance(before, point)) <= limit:
+            if max(far, _distance(before, point)) <= limit:  # a round may change nothing while the sets still disagree
                 break
         return point
 
@@ -170,6 +166,7 @@ def _distance(a: Leaves, b: Leaves) -> float:
 
 
 def _arrays(matrix: Tensor | None, right: Tensor | None, width: int) -> tuple[Array, Array]:
+    """Return a matrix and a right-hand side as arrays, without rows if they are None."""
     if matrix is None or right is None:
         return np.zeros((0, width)), np.zeros(0)
     return matrix.detach().double().cpu().numpy(), right.detach().double().cpu().numpy()

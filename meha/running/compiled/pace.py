@@ -1,4 +1,4 @@
-"""Recorded: steps on modules as a CUDA graph."""
+"""CompiledPace, which decides when a run is compiled, and Recorded, steps on modules as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -32,17 +32,13 @@ from meha.running.compiled.steppers import (
 from meha.running.compiled.traced import Traced
 from meha.tensors.variables import Leaves, Variable, copy_, norm, subtract
 
-__all__ = ["CompileWarning", "CompiledPace", "Recorded"]
-
-
-AGREEMENT = 1e-3
-"""The largest distance of recorded from eager steps, relative to their length; the order of sums may differ."""
+AGREEMENT = 1e-3  # the largest distance of recorded from eager steps, relative to their length; sums may differ in order
 
 
 class Recorded(Compiled):
-    """Steps on modules, recorded as a CUDA graph: the kernels of a step, launched together.
+    """Takes steps on modules that were recorded as a CUDA graph: all kernels of a step are launched at once.
 
-    Python in the objectives and hooks of modules no longer runs then. Before it is used, the graph is compared with the step.
+    Python code in objectives and hooks of modules no longer runs then. The graph is compared with an eager step before use.
     """
 
     unrolled = 8
@@ -74,6 +70,7 @@ class Recorded(Compiled):
 
     def compile(self) -> None:
         run, facts = self.run, self._facts
+        # A graph reads fixed memory: batches and schedules are copied into these tensors before each replay.
         batch = BatchForm(facts.batch.put([tensor.clone() for tensor in facts.batch.tensors]))
         self._static, self._row = batch.tensors, torch.ones(ROW, dtype=facts.dtype, device=facts.device)
         given = batch.put(batch.tensors)
@@ -85,17 +82,17 @@ class Recorded(Compiled):
             return vector
 
         try:
-            with torch.random.fork_rng([facts.device]), ExitStack() as stack:
+            with torch.random.fork_rng([facts.device]), ExitStack() as stack:  # the trial steps must not use up random numbers
                 for optimizer in self._optimizers.values():
                     stack.enter_context(optimizer.recording())
                     optimizer.steps = 0
-                step()  # shows which numbers there are
+                step()  # shows which schedules it reads and which numbers it returns
                 for name, optimizer in self._optimizers.items():
                     if optimizer.scheduler is not None and optimizer.steps != 1:
                         raise TracingError(f"{name} has a schedule, and takes {optimizer.steps} steps in one of the method")
                 rows = facts.table(run.k, 2)
                 ends = []
-                for once in (step, record(step)):
+                for once in (step, record(step)):  # two steps of each from the same point
                     copy_(self._tensors, self._kept)
                     for row in rows:
                         self._row[: len(row)] = row
@@ -103,7 +100,7 @@ class Recorded(Compiled):
                     ends.append([tensor.to(facts.dtype, copy=True) for tensor in self._tensors])
             self._replay = once
             moved, apart = (norm(subtract(ends[0], other)) for other in (self._kept, ends[1]))
-            if not apart <= AGREEMENT * moved:
+            if not apart <= AGREEMENT * moved:  # also where one of them is NaN
                 raise TracingError("the graph of a step gives other numbers than the step, because of random numbers or Python")
         except Exception as error:
             for optimizer in self._optimizers.values():
@@ -113,7 +110,7 @@ class Recorded(Compiled):
             # whatever objectives do that a graph cannot hold
             raise TracingError(f"a step cannot be recorded: {first_line(error)}") from error
         finally:
-            copy_(self._tensors, self._kept)
+            copy_(self._tensors, self._kept)  # the trial steps are undone
 
     def _call(self, table: Tensor, batches: list[Leaves]) -> Tensor:
         for row, tensors in zip(table, batches, strict=True):
@@ -127,20 +124,16 @@ class Recorded(Compiled):
 
 
 def _changing(variable: Variable) -> Leaves:
+    """Return the tensors of a variable that steps may change: its leaves, and buffers such as running statistics."""
     return [tensor.detach() for tensor in [*variable.leaves, *variable.buffers().values()]]
 
 
-LONGEST = 4096
-"""Upper bound on the steps between two looks at a compiled run."""
+LONGEST = 4096  # upper bound on the steps of a group, after which observers see the run
+SHARE = 16  # a group is at most this part of the steps done: observers see a run at longer and longer intervals
 
-SHARE = 16
-"""A group is at most this part of the steps done, so that observers see a run at ever longer, but not too long, intervals."""
-
+# Seconds that the steps left must take before "auto" traces them, which takes 0.2 s, and before it compiles them, some 20 s.
 WORTH_TRACING, WORTH_COMPILING = 5.0, 30.0
-"""Seconds that the steps left must take before "auto" traces them, and before it compiles what was not compiled before."""
-
-TIMED = 3
-"""Steps after the first that are timed before "auto" decides."""
+TIMED = 3  # steps after the first that are timed before "auto" decides
 
 
 class CompileWarning(UserWarning):
@@ -168,14 +161,14 @@ class CompiledPace:
 
     @property
     def steps(self) -> int:
-        """Number of steps to take next."""
+        """Return the number of steps to take next."""
         k, left, unit = self.run.k, self.max_steps - self.run.k, self.stepper.unrolled
-        if self.stepper is self.eager or left < unit:
+        if self.stepper is self.eager or left < unit:  # the remainder at the end is taken eagerly
             return min(left, 1)
         return max(unit, min(k // SHARE, left, self._longest) // unit * unit)
 
     def update(self) -> None:
-        """Decide after a step whether to compile, and do it; its time counts as time of the run."""
+        """Decide after a step whether to compile, and do so; the time this takes counts as time of the run."""
         begin = time.perf_counter()
         if self._wanted and (self._wanted is True or self._takes(WORTH_TRACING)):
             try:
@@ -187,17 +180,17 @@ class CompiledPace:
             except TracingError as reason:
                 if self._wanted is True:
                     warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
-            self._wanted = False
+            self._wanted = False  # decided once; what failed is not tried again
         self.run.seconds += time.perf_counter() - begin
 
     def watch(self) -> None:
-        """Have the next group compared with eager steps if it is the first, the second, the fourth, the eighth, ..."""
+        """Compare the next group with eager steps if it is the first, the second, the fourth, the eighth, ..."""
         if isinstance(self.stepper, Compiled):
             self._groups += 1
-            self.stepper.watched = self._groups & (self._groups - 1) == 0
+            self.stepper.watched = self._groups & (self._groups - 1) == 0  # powers of two: the checks become rare
 
     def differs(self, batches: Sequence[Any]) -> int | None:
-        """Compare the last group if it was watched; on a difference, go back and on step by step.
+        """Compare the last group if it was watched; on a difference, go back, and continue eagerly.
 
         Returns:
             The number of the step to which the run went back; None if it did not.
@@ -205,12 +198,12 @@ class CompiledPace:
         compiled = self.stepper
         if not (isinstance(compiled, Compiled) and compiled.watched):
             return None
-        found = compiled.difference(batches)
-        if not found:
+        difference = compiled.difference(batches)
+        if not difference:
             return None
         k, self.stepper = compiled.give_up(), self.eager
         warnings.warn(
-            f"compile: the compiled steps are not those of Python: {found}. The run goes back to step {k}, and on step by step."
+            f"compile: compiled and eager steps differ: {difference}. The run falls back to eager execution from step {k}."
             " Objectives must be functions of x, y and the batch, in torch alone; write them so, or leave compile out.",
             CompileWarning,
             stacklevel=5,
@@ -218,16 +211,16 @@ class CompiledPace:
         return k
 
     def _takes(self, seconds: float) -> bool:
-        """Whether the steps that are left would take longer, by those after the first."""
+        """Return whether the steps left would take longer than this, at the mean time of the steps after the first."""
         k, now = self.run.k, self.run.seconds
-        if self._first is None:
+        if self._first is None:  # the first step is slower: it also checks the objectives
             self._first = k, now
         first, then = self._first
         return k >= first + TIMED and (now - then) / (k - first) * (self.max_steps - k) > seconds
 
 
 def _build(run: Run) -> Compiled:
-    """The compiled stepper for a run: tensors are traced and compiled; modules on a GPU are recorded.
+    """Return the compiled stepper for a run: steps on tensors are traced and compiled, steps on modules recorded.
 
     Raises:
         TracingError: the steps of the run cannot be compiled.

@@ -18,14 +18,8 @@ from meha.problem.schedules import evaluate
 from meha.tensors.torch_private import pytree
 from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, subtract
 
-__all__ = ["Compiled", "Eager", "Stepper", "TracingError"]
-
-
-PLAIN = (bool, int, float, str, type(None))
-"""Types that states and batches may hold besides variables and tensors: such values become a part of the graph."""
-
-ROW = 32
-"""Upper bound on the numbers that a step may read."""
+PLAIN = (bool, int, float, str, type(None))  # types besides variables and tensors whose values become a part of the graph
+ROW = 32  # upper bound on the schedules that a step may read; the trace needs a fixed size before it knows their number
 
 
 class TracingError(Exception):
@@ -37,7 +31,7 @@ class Stepper(ABC):
 
     Attributes:
         unrolled: steps per call; the size of a group is a multiple of it.
-        whole: False while a call is at work, and after one that raised an exception on its way.
+        whole: False during a call, and after one that raised an exception, when x and y may be half-way through a step.
     """
 
     unrolled: int
@@ -52,7 +46,7 @@ class Stepper(ABC):
         """Undo the last call, as far as the answer (x, y) is concerned."""
 
     def fits(self, batches: Sequence[Any]) -> bool:
-        """Whether the stepper can take a step for each of these batches."""
+        """Return whether the stepper can take a step for each of these batches."""
         return len(batches) % self.unrolled == 0
 
 
@@ -69,7 +63,7 @@ class Eager(Stepper):
 
     def __call__(self, batches: Sequence[Any]) -> StepInfo:
         (batch,) = batches
-        copy_(self._kept, self._leaves)
+        copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
         _copy_each(self._kept_buffers, self._buffers)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
@@ -80,6 +74,7 @@ class Eager(Stepper):
         return info
 
     def _moved(self) -> Tensor:
+        """Return the length of the last step."""
         if self.run.group is None:
             return norm(subtract(self._leaves, self._kept))
         return distance(self._leaves, self._kept)
@@ -91,11 +86,11 @@ class Eager(Stepper):
 
 
 class Compiled(Stepper):
-    """Groups of steps without Python between them.
+    """Takes groups of steps without Python between them.
 
     Args:
         run: with at least one step done, in which what was left out is chosen and the objectives are checked.
-        tensors: what the steps change.
+        tensors: those that the steps change.
         facts: what a step reads and returns.
     """
 
@@ -108,10 +103,10 @@ class Compiled(Stepper):
     """Whether the next group will be compared with eager steps."""
 
     def _keep_start(self) -> None:
-        """Remember where the last call of a group starts."""
+        """Copy the tensors before the last call of a watched group, so that it can be repeated."""
 
     def difference(self, batches: Sequence[Any]) -> str:
-        """How the last call of a watched group differs from eager steps, in words; empty if it does not."""
+        """Say how the last call of a watched group differs from eager steps; empty if it does not."""
         return ""
 
     def give_up(self) -> int:
@@ -121,7 +116,7 @@ class Compiled(Stepper):
 
     @property
     def known(self) -> bool:
-        """Whether a compiled version is already cached."""
+        """Return whether a compiled version is already cached."""
         return False
 
     @abstractmethod
@@ -137,6 +132,7 @@ class Compiled(Stepper):
         """Take ``unrolled`` steps, with a row of numbers and the tensors of a batch each; return the last numbers."""
 
     def fits(self, batches: Sequence[Any]) -> bool:
+        # The last batch of a pass is often smaller; such steps are taken eagerly.
         return super().fits(batches) and all(self._facts.batch.match(batch) is not None for batch in batches)
 
     def __call__(self, batches: Sequence[Any]) -> StepInfo:
@@ -147,13 +143,13 @@ class Compiled(Stepper):
         table = facts.table(run.k, n)
         tensors = [facts.batch.match(batch) or [] for batch in batches]
         for i in range(0, n, self.unrolled):
-            if self.watched and i + self.unrolled == n:
+            if self.watched and i + self.unrolled == n:  # only one call of the group is repeated, which is cheap
                 self._keep_start()
             vector = self._call(table[i : i + self.unrolled], tensors[i : i + self.unrolled])
-        *numbers, size, moved = vector.tolist()
+        *numbers, size, moved = vector.tolist()  # waits for the device, so that the time is that of the whole group
         run.state.k += n
         run.batch = batches[-1]
-        run.counts.add(facts.counts, n)
+        run.counts.add(facts.counts, n)  # the compiled steps do not pass through the oracle, which counts otherwise
         run.seconds += time.perf_counter() - begin
         self.whole = True
         return StepInfo(run.k, dict(zip(facts.returned, numbers, strict=True)), span=n).measured(size, moved)
@@ -165,7 +161,7 @@ class Compiled(Stepper):
 
 
 class BatchForm:
-    """The form of a batch: nested dicts and lists of tensors, and of plain values that are the same in all batches."""
+    """The structure of a batch: nested dicts and lists of tensors, and of plain values that are the same in all batches."""
 
     def __init__(self, batch: Any) -> None:
         self.leaves, self.spec = pytree.tree_flatten(batch)
@@ -176,7 +172,7 @@ class BatchForm:
         self.form = [kind(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
 
     def match(self, batch: Any) -> Leaves | None:
-        """The tensors of another batch, if it has the same form."""
+        """Return the tensors of another batch; None if it has another structure, shapes, dtypes or plain values."""
         if batch is None:
             return [] if self.leaves == [None] else None
         try:
@@ -186,9 +182,9 @@ class BatchForm:
         return other.tensors if (other.spec, other.form) == (self.spec, self.form) else None
 
     def put(self, tensors: Sequence[Tensor]) -> Any:
-        """The batch with other tensors."""
-        fresh = iter(tensors)
-        return pytree.tree_unflatten([next(fresh) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec)
+        """Return the batch with other tensors."""
+        others = iter(tensors)
+        return pytree.tree_unflatten([next(others) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves], self.spec)
 
 
 @dataclasses.dataclass
@@ -212,7 +208,7 @@ class Facts:
     device: torch.device
 
     def table(self, k: int, n: int) -> Tensor:
-        """The numbers that n steps from k on read, a row each."""
+        """Return the values of the schedules for n steps from k on, a row for each step."""
         table = torch.empty(n, len(self.read), dtype=self.dtype)
         for i, name in enumerate(self.read):
             schedule, zero = getattr(self.method, name), name in self.method.may_be_zero
@@ -225,19 +221,19 @@ class Facts:
 
 
 class _TracedAt(At):
-    """The numbers of a step that is traced once for all step numbers: entries of a row, in the order of first use."""
+    """The schedules of a step that is traced once for all step numbers: entries of a row, in the order of first use."""
 
     def __init__(self, method: Method, row: Tensor, batch: Any) -> None:
         super().__init__(method, 0, batch)
         self._row, self._read = row, list[str]()
 
     def _evaluate(self, name: str, schedule: Any) -> Tensor:
-        self._read.append(name)
+        self._read.append(name)  # a number would be frozen into the graph; an entry of an input is not
         return self._row[len(self._read) - 1]
 
 
 class _UnknownStepNumber:
-    """In the place of a step number that a traced step must not use."""
+    """Stands for the step number in a traced step, which must not compute with it: its value would be frozen."""
 
 
 def traced_step(
@@ -250,7 +246,7 @@ def traced_step(
         own: variables in the place of those of the run.
     """
     state, at = run.state, _TracedAt(run.method, row, batch)
-    copy = dataclasses.replace(state, k=_UnknownStepNumber(), **own)
+    copy = dataclasses.replace(state, k=_UnknownStepNumber(), **own)  # the run itself does not move
     point = copy.x.leaves + copy.y.leaves
     with torch.no_grad():
         before = [leaf.clone() for leaf in point]
@@ -259,6 +255,7 @@ def traced_step(
         values += [norm(point), norm(subtract(point, before))]
         for field in dataclasses.fields(state):
             value = getattr(state, field.name)
+            # A change of a plain number would happen once, while the step is traced, and in no compiled step.
             if field.name != "k" and isinstance(value, PLAIN) and getattr(copy, field.name) != value:
                 raise TracingError(f"{run.method.name} changes a number of its own ({field.name}) in Python")
         vector = torch.stack([torch.as_tensor(value, device=row.device).double() for value in values])
@@ -266,31 +263,31 @@ def traced_step(
 
 
 def check_state(run: Run, *kinds: type) -> None:
-    """Raise if the state holds anything besides numbers and these kinds."""
+    """Raise if the state of the method holds anything besides plain values and these kinds."""
     for name, value in vars(run.state).items():
         if not isinstance(value, (*PLAIN, *kinds)):
             raise TracingError(f"{run.method.name} keeps a {type(value).__name__} ({name}), which works in Python")
 
 
 def variables_of(state: State) -> dict[str, Variable]:
-    """The variables of a state, by name."""
+    """Return the variables of a state, by name."""
     return {name: value for name, value in vars(state).items() if isinstance(value, Variable)}
 
 
 def number_dtype(run: Run) -> torch.dtype:
-    """The dtype for the numbers of steps: that of the leaves, but at least single precision."""
-    dtype = torch.float32
+    """Return the dtype for the numbers of steps: that of the leaves, but at least single precision."""
+    dtype = torch.float32  # half precision would round step sizes
     for leaf in run.state.x.leaves + run.state.y.leaves:
         dtype = torch.promote_types(dtype, leaf.dtype)
     return dtype
 
 
 def record(function: Callable[[], Any]) -> Callable[[], Any]:
-    """The kernels that a function launches, as a CUDA graph; what it returned is overwritten by every replay."""
-    stream = torch.cuda.Stream()
+    """Record the kernels that a function launches as a CUDA graph; every replay overwrites the tensor that it returned."""
+    stream = torch.cuda.Stream()  # torch requires the warm-up on a stream that is not the default one
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()  # so that kernels are loaded, which cannot be done while a graph is recorded
+        function()  # loads the kernels, which cannot be done while a graph is recorded
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -304,16 +301,16 @@ def record(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def kind(tensor: Tensor) -> tuple[Any, ...]:
-    """What a graph assumes about a tensor."""
+    """Return what a graph assumes about a tensor: shape, strides, dtype, device."""
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error as one line of text."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def _copy_each(tensors: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copy buffers, whose dtypes may differ."""
+    """Copy buffers one by one, since their dtypes may differ."""
     for tensor, other in zip(tensors, source, strict=True):
         tensor.copy_(other)

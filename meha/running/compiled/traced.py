@@ -1,4 +1,4 @@
-"""What functions remember from one call to the next: counters, lists and tensors that they captured and change."""
+"""Steps on tensors, traced into a graph and compiled; and a check that objectives keep no state between calls."""
 
 from __future__ import annotations
 
@@ -34,18 +34,12 @@ from meha.running.compiled.steppers import (
 from meha.tensors.torch_private import RefusingValues, compile_graph, norm_operation
 from meha.tensors.variables import Leaves, Variable, copy_, norm, subtract
 
-__all__ = ["Traced", "captured", "first_change"]
-
-
-DEPTH = 4
-"""How deep containers and objects are looked into."""
-
-MOST = 2000
-"""Parts of one captured object that are looked at."""
+DEPTH = 4  # how deep containers and objects are searched; cycles end there
+MOST = 2000  # parts of one captured object that are examined, since it may be a whole data set
 
 
 def captured(*functions: Any) -> dict[str, list[Any]]:
-    """What functions captured, by name: numbers and texts, sizes of containers, versions of tensors.
+    """Return what functions captured, by name: numbers and texts, sizes of containers, versions of tensors.
 
     >>> calls = []
     >>> def counted(x):
@@ -56,21 +50,21 @@ def captured(*functions: Any) -> dict[str, list[Any]]:
     >>> first_change(before, captured(counted))
     'calls'
     """
-    found: dict[str, list[Any]] = {}
+    parts: dict[str, list[Any]] = {}
     for function in functions:
         for name, value in _names(function):
             if not isinstance(value, types.ModuleType | type):
-                found.setdefault(name, []).extend(part for _, part in zip(range(MOST), _parts(value, DEPTH), strict=False))
-    return found
+                parts.setdefault(name, []).extend(part for _, part in zip(range(MOST), _parts(value, DEPTH), strict=False))
+    return parts
 
 
 def first_change(before: Mapping[str, list[Any]], after: Mapping[str, list[Any]]) -> str | None:
-    """The first name whose value changed; None where all is as it was."""
+    """Return the first name whose value changed; None if none did."""
     return next((name for name, value in after.items() if before.get(name) != value), None)
 
 
 def _names(function: Any) -> Iterator[tuple[str, Any]]:
-    """The names that a function reads besides its arguments, and their values."""
+    """Yield the names that a function reads besides its arguments, and their values."""
     if isinstance(function, functools.partial):
         yield from _names(function.func)
         yield from _places(function.args)
@@ -93,13 +87,13 @@ def _names(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _places(values: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Values that have places, with names for them."""
+    """Yield positional arguments with names for them."""
     return ((f"argument {i}", value) for i, value in enumerate(values))
 
 
 def _parts(value: Any, depth: int) -> Iterator[Any]:
-    """The parts of a value that show a change."""
-    if isinstance(value, Tensor):
+    """Yield parts of a value that differ after the value was changed."""
+    if isinstance(value, Tensor):  # torch counts writes into a tensor, except for inference tensors; contents may be large
         yield id(value), None if value.is_inference() else value._version
     elif isinstance(value, int | float | complex | str | bytes | None):
         yield repr(value)
@@ -126,11 +120,8 @@ def _parts(value: Any, depth: int) -> Iterator[Any]:
         yield id(value)
 
 
-OPERATIONS = 1000
-"""Upper bound on the operations that are compiled together; the compiler's time grows with them."""
-
-UNROLLED = 32
-"""Upper bound on the number of steps per compiled call."""
+OPERATIONS = 1000  # upper bound on the operations that are compiled together; the compiler's time grows with them
+UNROLLED = 32  # upper bound on the number of steps per compiled call
 
 
 def _norms(leaves: Leaves, ord: float = 2, dtype: torch.dtype | None = None) -> Leaves:
@@ -141,17 +132,16 @@ def _ones(like: Tensor, **_: Any) -> Tensor:
     return like.new_ones(()).expand(like.shape)
 
 
-DECOMPOSED: dict[Any, Callable[..., Any]] = {
+DECOMPOSED: dict[Any, Callable[..., Any]] = {  # operations that are traced in another form, which compiles better
     norm_operation: _norms,  # the compiler has no kernel for the list
     torch.ops.aten.ones_like.default: _ones,  # needs no value of its argument
 }
-"""Operations that are traced in another form, which compiles better."""
 
+# Compiled and eager steps agree within these powers of the rounding error, times their length and the size of (x, y).
 SAME_MOVE, SAME = 0.5, 0.75
-"""Compiled and eager steps agree within these powers of the rounding error, times their way and the size of (x, y)."""
 
+# Functions compiled in this process, by the text of the graph and the kinds of its inputs: runs on other data share them.
 _known: dict[Any, Callable[..., Any]] = {}
-"""Functions compiled in this process, by the text of the graph and the kinds of its inputs."""
 
 
 class Traced(Compiled):
@@ -179,14 +169,14 @@ class Traced(Compiled):
         )
         self.unrolled = unrolled or max(1, min(UNROLLED, OPERATIONS // trace.operations))
         kinds = [kind(tensor) for tensor in self._example()]
-        self._key = (trace.text, self.unrolled, torch.get_num_threads(), *kinds)
+        self._key = (trace.text, self.unrolled, torch.get_num_threads(), *kinds)  # compiled loops are split among threads
         self._function: Callable[..., Any] | None = None
         self._start = [tensor.clone() for tensor in self._tensors]
-        self._agreed = self._start, run.k, dataclasses.replace(run.counts)
+        self._agreed = self._start, run.k, dataclasses.replace(run.counts)  # the eager steps so far are right
 
     @property
     def known(self) -> bool:
-        """Whether a compiled version is already cached."""
+        """Return whether a compiled version is already cached."""
         return self._key in _known
 
     def compile(self) -> None:
@@ -208,33 +198,33 @@ class Traced(Compiled):
         copy_(self._start, self._tensors)
 
     def difference(self, batches: Sequence[Any]) -> str:
-        """Take the steps of the last compiled call once more, one by one; how the results differ, in words, or nothing.
+        """Repeat the steps of the last compiled call eagerly, and say how the results differ; empty if they agree.
 
-        Where they agree, the run goes on with those of the compiled call.
+        Where they agree, the run continues from those of the compiled call.
         """
-        if self._trace.random:
+        if self._trace.random:  # the eager steps would draw other numbers
             return ""
         run, ends = self.run, [tensor.clone() for tensor in self._tensors]
         k, counts, states = run.k, dataclasses.replace(run.counts), random_states()
         copy_(self._tensors, self._start)
         run.state.k = k - self.unrolled
-        found = ""
+        difference = ""
         try:
             for batch in batches[-self.unrolled :]:
                 info = run.step(batch)
-            found = self._apart(ends, info)
-        except Exception as error:  # the steps that follow meet it again
-            found = f"a step raises {first_line(error)}"
+            difference = self._apart(ends, info)
+        except Exception as error:  # the eager steps that follow raise it again
+            difference = f"a step raises {first_line(error)}"
         finally:
             set_random_states(states)
             copy_(self._tensors, ends)
-            run.state.k, run.oracle.counts = k, counts
-        if not found:
+            run.state.k, run.oracle.counts = k, counts  # the repeated steps do not count as work of the run
+        if not difference:
             self._agreed = ends, k, counts
-        return found
+        return difference
 
     def _apart(self, ends: Leaves, info: StepInfo) -> str:
-        """Whether these results differ from the present ones, or numbers of the last step are not finite."""
+        """Say how ``ends`` differ from the present tensors, or which number of the last step is not finite; else empty."""
         strange = [name for name, value in info.items() if not math.isfinite(value)]
         eps = max(torch.finfo(tensor.dtype).eps for tensor in ends)
         apart, moved, size = (
@@ -247,7 +237,7 @@ class Traced(Compiled):
         return f"x, y differ by {apart:.1e} after a way of {moved:.1e}"
 
     def give_up(self) -> int:
-        """Go back to where the compiled steps last agreed with those of Python; returns the number of that step."""
+        """Go back to where compiled and eager steps last agreed, and return the number of that step."""
         tensors, run, counts = self._agreed[0], self.run, self._agreed[2]
         copy_(self._tensors, tensors)
         run.state.k, run.oracle.counts = self._agreed[1], counts
@@ -260,12 +250,12 @@ class Traced(Compiled):
         return self._inputs(self._facts.table(self.run.k, self.unrolled), [self._facts.batch.tensors] * self.unrolled)
 
     def _record(self, function: Callable[..., Any], inputs: Leaves) -> Callable[..., Any]:
-        """The function as a CUDA graph."""
+        """Return the function as a CUDA graph, which replays on fixed memory: other inputs are copied there first."""
         fixed = {tensor.data_ptr() for tensor in [*self._tensors, *self._trace.constants]}
         static = [tensor if tensor.data_ptr() in fixed else tensor.clone() for tensor in inputs]
         moving = [i for i, tensor in enumerate(inputs) if tensor.data_ptr() not in fixed]
         replay = record(lambda: function(*static))
-        copy_(self._tensors, self._kept)
+        copy_(self._tensors, self._kept)  # recording has taken steps
 
         def call(*given: Tensor) -> Any:
             for i in moving:
@@ -291,27 +281,28 @@ class _Trace(Facts):
 
     @property
     def text(self) -> str:
-        """The graph as text: equal for equal computations."""
+        """Return the graph as text, which is equal for equal computations."""
         return str(self.graph.python_code("self").src)
 
     @property
     def random(self) -> bool:
-        """Whether the step draws random numbers."""
+        """Return whether the step draws random numbers."""
         return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.nodes)
 
     @property
     def operations(self) -> int:
-        """Number of operations of a step, without those that only its numbers need."""
+        """Return the number of operations of a step, without those that only its reported numbers need."""
+        # Only the last step of a call reports its numbers, so that a further step adds just its own operations.
         return len(self.unroll(2).graph.nodes) - len(self.unroll(1).graph.nodes)
 
     def compile(self, steps: int, inputs: Leaves) -> Callable[..., Any]:
-        """Several steps as one function of the leaves, a table of numbers, the constants, and a batch for each step."""
+        """Compile several steps as one function of the leaves, a table of numbers, the constants, and a batch for each step."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
             return compile_graph(self.unroll(steps), inputs, random=self.random)
 
     def unroll(self, steps: int) -> fx.GraphModule:
-        """The graph of several steps."""
+        """Return the graph of several steps in a row."""
         graph = fx.Graph()
         first, row, constants, tensors = self._inputs()
         leaves = [graph.placeholder(f"leaf_{i}") for i in range(len(first))]
@@ -323,20 +314,21 @@ class _Trace(Facts):
             given = zip([*first, row, *constants, *tensors], [*leaves, own, *shared, *batch], strict=True)
             numbers = graph.graph_copy(self.graph, dict(given))
         graph.output((numbers,))
-        graph.eliminate_dead_code()  # of the numbers of all steps but the last
+        graph.eliminate_dead_code()  # the reported numbers of all steps but the last
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def _inputs(self) -> tuple[list[fx.Node], fx.Node, list[fx.Node], list[fx.Node]]:
-        found = [node for node in self.graph.nodes if node.op == "placeholder"]
+        """Return the input nodes: the leaves, the row of numbers, the constants, the tensors of the batch."""
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         m, n = self.leaves, self.leaves + 1 + len(self.constants)
-        return found[:m], found[m], found[m + 1 : n], found[n:]
+        return inputs[:m], inputs[m], inputs[m + 1 : n], inputs[n:]
 
 
 def _trace(run: Run) -> _Trace:
-    """The next step as a graph; the run does not take it."""
+    """Trace the next step into a graph; the run does not take it."""
     objectives = run.problem.upper, run.problem.lower
     before = captured(*objectives)
-    first, second = _trace_once(run), _trace_once(run)
+    first, second = _trace_once(run), _trace_once(run)  # twice, to notice objectives that change from call to call
     name = first_change(before, captured(*objectives))
     if name is not None:
         raise TracingError(f"an objective changes {name!r} when it is called, which a compiled step would not")
@@ -347,6 +339,11 @@ def _trace(run: Run) -> _Trace:
 
 
 def _trace_once(run: Run) -> _Trace:
+    """Trace one step of copies of the variables.
+
+    Raises:
+        TracingError: it cannot be traced, such as a branch on the value of a tensor.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
 
     check_state(run, Variable)
@@ -379,25 +376,28 @@ def _trace_once(run: Run) -> _Trace:
 
 
 def _leaves_torch(name: str) -> TracingError:
-    """The error for a function by which an objective reads the values of its tensors."""
+    """Return the error for a function that reads the values of tensors, such as ``numpy``."""
     return TracingError(f"an objective calls .{name}() on a tensor that depends on x or y, whose value would be frozen")
 
 
 def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:
-    """The graph without what only matters to autograd, and its constants, which become inputs at a position."""
-    graph, found = module.graph, dict[Any, fx.Node]()
+    """Return the graph without detach operations, and its constants, which become inputs from position ``at`` on.
+
+    As inputs, they are not part of the text of the graph, so that problems with other data share a compiled function.
+    """
+    graph, lifted = module.graph, dict[Any, fx.Node]()
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            if node.target not in found:
-                with graph.inserting_after([*inputs[:at], *found.values()][-1]):
-                    found[node.target] = graph.placeholder(f"constant_{len(found)}")
-            node.replace_all_uses_with(found[node.target])
+            if node.target not in lifted:
+                with graph.inserting_after([*inputs[:at], *lifted.values()][-1]):
+                    lifted[node.target] = graph.placeholder(f"constant_{len(lifted)}")
+            node.replace_all_uses_with(lifted[node.target])
             graph.erase_node(node)
-        elif node.target is torch.ops.aten.detach.default:
+        elif node.target is torch.ops.aten.detach.default:  # gradients are in the graph already
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-    constants = [getattr(module, name) for name in found]
+    constants = [getattr(module, name) for name in lifted]
     for constant in constants:
         if not isinstance(constant, Tensor):
             raise TracingError(f"an objective uses a torch.{type(constant).__name__} of its own, which is no tensor")

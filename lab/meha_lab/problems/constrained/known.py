@@ -1,4 +1,4 @@
-"""Coupled: a coupled problem in numpy with an exact lower level; coupled_problem builds a KnownProblem from it."""
+"""Coupled problems in numpy with exact solutions of the lower level, and KnownProblems built from them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["FILE", "Coupled", "Judged", "coupled_problem", "judge"]
 
 
 FILE = "constrained.json"
-"""Where the answers are stored; ``tools/constrained_references.py`` computes them."""
+"""The file of the answers; ``meha_lab.tools.constrained_references`` computes them."""
 
 TIE = 1e-9
-"""Difference of f, relative to 1 + |f|, within which two points of the lower level are both solutions."""
+"""Difference of f, relative to 1 + |f|, up to which two points both count as solutions of the lower level."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Coupled:
-    """A coupled problem, and its lower level solved by enumeration, on a grid or in closed form.
+    """A coupled problem whose lower level is solved by enumeration, on a grid or in closed form.
 
     Args:
         build: returns the problem, given the function that casts its data.
         x0, y0: the start, feasible or not.
         answer: the solution of the lower level at x that is best for F and meets the upper constraints where one does, or None
             if there is no feasible y; in numpy.
-        box: the least and the greatest x that a search over a grid has to look at.
-        solve: the solution (x, y) where it is not found by a search over x: by enumeration.
+        box: the lower and upper ends of x for a search over a grid.
+        solve: returns the solution (x, y) by enumeration; None if a search over x finds it.
     """
 
     build: Callable[[Cast], Problem]
@@ -47,7 +47,7 @@ class Coupled:
 
 
 class Judged(NamedTuple):
-    """How far a point is from being the solution.
+    """How far a point is from being the solution, in three numbers.
 
     Attributes:
         upper: |F - F*| / (1 + |F*|); a feasible point cannot have a smaller F than the solution.
@@ -60,7 +60,7 @@ class Judged(NamedTuple):
     gap: float
 
     def right(self, tol: float = 1e-3, violation: float = 1e-6, gap: float = 1e-5) -> bool:
-        """Whether F is that of the solution and the point is feasible on both levels."""
+        """Return True if F is that of the solution and the point is feasible on both levels."""
         return self.upper <= tol and self.violation <= violation and self.gap <= gap
 
 
@@ -80,6 +80,7 @@ def judge(problem: KnownProblem, x: Tensor, y: Tensor) -> Judged:
         for domain, value in ((problem.x_set, x), (problem.y_set, y)):
             if domain is not None:
                 violation = max(violation, float((value - domain.project(value)).abs().max()))
+        # The gap uses the exact lower solution at the same x, not at x*.
         best = problem.answer(x)
         gap = math.inf if best is None else f - float(problem.lower(x, best.to(y)))
     return Judged(abs(F - problem.upper_star) / (1 + abs(problem.upper_star)), violation, gap)
@@ -88,7 +89,7 @@ def judge(problem: KnownProblem, x: Tensor, y: Tensor) -> Judged:
 def coupled_problem(
     name: str, make: Callable[[], Coupled], *, dtype: torch.dtype = torch.float64, device: Any = None
 ) -> KnownProblem:
-    """Build the problem in this precision and on this device; its answer is looked up among the stored ones."""
+    """Build the problem in this precision and on this device, with its stored answer."""
     spec = make()
 
     def cast(value: Any) -> Tensor:
@@ -103,11 +104,11 @@ def coupled_problem(
         return Distance(relative(double(x.detach()), x_star), relative(double(y.detach()), y_star))
 
     def answer(x: Tensor) -> Tensor | None:
-        found = spec.answer(double(x.detach()).numpy())
-        return None if found is None else cast(found)
+        y = spec.answer(double(x.detach()).numpy())
+        return None if y is None else cast(y)
 
     problem = spec.build(cast)
-    exact = spec.build(double)
+    exact = spec.build(double)  # F* in float64, whatever the precision of the problem
     return KnownProblem(
         **{field.name: getattr(problem, field.name) for field in fields(problem)},
         name=name,

@@ -22,7 +22,7 @@ __all__ = ["LINEAR", "Pieces"]
 
 
 FEASIBLE = 1e-9
-"""Violation with which an enumerated point counts as feasible."""
+"""Largest violation of an enumerated point that counts as feasible."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Pieces:
     u: Array
 
     def state(self, cast: Cast) -> Problem:
-        """The problem on tensors."""
+        """Return the problem on tensors."""
         P, p, Q, R, c = (cast(array) for array in (self.P, self.p, self.Q, self.R, self.c))
         n = len(self.low)
         upper: tuple[Constraint, ...] = ()
@@ -66,23 +66,23 @@ class Pieces:
         )
 
     def corners(self, x: Array) -> list[Array]:
-        """All points of the lower level at which the gradient vanishes on the face of some active set."""
+        """Return all feasible points of the lower level that are stationary on the face of some active set."""
         right = self.b - self.A @ x
         m, slope = len(self.c), self.R @ x + self.c
-        found = []
-        for count in range(m + 1):
+        points = []
+        for count in range(m + 1):  # more than m rows cannot be independent
             for chosen in itertools.combinations(range(len(right)), count):
                 rows = self.B[list(chosen)]
                 K = np.block([[self.Q, rows.T], [rows, np.zeros((count, count))]])
-                if np.linalg.matrix_rank(K, tol=FEASIBLE) < len(K):
+                if np.linalg.matrix_rank(K, tol=FEASIBLE) < len(K):  # no single point on this face
                     continue
                 y = np.linalg.solve(K, np.concatenate([-slope, right[list(chosen)]]))[:m]
                 if (self.B @ y <= right + FEASIBLE * (1 + np.abs(right))).all():
-                    found.append(y)
-        return found
+                    points.append(y)
+        return points
 
     def answer(self, x: Array) -> Array | None:
-        """The best for F among the enumerated solutions; among those that meet the upper constraints, if there are any."""
+        """Return the lower solution that is best for F, among those that meet the upper constraints if there are any."""
         points = self.corners(x)
         if not points:
             return None
@@ -101,23 +101,24 @@ def _problem(pieces: Pieces, x0: Array, y0: Array) -> Coupled:
 
 
 def _solve(pieces: Pieces) -> tuple[Array, Array]:
-    """The global solution: the best of the convex programs of all active sets (needs cvxpy, and a convex F)."""
+    """Return the global solution: the best of the convex programs of all active sets (needs cvxpy, and a convex F)."""
     import cvxpy
 
     n, m, rows = len(pieces.low), len(pieces.c), len(pieces.b)
     best: tuple[float, Array] = (np.inf, np.zeros(n + m))
-    root = np.linalg.cholesky(pieces.P + 1e-14 * np.eye(n + m)).T if pieces.P.any() else None
+    root = np.linalg.cholesky(pieces.P + 1e-14 * np.eye(n + m)).T if pieces.P.any() else None  # 1e-14: P may be singular
     for count in range(rows + 1):
         for chosen in itertools.combinations(range(rows), count):
             z, lam = cvxpy.Variable(n + m), cvxpy.Variable(rows, nonneg=True)
             x, y = z[:n], z[n:]
             slack = pieces.b - pieces.A @ x - pieces.B @ y
             active = list(chosen)
-            rest = [i for i in range(rows) if i not in chosen]
+            inactive = [i for i in range(rows) if i not in chosen]
             limits: list[Any] = [slack >= 0, x >= pieces.low, x <= pieces.high]
+            # For a fixed active set, the KKT conditions of the lower level are linear: complementarity is decided.
             limits += [pieces.Q @ y + pieces.R @ x + pieces.c + pieces.B.T @ lam == 0]
             limits += [slack[active] == 0] if active else []
-            limits += [lam[rest] == 0] if rest else []
+            limits += [lam[inactive] == 0] if inactive else []
             limits += [pieces.U @ z <= pieces.u] if len(pieces.u) else []
             objective = pieces.p @ z + (0 if root is None else 0.5 * cvxpy.sum_squares(root @ z))
             program = cvxpy.Problem(cvxpy.Minimize(objective), limits)
@@ -138,7 +139,7 @@ def random_pieces(
     upper: int = 0,
     singular: bool = False,
 ) -> Coupled:
-    """A random problem whose lower level is bounded and feasible at most x: y in a moving polytope inside |y| <= 4."""
+    """Return a random problem whose lower level is bounded, and feasible at most x: y is in a polytope inside |y| <= 4."""
     random = np.random.default_rng(seed)
     size = n + m
     P = np.zeros((size, size))
@@ -148,9 +149,9 @@ def random_pieces(
     Q = np.zeros((m, m))
     if quadratic_lower:
         root = random.normal(size=(m, m - 1 if singular and m > 1 else m))
-        Q = root @ root.T + (0.0 if singular else 0.3) * np.eye(m)
+        Q = root @ root.T + (0.0 if singular else 0.3) * np.eye(m)  # singular: one direction without curvature
     A = np.vstack([random.normal(size=(rows, n)), np.zeros((2 * m, n))])
-    B = np.vstack([random.normal(size=(rows, m)), np.eye(m), -np.eye(m)])
+    B = np.vstack([random.normal(size=(rows, m)), np.eye(m), -np.eye(m)])  # bounds |y| <= 4
     b = np.concatenate([0.5 + 2 * random.random(rows), np.full(2 * m, 4.0)])
     U = random.normal(size=(upper, size))
     pieces = Pieces(
@@ -184,6 +185,7 @@ def bilinear_tolls(seed: int, *, arcs: int = 3) -> Coupled:
     B = np.vstack([np.eye(m), -np.eye(m), np.ones((1, m)), -np.ones((1, m))])
     b = np.concatenate([capacity, np.zeros(m), [1.0, -1.0]])
     pieces = Pieces(P, np.zeros(n + m), np.zeros((m, m)), R, cost, A, B, b, np.zeros(n), np.full(n, 4.0), *_none(n + m))
+    # Without solve: F is bilinear, so the programs of the active sets would not be convex.
     return Coupled(build=pieces.state, x0=np.ones(n), y0=np.full(m, 1 / m), answer=pieces.answer, box=(pieces.low, pieces.high))
 
 

@@ -1,6 +1,6 @@
-"""Smooth constraints in few unknowns; the lower level is solved on a grid that is refined, or in closed form.
+"""Problems with smooth constraints and few unknowns, whose lower level is solved on a refined grid or in closed form.
 
-The functions of a grid are written with ``x[0]``, ``y[0]`` and arithmetic alone, so that they also take many y at once.
+Functions for a grid use only ``x[0]``, ``y[0]`` and arithmetic, so that they also accept many y at once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ __all__ = ["SMOOTH", "OneY"]
 
 
 POINTS, ZOOMS = 2001, 4
-"""Points of a grid of y, and how often it is refined around its minima."""
+"""Number of points of a grid of y, and how often it is refined around its minima."""
 
 VALLEYS = 6
-"""Minima of a grid that are refined."""
+"""Largest number of minima of a grid that are refined."""
 
 Function = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class OneY:
-    """F, f, lower and upper inequalities of a problem with one y between fixed bounds.
+    """A problem with one y between fixed bounds, and inequalities on both levels.
 
     Args:
         F, f: the objectives.
@@ -52,7 +52,7 @@ class OneY:
     start: tuple[list[float], float] = field(default_factory=lambda: ([0.0], 0.0))
 
     def state(self, cast: Cast) -> Problem:
-        """The problem on tensors."""
+        """Return the problem on tensors."""
         lower: list[Constraint] = [Bounds(*self.y)]
         if self.h:
             lower.append(Smooth(lambda x, y: torch.stack([h(x, y) for h in self.h])))
@@ -66,35 +66,36 @@ class OneY:
         )
 
     def answer(self, x: Array) -> Array | None:
-        """The solution of the lower level by a refined grid; the best for F if there are several."""
+        """Return the solution of the lower level by a refined grid; the best for F if there are several."""
         at = double(x)
         windows = [self.y]
         candidates: list[tuple[float, float]] = []
-        for _ in range(ZOOMS):
-            found: list[tuple[float, float, float]] = []
+        for _ in range(ZOOMS):  # each zoom divides the step by 500: 2001 points over 4 steps
+            minima: list[tuple[float, float, float]] = []
             for low, high in windows:
                 y = torch.linspace(low, high, POINTS, dtype=torch.float64)
                 inside = torch.ones(POINTS, dtype=torch.bool)
                 for h in self.h:
                     inside &= h(at, y[None]) <= 1e-12
                 f = torch.where(inside, self.f(at, y[None]), torch.inf)
-                left = torch.cat([torch.full((1,), torch.inf, dtype=torch.float64), f[:-1]])
+                left = torch.cat([torch.full((1,), torch.inf, dtype=torch.float64), f[:-1]])  # walls: ends can be minima
                 right = torch.cat([f[1:], torch.full((1,), torch.inf, dtype=torch.float64)])
                 step = (high - low) / (POINTS - 1)
-                minima = torch.nonzero((f <= left) & (f <= right) & inside).reshape(-1)[: 5 * VALLEYS].tolist()
-                found += [(float(f[k]), float(y[k]), step) for k in minima]
-            if not found:
+                places = torch.nonzero((f <= left) & (f <= right) & inside).reshape(-1)[: 5 * VALLEYS].tolist()
+                minima += [(float(f[k]), float(y[k]), step) for k in places]
+            if not minima:
                 return None
-            found.sort()
-            candidates = [(value, y) for value, y, _ in found]
-            windows = [(max(self.y[0], y - 2 * s), min(self.y[1], y + 2 * s)) for _, y, s in found[:VALLEYS]]
+            minima.sort()
+            candidates = [(value, y) for value, y, _ in minima]
+            windows = [(max(self.y[0], y - 2 * s), min(self.y[1], y + 2 * s)) for _, y, s in minima[:VALLEYS]]
         least = candidates[0][0]
+        # The optimistic solution: among tied minima, those that meet the upper constraints, then the best for F.
         ties = [np.array([y]) for value, y in candidates if value <= least + TIE * (1 + abs(least))]
         meeting = [y for y in ties if all(float(G(at, double(y))) <= 1e-9 for G in self.G)] or ties
         return min(meeting, key=lambda y: float(self.F(at, double(y))))
 
     def coupled(self) -> Coupled:
-        """The problem with its start."""
+        """Return the problem with its start and its answer."""
         n = len(self.start[0])
         box = (np.full(n, self.x[0]), np.full(n, self.x[1]))
         return Coupled(build=self.state, x0=np.array(self.start[0]), y0=np.array([self.start[1]]), answer=self.answer, box=box)

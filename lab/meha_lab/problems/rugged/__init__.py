@@ -1,4 +1,4 @@
-"""Problems whose lower levels have several valleys, kinks, plateaus or many solutions, by family."""
+"""Problems whose lower levels have several basins, kinks, plateaus or many solutions, by family."""
 
 from __future__ import annotations
 
@@ -273,4 +273,4 @@ FAMILIES: dict[str, dict[str, Callable[[], Blueprint]]] = {
 }
 
 HELD_OUT = {"chains", "smooth minima", "small networks", "phase retrieval"}
-"""Families that are held out as a whole."""
+"""Families whose members are all in the held-out half."""

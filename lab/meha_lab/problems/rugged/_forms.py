@@ -1,4 +1,4 @@
-"""Forms that many rugged problems share: the upper level that tracks a target, and random data."""
+"""Parts that many rugged problems share: an upper level that tracks a target, and random data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Numbers", "numbers", "tracking"]
 
 
 Numbers = Any
-"""What numpy turns into an array of numbers: an array, or nested lists."""
+"""An array of numbers, or nested lists that numpy can convert to one."""
 
 
 def tracking(cast: Cast, s: Array, t: Array, weight: float = 1.0, cross: float = 0.0) -> Callable[[Tensor, Tensor], Tensor]:

@@ -11,7 +11,7 @@ __all__ = ["best", "box_minima", "chain_minima", "line_minima", "lowest", "newto
 
 
 TIE = 1e-10
-"""Values of the lower level that differ by less count as equal, relative to 1 + |value|."""
+"""Relative difference of lower values, by 1 + |value|, up to which they count as equal."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -35,15 +35,17 @@ def line_minima(phi: Function, low: Tensor, high: Tensor, *, points: int = 401, 
     grid = low[:, None] + (high - low)[:, None] * torch.linspace(0, 1, points, dtype=low.dtype)
     with torch.no_grad():
         values = phi(grid)
-    wall = torch.full_like(values[:, :1], torch.inf)
+    wall = torch.full_like(values[:, :1], torch.inf)  # ends of the intervals can be minima
     left, right = torch.cat([wall, values[:, :-1]], 1), torch.cat([values[:, 1:], wall], 1)
+    # One strict comparison: a flat piece of the grid counts once, not at each of its points.
     places = [torch.nonzero(row).reshape(-1) for row in (values <= left) & (values < right)]
     count = max(len(row) for row in places)
     index = torch.stack([torch.cat([row, row[-1:].expand(count - len(row))]) for row in places])
     a, c = (grid.gather(1, (index + move).clamp(0, points - 1)) for move in (-1, 1))
     more = torch.tensor(list(extra), dtype=low.dtype).expand(len(low), len(extra))
-    a, c = _bisect(phi, a, c, 12)
+    a, c = _bisect(phi, a, c, 12)  # close enough for Newton steps, which are cheaper than 48 more halvings
     y, done = _polished(phi, a, c)
+    # Bisection finishes where Newton steps fail, unless the interval holds an extra point, which is the kink there.
     if not bool((done | ((a[..., None] <= more[:, None]) & (more[:, None] <= c[..., None])).any(-1)).all()):
         a, c = _bisect(phi, a, c, 48)
         ends = torch.where(c >= high[:, None], c, torch.where(a <= low[:, None], a, 0.5 * (a + c)))
@@ -61,14 +63,14 @@ def _bisect(phi: Function, a: Tensor, c: Tensor, steps: int) -> tuple[Tensor, Te
 
 
 def _polished(phi: Function, a: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Newton steps inside of [a, c]; return where they end, and whether they came to rest inside."""
+    """Take Newton steps inside of [a, c]; return where they end, and whether they converged to a minimum inside."""
     y, move = 0.5 * (a + c), c - a
     for _ in range(6):
         with torch.enable_grad():
             z = y.detach().requires_grad_()
             (slope,) = torch.autograd.grad(phi(z).sum(), z, create_graph=True)
             (curvature,) = torch.autograd.grad(slope.sum(), z) if slope.requires_grad else (torch.zeros_like(z),)
-        new = (y - slope.detach() / curvature).clamp(a, c)
+        new = (y - slope.detach() / curvature).clamp(a, c)  # 0 / 0 gives NaN, which the next line skips
         move, y = (new - y).abs(), torch.where(new.isnan(), y, new)
     return y, (move <= 1e-14 * (1 + y.abs())) & (y > a) & (y < c) & (curvature > 0)
 
@@ -81,7 +83,7 @@ def _slope(f: Function, y: Tensor) -> Tensor:
 
 
 def lowest(values: Tensor) -> Tensor:
-    """Return which entries of the last axis equal its minimum, up to :data:`TIE`."""
+    """Return a mask of the entries that equal the minimum of the last axis, up to :data:`TIE`."""
     least = values.amin(-1, keepdim=True)
     return values <= least + TIE * (1 + least.abs())
 
@@ -90,10 +92,10 @@ def separable(
     phi: Function, score: Function, low: Tensor, high: Tensor, *, points: int = 401, extra: Sequence[float] = ()
 ) -> Tensor:
     """Return the minimiser of sum_i phi_i(y_i) with the least sum_i score_i(y_i); arguments as for :func:`line_minima`."""
-    found = line_minima(phi, low, high, points=points, extra=extra)
+    minima = line_minima(phi, low, high, points=points, extra=extra)
     with torch.no_grad():
-        scores = torch.where(lowest(phi(found)), score(found), torch.inf)
-    return found.gather(1, scores.argmin(1, keepdim=True)).reshape(-1)
+        scores = torch.where(lowest(phi(minima)), score(minima), torch.inf)
+    return minima.gather(1, scores.argmin(1, keepdim=True)).reshape(-1)
 
 
 def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
@@ -105,8 +107,9 @@ def newton(f: Function, y: Tensor, *, steps: int = 60) -> Tensor:
     for _ in range(steps):
         slope, curvature = derivatives(f, y)
         signed, axes = torch.linalg.eigh(curvature)
-        values = signed.abs().clamp(min=1e-10)
+        values = signed.abs().clamp(min=1e-10)  # |curvature|: saddles repel
         move = -(axes @ ((axes.mT @ slope[..., None]) / values[..., None]))[..., 0]
+        # No step is longer than 1 + |y|: near zero curvature, Newton steps explode.
         move = move / (move.norm(dim=1, keepdim=True) / (1 + y.norm(dim=1, keepdim=True))).clamp(min=1)
         trials = y + lengths[:, None, None] * move
         with torch.no_grad():
@@ -141,6 +144,7 @@ def box_minima(f: Function, low: Tensor, high: Tensor, *, points: int = 41, kept
     grid = torch.cartesian_prod(*axes)
     with torch.no_grad():
         values = f(grid).reshape((points,) * m)
+    # A grid point is a local minimum if none of its 2 m neighbours along the axes is lower.
     local = torch.ones_like(values, dtype=torch.bool)
     for axis in range(m):
         first, second = values.narrow(axis, 0, points - 1), values.narrow(axis, 1, points - 1)
@@ -183,7 +187,7 @@ def chain_minima(phi: Function, coupling: float, low: float, high: float, m: int
 
 
 def _messages(single: Tensor, link: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each row, the least sum of all rows before it, by the value of the row, and the value before it that attains it."""
+    """Return, for each value of each row, the least cost of all rows before it, and the value before that attains it."""
     messages = [(torch.zeros_like(single[0]), torch.zeros_like(single[0], dtype=torch.long))]
     for row in single[:-1]:
         least, move = (link + row + messages[-1][0]).min(1)

@@ -1,4 +1,4 @@
-"""Lower levels without convexity on boxes: solutions at corners, on faces and inside."""
+"""Non-convex lower levels on boxes, with solutions at corners, on faces and inside."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def polynomial(
 
     def value(coefficients: Array, y: Tensor) -> Tensor:
         total = torch.zeros_like(y)
-        for coefficient in coefficients[::-1]:
+        for coefficient in coefficients[::-1]:  # Horner's rule
             total = (total + coefficient) * y
         return total
 
@@ -77,7 +77,7 @@ def indefinite(m: int, n: int, *, seed: int, lift: float = 0.0) -> Blueprint:
     for face in faces:
         free = face == 0
         part = H[np.ix_(free, free)]
-        if free.any() and np.linalg.eigvalsh(part).min() <= 1e-9:
+        if free.any() and np.linalg.eigvalsh(part).min() <= 1e-9:  # no minimum inside of this face
             continue
         shift, slope = face.copy(), np.zeros((m, m))
         if free.any():
@@ -94,6 +94,7 @@ def indefinite(m: int, n: int, *, seed: int, lift: float = 0.0) -> Blueprint:
     def response(x: Tensor) -> Tensor:
         linear = double(a) + double(B) @ x
         rows = shifts + slopes @ linear
+        # Signs of multipliers need no check: best compares the values, and the minimum is among the rows.
         rows = rows[(rows.abs() <= 1 + 1e-12).all(1)].clamp(-1, 1)
         return best(lambda y: (y - double(t)).square().sum(1), lambda y: 0.5 * ((y @ double(H)) * y).sum(1) + y @ linear, rows)
 

@@ -39,7 +39,7 @@ def pitchfork(s: Numbers, t: Numbers, *, power: int = 4, weight: float = 1.0, of
 
     def response(x: Tensor) -> Tensor:
         size = (offset - x).clamp(min=0).pow(1 / (power - 2))
-        return torch.where(double(t) >= 0, size, -size)
+        return torch.where(double(t) >= 0, size, -size)  # both signs have the same f: F prefers that of t
 
     n = len(s)
     return Blueprint(build=build, x0=np.ones(n), y0=np.ones(n), response=response, region=Region((-2.0, 1.0), (-1.5, 1.5)))
@@ -48,7 +48,7 @@ def pitchfork(s: Numbers, t: Numbers, *, power: int = 4, weight: float = 1.0, of
 def subcritical(s: float, t: float, *, cross: float = 0.0) -> Blueprint:
     """F = (x - s)^2 / 2 + (y - t)^2 / 2 + cross x y, f = x y^2 / 2 - y^4 / 2 + y^6 / 6.
 
-    Three valleys for 0 < x < 1: y = 0 is the deepest for x > 3/4, the outer two, y^2 = 1 + sqrt(1 - x), for x < 3/4.
+    Three basins for 0 < x < 1: y = 0 is the deepest for x > 3/4, the outer two, y^2 = 1 + sqrt(1 - x), for x < 3/4.
     """
 
     def build(cast: Cast) -> Problem:
@@ -145,7 +145,7 @@ def tilted_ring(s: Numbers, t: Numbers, tilt: float) -> Blueprint:
         r = 1 + tilt * size  # beyond the root, from where Newton's method is monotone
         for _ in range(60):
             r -= (r**3 - r - tilt * size) / (3 * r**2 - 1)
-        direction = double(t) if size == 0 else x
+        direction = double(t) if size == 0 else x  # x = 0: any direction; t is best for F
         return r * direction / direction.norm()
 
     m = len(t)
@@ -155,7 +155,7 @@ def tilted_ring(s: Numbers, t: Numbers, tilt: float) -> Blueprint:
 def curved_valley(m: int, a: float, b: float, s: float, t: Numbers, *, steep: float = 10.0) -> Blueprint:
     """F = (x - s)^2 / 2 + ||y - t||^2 / 2, f = (y_1^2 - 1)^2 / 2 + (a + b x) y_1 + steep sum_i (y_{i+1} - y_i^2)^2.
 
-    A valley along the curve (y_1, y_1^2, y_1^4, ...) with two places to rest.
+    A valley along the curve (y_1, y_1^2, y_1^4, ...) with two local minima.
     """
     t = np.asarray(t, dtype=float)
 
@@ -171,7 +171,7 @@ def curved_valley(m: int, a: float, b: float, s: float, t: Numbers, *, steep: fl
     def response(x: Tensor) -> Tensor:
         ends = torch.full((1,), 3.0, dtype=torch.float64)
         first = line_minima(lambda y: well(x, y), -ends, ends)[0]
-        rows = torch.stack([first ** (2**i) for i in range(m)], 1)
+        rows = torch.stack([first ** (2**i) for i in range(m)], 1)  # on the curve, the steep term is zero
         return best(lambda y: (y - double(t)).square().sum(1), lambda y: well(x, y[:, 0]), rows)
 
     return Blueprint(

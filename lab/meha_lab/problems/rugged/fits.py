@@ -1,4 +1,4 @@
-"""Lower levels that fit small models to data: robust centres, mixtures, networks, and the smooth minimum of bowls."""
+"""Lower levels that fit small models to data: robust centres, mixtures, networks, and smooth minima of quadratics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["centre", "centres", "mixture", "network", "smooth_minimum"]
 
 
 def _robust(r: Tensor) -> Tensor:
-    """r^2 / (1 + r^2): quadratic near zero, and 1 far away."""
+    """Return r^2 / (1 + r^2) (Geman-McClure): quadratic near zero, and 1 far away."""
     return r.square() / (1 + r.square())
 
 
@@ -40,7 +40,7 @@ def centres(points: Numbers, moves: Numbers, s: Numbers, t: Numbers, *, width: f
         def phi(y: Tensor) -> Tensor:
             return _robust((y[..., None] - data[:, None]) / width).sum(-1)
 
-        return separable(phi, lambda y: (y - target).square(), data.amin(1), data.amax(1))
+        return separable(phi, lambda y: (y - target).square(), data.amin(1), data.amax(1))  # all minima lie among the data
 
     return Blueprint(
         build=build,
@@ -106,12 +106,13 @@ def mixture(data: Numbers, m: int, s: float, t: Numbers, *, prior: float) -> Blu
         def lower(y: Tensor) -> Tensor:
             return misfit(x, double(data), y)
 
-        rows = box_minima(lower, -ends, ends, points=61 if m == 2 else 25, kept=24)
+        rows = box_minima(lower, -ends, ends, points=61 if m == 2 else 25, kept=24)  # kept: m! exchanges of each minimum
         return best(lambda y: (y - double(t)).square().sum(-1), lower, rows)
 
     return Blueprint(
         build=build,
         x0=np.full(1, 0.5),
+        # In the order opposite to that of t, so that the nearest solution is not the one that F prefers.
         y0=np.linspace(0.5, -0.5, m) if t[0] < t[-1] else np.linspace(-0.5, 0.5, m),
         response=response,
         region=Region((-2.0, 1.0), (-2.0, 2.0)),
@@ -156,6 +157,7 @@ def network(units: int, count: int, *, seed: int, bias: bool = False) -> Bluepri
             return misfit(double(a_other), double(d_other), y)
 
         ends = torch.full((m,), 6.0, dtype=torch.float64)
+        # Grids are too large beyond three unknowns; 100 fixed starts replace them.
         rows = box_minima(lower, -ends, ends, points=49 if m == 2 else 25) if m <= 3 else newton(lower, starts, steps=40)
         return best(upper, lower, rows)
 
@@ -167,7 +169,7 @@ def network(units: int, count: int, *, seed: int, bias: bool = False) -> Bluepri
 def smooth_minimum(c: Numbers, h: Numbers, B: Numbers, s: Numbers, t: Numbers, *, softness: float) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = -softness log sum_j exp(-(||y - c_j||^2 / 2 + (h + B x)_j) / softness).
 
-    Bowls around the rows of c, joined smoothly: stationary points are convex combinations of the c_j. With two bowls they
+    Quadratics around the rows of c, joined smoothly: stationary points are convex combinations of the c_j. With two they
     lie on a line; with more, the search starts from all centres and all points of a grid of combinations.
     """
     c, h, B, s, t = (np.asarray(part, dtype=float) for part in (c, h, B, s, t))
@@ -181,6 +183,7 @@ def smooth_minimum(c: Numbers, h: Numbers, B: Numbers, s: Numbers, t: Numbers, *
         c_, h_, B_ = cast(c), cast(h), cast(B)
         return Problem(tracking(cast, s, t), lambda x, y: smooth(h_ + B_ @ x, c_, y))
 
+    # Starts on a grid of convex combinations of the centres, where all stationary points lie.
     steps = np.stack(np.meshgrid(*[np.linspace(0, 1, 7)] * count, indexing="ij"), -1).reshape(-1, count)[1:]
     mixed = double(np.unique((steps / steps.sum(1, keepdims=True)).round(9), axis=0) @ c)
 

@@ -55,7 +55,7 @@ def two_zeros(s: Numbers, t: Numbers) -> Blueprint:
     The better of x_i = s_i, y_i = 0 and x_i = y_i = (s_i + t_i) / 2 in each coordinate. y_i = x_i / 2 is a maximum.
     """
     s, t = np.asarray(s, dtype=float), np.asarray(t, dtype=float)
-    apart, together = 0.5 * t**2, 0.25 * (s - t) ** 2
+    apart, together = 0.5 * t**2, 0.25 * (s - t) ** 2  # the best F with y_i = 0, and with y_i = x_i
 
     def build(cast: Cast) -> Problem:
         return Problem(tracking(cast, s, t), lambda x, y: (y.square() * (y - x).square()).sum())
@@ -96,7 +96,7 @@ def ball(C: Numbers, s: Numbers, t: Numbers, radius: float) -> Blueprint:
 
 
 def plateau(B: Numbers, s: Numbers, t: Numbers, *, kind: str, sharpness: float) -> Blueprint:
-    """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f a hole in a plateau (``"hole"``) or a cusp-like valley (``"log"``) at y = B x.
+    """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f a hole in a plateau (``"hole"``) or a cusp-like basin (``"log"``) at y = B x.
 
     f = sum_i 1 - exp(-sharpness r_i^2) or sum_i log(1 + sharpness r_i^2), with r = y - B x: far from B x there is hardly a
     slope, and no convexity.
@@ -161,7 +161,7 @@ def equations(m: int, count: int, n: int, *, seed: int, degree: int = 2) -> Blue
     rng = np.random.default_rng(seed)
     A, C = rng.normal(size=(count, m)).round(2), rng.normal(size=(count, n)).round(2)
     b, s, t = rng.normal(size=count).round(2), rng.normal(size=n).round(2), rng.normal(size=m).round(2)
-    inverse, null = double(np.linalg.pinv(A)), double(np.linalg.svd(A)[2][count:].T)
+    inverse, null = double(np.linalg.pinv(A)), double(np.linalg.svd(A)[2][count:].T)  # solutions: a point plus null @ z
 
     def build(cast: Cast) -> Problem:
         A_, C_, b_, s_, t_ = cast(A), cast(C), cast(b), cast(s), cast(t)
@@ -179,6 +179,7 @@ def equations(m: int, count: int, n: int, *, seed: int, degree: int = 2) -> Blue
             if float(gradient.abs().max()) <= 1e-14:
                 break
             curvature = 4 / torch.cosh(2 * (base + null @ z)).square()
+            # Newton steps in the null space; 1e-12 because the curvature of log cosh vanishes far from t.
             move = torch.linalg.solve(null.T @ (curvature[:, None] * null) + 1e-12 * torch.eye(len(z)), gradient)
             z = z - _length(lambda z: _log_cosh(2 * (base + null @ z)).sum(), z, move, gradient) * move
         return double(t) + base + null @ z
@@ -187,11 +188,11 @@ def equations(m: int, count: int, n: int, *, seed: int, degree: int = 2) -> Blue
 
 
 def _log_cosh(z: Tensor) -> Tensor:
-    return torch.logaddexp(z, -z) - float(np.log(2))
+    return torch.logaddexp(z, -z) - float(np.log(2))  # cosh itself overflows
 
 
 def _length(f: Callable[[Tensor], Tensor], z: Tensor, move: Tensor, gradient: Tensor) -> float:
-    """Halve the step until f falls in proportion, down to 1e-6 of it."""
+    """Return the step length of a backtracking line search with the Armijo rule, at least about 1e-6."""
     length, here, slope = 1.0, float(f(z)), float(gradient @ move)
     while length > 1e-6 and float(f(z - length * move)) > here - 1e-4 * length * slope + 1e-14:
         length /= 2
@@ -217,7 +218,7 @@ def budget(m: int, s: float, *, seed: int) -> Blueprint:
 
     def response(x: Tensor) -> Tensor:
         low, high = -10.0, 10.0
-        for _ in range(80):
+        for _ in range(80):  # bisection: the sum of y falls with lambda
             level = 0.5 * (low + high)
             y = (double(t) - level / double(w)).clamp(0, 1)
             low, high = (level, high) if float(y.sum()) > float(x) else (low, level)

@@ -1,4 +1,4 @@
-"""Lower levels with kinks and without convexity: penalties that level off, and wells and ripples with a kink at zero."""
+"""Lower levels with kinks and without convexity: folded concave penalties, and wells and ripples with a kink at zero."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def levelled(
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = curvature / 2 ||y - b - B x||^2, g = SCAD or MCP with the given weight.
 
     Without a weight, it is exp(x_1), and b does not move: x is the logarithm of the weight. Where the curvature is less than
-    that of the penalty, 1 / (a - 1) or 1 / a, there are valleys at zero and beyond.
+    that of the penalty, 1 / (a - 1) or 1 / a, there are basins at zero and beyond.
     """
     b, B, s, t = (np.asarray(part, dtype=float) for part in (b, B, s, t))
     term, penalty = PENALTIES[kind]
@@ -73,7 +73,7 @@ def levelled(
 
     def response(x: Tensor) -> Tensor:
         centre, target = (double(b) + double(B) @ x)[:, None], double(t)[:, None]
-        ends = centre.abs().reshape(-1) + 0.5
+        ends = centre.abs().reshape(-1) + 0.5  # the penalty only pulls y from the centre towards zero
         return separable(
             lambda y: 0.5 * curvature * (y - centre).square() + penalty(level(x), y, a),
             lambda y: (y - target).square(),
@@ -112,7 +112,7 @@ def levelled_regression(m: int, count: int, *, seed: int, a: float = 1.5) -> Blu
     eye = torch.eye(m, dtype=torch.float64)
     matrices = (1 - zero)[:, :, None] * (double(H) - torch.diag_embed(sloping) / a) * (1 - zero)[:, None, :]
     matrices = matrices + zero[:, :, None] * eye
-    convex = torch.linalg.eigvalsh(matrices).amin(1) > 1e-9
+    convex = torch.linalg.eigvalsh(matrices).amin(1) > 1e-9  # other pieces have no minimum inside
     zero, sloping, side, matrices = zero[convex], sloping[convex], side[convex], matrices[convex]
 
     def build(cast: Cast) -> Problem:
@@ -130,7 +130,7 @@ def levelled_regression(m: int, count: int, *, seed: int, a: float = 1.5) -> Blu
         rows = torch.linalg.solve(matrices, right)
         size = rows * side
         fits = torch.where(sloping > 0, (size >= 0) & (size <= a * w + 1e-12), (zero > 0) | (size >= a * w - 1e-12))
-        rows = rows[fits.all(1)]
+        rows = rows[fits.all(1)]  # stationary points that lie in their own piece
 
         def lower(y: Tensor) -> Tensor:
             return 0.5 * (y @ double(A).mT - double(d)).square().mean(1) + mcp(w, y, a).sum(1)
@@ -154,7 +154,7 @@ def kinked_wells(
 ) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = sum_i height / 4 (y_i^2 - 1)^2 + (a + B x)_i y_i, g = weight ||y||_1.
 
-    Up to three valleys a coordinate: two smooth ones, and a kink at zero. ``sides``: ``"positive"`` allows y >= 0 only, and
+    Up to three basins per coordinate: two smooth ones, and a kink at zero. ``sides``: ``"positive"`` allows y >= 0 only, and
     ``"box"`` |y_i| <= 1.2.
     """
     a, B, s, t = (np.asarray(part, dtype=float) for part in (a, B, s, t))
@@ -215,7 +215,7 @@ def kinked_ripples(c: Numbers, s: Numbers, t: Numbers, *, rate: float, weight: f
             lambda y: (y - target).square(),
             -ends,
             ends,
-            points=801,
+            points=801,  # ripples need a finer grid
             extra=(0.0,),
         )
 
@@ -239,13 +239,13 @@ def kinked_ring(s: Numbers, t: Numbers, *, weight: float, radius: float = 1.5, t
 
     def response(x: Tensor) -> Tensor:
         size = x.norm()
-        direction = double(t) / double(t).norm() if float(size) == 0 else x / size
+        direction = double(t) / double(t).norm() if float(size) == 0 else x / size  # x = 0: any direction; t is best for F
         zero, far = torch.zeros(1, dtype=torch.float64), torch.full((1,), 4.0, dtype=torch.float64)
 
         def length(r: Tensor) -> Tensor:
             return 0.25 * (r.square() - radius**2).square() - tilt * size * r + weight * r
 
-        found = line_minima(length, zero, far, extra=(0.0,)).reshape(-1, 1)
-        return best(lambda y: (y - double(t)).square().sum(1), lambda y: length(y.norm(dim=1)), found * direction)
+        lengths = line_minima(length, zero, far, extra=(0.0,)).reshape(-1, 1)
+        return best(lambda y: (y - double(t)).square().sum(1), lambda y: length(y.norm(dim=1)), lengths * direction)
 
     return Blueprint(build=build, x0=-s, y0=np.full(m, 0.5), response=response, region=Region((-2.0, 2.0), (-1.5, 1.5)))

@@ -41,7 +41,7 @@ def rank_one(m: int, n: int, *, seed: int, gap: float = 1.0) -> Blueprint:
 
     def response(x: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(double(A0) + torch.tensordot(x, double(As), 1))
-        y = values[-1].clamp(min=0).sqrt() * vectors[:, -1]
+        y = values[-1].clamp(min=0).sqrt() * vectors[:, -1]  # Eckart and Young (1936), for a symmetric matrix
         return y if float(y @ double(t)) >= 0 else -y
 
     return Blueprint(
@@ -84,7 +84,7 @@ def two_factors(p: int, q: int, n: int, *, seed: int, ridge: float = 0.2) -> Blu
 def phase_retrieval(m: int, count: int, n: int, *, seed: int) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = mean_i ((a_i^T y)^2 - b_i - (C x)_i)^2 / 4: squares of linear measurements.
 
-    y and -y fit equally well; further valleys come from C x, which no y explains.
+    y and -y fit equally well; further basins come from C x, which no y explains.
     """
     rng = np.random.default_rng(seed)
     A, truth = rng.normal(size=(count, m)).round(2), rng.normal(size=m).round(2)
@@ -108,7 +108,7 @@ def phase_retrieval(m: int, count: int, n: int, *, seed: int) -> Blueprint:
             return misfit(double(A), data, y)
 
         rows = box_minima(lower, -ends, ends, points=41 if m == 2 else 25) if m <= 3 else newton(lower, starts, steps=30)
-        rows = torch.cat([rows, -rows])
+        rows = torch.cat([rows, -rows])  # the search may have met only one of each pair
         return best(lambda y: (y - target).square().sum(-1), lower, rows)
 
     return Blueprint(

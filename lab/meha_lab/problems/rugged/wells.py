@@ -1,4 +1,4 @@
-"""Lower levels with many valleys, whose depths or places depend on x: double wells and ripples, alone and coupled."""
+"""Lower levels with many basins, whose depths or places depend on x: double wells and ripples, alone and coupled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _well(y: Tensor, height: float, tilt: Tensor) -> Tensor:
 def tilted_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: float = 1.0, cross: float = 0.0) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2 + cross <x, y>, f = sum_i height / 4 (y_i^2 - 1)^2 + (a + B x)_i y_i.
 
-    The deeper valley of coordinate i is the one with the sign of -(a + B x)_i.
+    The deeper basin of coordinate i is the one with the sign of -(a + B x)_i.
     """
     a, B, s, t = (np.asarray(part, dtype=float) for part in (a, B, s, t))
     ends = torch.full((len(a),), 4.0, dtype=torch.float64)
@@ -49,8 +49,8 @@ def tilted_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: floa
 def crossing_wells(s: float, t: float, *, slope: float, cross: float = 0.0) -> Blueprint:
     """F = (x - s)^2 / 2 + (y - t)^2 / 2 + cross x y, f = 1 - exp(-2 (y - 1)^2) - exp(slope x + 0.2 - 3 (y + 1)^2).
 
-    The valley near y = -1 is narrower than the one near y = 1, and deeper where x is large; they exchange their places
-    near x = -0.2 / slope. |x| <= 2.
+    The basin near y = -1 is narrower than the one near y = 1, and deeper where x is large; the deepest one changes near
+    x = -0.2 / slope. |x| <= 2.
     """
 
     def lower(x: Tensor, y: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def crossing_wells(s: float, t: float, *, slope: float, cross: float = 0.0) -> B
 def ripples(c: Numbers, B: Numbers, s: Numbers, t: Numbers, *, rate: float, size: float = 1.0, bowl: float = 0.2) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = sum_i bowl / 2 (y_i - c_i)^2 + size cos(rate y_i - (B x)_i).
 
-    A bowl with ripples that x moves: y_i is in the trough that is nearest to c_i.
+    A quadratic with ripples that x moves: y_i is in the trough that is nearest to c_i.
     """
     c, B, s, t = (np.asarray(part, dtype=float) for part in (c, B, s, t))
 
@@ -103,7 +103,7 @@ def ripples(c: Numbers, B: Numbers, s: Numbers, t: Numbers, *, rate: float, size
 def rotated_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: float = 1.0, seed: int = 0) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = sum_i height / 4 (z_i^2 - 1)^2 + (a + B x)_i z_i with z = Q^T y.
 
-    Q is a random orthogonal matrix, so the valleys do not lie along the coordinates of y.
+    Q is a random orthogonal matrix, so the basins do not lie along the coordinates of y.
     """
     a, B, s, t = (np.asarray(part, dtype=float) for part in (a, B, s, t))
     m = len(a)
@@ -116,6 +116,7 @@ def rotated_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: flo
 
     def response(x: Tensor) -> Tensor:
         tilt, target = (double(a) + double(B) @ x)[:, None], (double(t) @ double(Q))[:, None]
+        # Q keeps distances, so that f and F both separate in z.
         z = separable(lambda z: _well(z, height, tilt), lambda z: (z - target).square(), -ends, ends)
         return double(Q) @ z
 
@@ -127,7 +128,7 @@ def rotated_wells(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, height: flo
 def chain(a: Numbers, B: Numbers, s: Numbers, t: Numbers, *, coupling: float, height: float = 1.0) -> Blueprint:
     """F = ||x - s||^2 / 2 + ||y - t||^2 / 2, f = sum_i height / 4 (y_i^2 - 1)^2 + (a + B x)_i y_i, neighbours coupled.
 
-    f has the further term coupling / 2 sum_i (y_{i+1} - y_i)^2, so that neighbours prefer the same valley.
+    f has the further term coupling / 2 sum_i (y_{i+1} - y_i)^2, so that neighbours prefer the same basin.
     """
     a, B, s, t = (np.asarray(part, dtype=float) for part in (a, B, s, t))
     m = len(a)

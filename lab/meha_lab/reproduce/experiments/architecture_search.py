@@ -22,7 +22,7 @@ from meha_lab.reproduce.page import Block, Details, Item, Mark, Picture, Section
 from meha_lab.reproduce.tuning import Tuning
 from meha_lab.tasks.architecture_search import FinalNetwork, Genotype, architecture_search
 
-__all__ = ["ArchitectureSearch"]
+__all__ = ["ArchitectureSearchExperiment"]
 
 
 KIND: Literal["architecture"] = "architecture"
@@ -45,7 +45,7 @@ def genotypes() -> dict[str, dict[str, Any]]:
     return found
 
 
-class ArchitectureSearch(Experiment):
+class ArchitectureSearchExperiment(Experiment):
     """Test accuracy of the architectures that twelve searches find with the same number of passes."""
 
     name = "architecture-search"

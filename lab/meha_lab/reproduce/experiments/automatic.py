@@ -22,7 +22,7 @@ from meha_lab.reproduce.page import Item, Mark, Prose, Section, Table
 from meha_lab.reproduce.solving import GOOD
 from meha_lab.reproduce.tuning import Tuning
 
-__all__ = ["Automatic", "Row", "problem_of", "reaches", "rows"]
+__all__ = ["Automatic", "ProblemRow", "problem_of", "reaches", "rows"]
 
 
 POINTS, STEPS, ADAPTIVE_STEPS, LIMIT = 200, 1000, 400, 20_000
@@ -64,7 +64,7 @@ def _entries() -> dict[str, Callable[..., KnownProblem]]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProblemRow:
     """A row of the tables: its name, its group, the arguments of :func:`problem_of`, and its columns."""
 
     name: str
@@ -86,21 +86,21 @@ class Row:
         return Cell("solve", case, CONTENDERS[name], setting, 0, column)
 
 
-def rows() -> list[Row]:
+def rows() -> list[ProblemRow]:
     """All rows."""
     both = (ADAPTIVE, "automatic")
     listed = [
-        Row(entry.name, entry.half, {"family": "collection", "name": entry.name}, ("paper", "random", *both))
+        ProblemRow(entry.name, entry.half, {"family": "collection", "name": entry.name}, ("paper", "random", *both))
         for entry in collection()
     ]
     for toy in TOYS:
         for variant in VARIANTS:
             columns = ("paper", *(() if variant else ("random",)), *both, SINGLE)
             arguments = {"family": "toys", "name": toy, "variant": variant}
-            listed.append(Row(f"toy: {toy}{variant}", "toys", arguments, columns))
+            listed.append(ProblemRow(f"toy: {toy}{variant}", "toys", arguments, columns))
     for m in (600, 3600):
         columns = ("paper", "recipe", *(("random",) if m == 600 else ()), *both)
-        listed.append(Row(f"group lasso, m = {m}", "group lasso", {"family": "group lasso", "name": m}, columns))
+        listed.append(ProblemRow(f"group lasso, m = {m}", "group lasso", {"family": "group lasso", "name": m}, columns))
     return listed
 
 
@@ -140,7 +140,7 @@ class Automatic(Experiment):
 class _Runs:
     """The records of a row, by column."""
 
-    def __init__(self, row: Row, records: Records) -> None:
+    def __init__(self, row: ProblemRow, records: Records) -> None:
         self.row = row
         self._columns = {column: next(iter(records.get(row.name, column, "solve")), None) for column in row.columns}
 

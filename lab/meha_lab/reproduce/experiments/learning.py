@@ -35,7 +35,7 @@ from meha_lab.reproduce.tuning import Tuning
 from meha_lab.store import Store
 from meha_lab.tasks import few_shot, hyper_cleaning
 
-__all__ = ["FewShotLearning", "HyperCleaning", "lacking"]
+__all__ = ["FewShotLearning", "HyperCleaningExperiment", "lacking"]
 
 
 METHODS = ("MEHA", "RHG", "BDA", "IAPTT", "CG", "BAMM", "BOME", "F2SA", "VPBGD")
@@ -105,7 +105,7 @@ def lacking(names: Sequence[str], options: Options) -> str:
     return ""
 
 
-class LearningTask(Experiment):
+class LearningExperiment(Experiment):
     """An experiment whose settings are chosen among those of ``learning.json``, on one case and one seed."""
 
     @abstractmethod
@@ -139,7 +139,7 @@ class LearningTask(Experiment):
         return cells
 
 
-class HyperCleaning(LearningTask):
+class HyperCleaningExperiment(LearningExperiment):
     """Accuracy, F1 and validation loss of nine methods with the same work."""
 
     name = "hyper-cleaning"
@@ -369,7 +369,7 @@ QUICK_FEW_SHOT = Case(
 )
 
 
-class FewShotLearning(LearningTask):
+class FewShotLearning(LearningExperiment):
     """Time to 90 % test accuracy."""
 
     name = "few-shot"

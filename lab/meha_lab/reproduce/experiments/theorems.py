@@ -11,7 +11,7 @@ from meha_lab.reproduce.page import Block, Item, Mark, Section, Table
 from meha_lab.reproduce.rates import TRIALS, Rate, predicted
 from meha_lab.reproduce.tuning import Tuning
 
-__all__ = ["Rates"]
+__all__ = ["ConvergenceRates"]
 
 
 QUICK_STEPS = 200
@@ -31,7 +31,7 @@ def _label(p: float) -> str:
     return f"p = {p:g}"
 
 
-class Rates(Experiment):
+class ConvergenceRates(Experiment):
     """Slopes of the theorems' quantities."""
 
     name = "rates"

@@ -5,7 +5,7 @@ from meha_lab.tasks.architecture_search.networks import FinalNetwork, SuperNetwo
 from meha_lab.tasks.architecture_search.operations import OPERATIONS, Style
 from meha_lab.tasks.architecture_search.searching import Found, Stage, search
 from meha_lab.tasks.architecture_search.task import ArchitectureSearch, architecture_search
-from meha_lab.tasks.architecture_search.training import FinalTraining, LowerDescent, Trained, train_final
+from meha_lab.tasks.architecture_search.training import FinalTraining, LowerDescent, TrainedNetwork, train_final
 
 __all__ = [
     "OPERATIONS",
@@ -19,7 +19,7 @@ __all__ = [
     "Stage",
     "Style",
     "SuperNetwork",
-    "Trained",
+    "TrainedNetwork",
     "architecture_search",
     "random_genotype",
     "search",

@@ -1,4 +1,4 @@
-"""Batches of images: crops, flips and cutout on the device of the images, in an order that can be saved and restored."""
+"""Batches of images with crops, flips and cutout on their device, in an order that checkpoints can restore."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["JUDGED", "Batches", "Pictures", "Scaling", "chunks", "crop_and_flip"
 
 
 CHUNK, JUDGED = 512, 10_000
-"""Images in one pass of an evaluation, and the most training images that are used for one."""
+"""Number of images in one pass of an evaluation, and the largest number of training images in an evaluation."""
 
 PADDING = 1 / 8
-"""Of the width, on each side of an image before it is cropped: 4 of 32 pixels."""
+"""Padding on each side before a crop, as a share of the width: 4 of 32 pixels, as in DARTS."""
 
 CUTOUT = 1 / 2
-"""Of the width, the side of the square that cutout erases: 16 of 32 pixels."""
+"""Side of the square that cutout erases, as a share of the width: 16 of 32 pixels, as in DARTS."""
 
 
 class Pictures(NamedTuple):
@@ -35,14 +35,14 @@ class Pictures(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Mean and standard deviation of each channel, to which images are scaled."""
+    """Mean and standard deviation of each channel, by which images are standardised."""
 
     mean: Tensor
     deviation: Tensor
 
     @classmethod
     def of(cls, images: Tensor) -> Scaling:
-        """The scaling that gives these images mean 0 and deviation 1."""
+        """Return the scaling that gives these images mean 0 and standard deviation 1."""
         shades = images.transpose(0, 1).flatten(1).float() / 255
         return cls(shades.mean(dim=1)[:, None, None], shades.std(dim=1)[:, None, None])
 
@@ -61,8 +61,9 @@ def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
         for side in (height, width)
     )
     flipped = torch.rand(count, 1, generator=generator, device=device) < 0.5
-    columns = torch.where(flipped, columns.flip(1), columns)
+    columns = torch.where(flipped, columns.flip(1), columns)  # reading columns backwards is a flip
     each = torch.arange(count, device=device)[:, None, None]
+    # Crops and flips are one index operation for the whole batch, not a loop over images.
     return pad(images, [margin] * 4)[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
@@ -76,29 +77,29 @@ def cut_out(images: Tensor, generator: torch.Generator) -> Tensor:
         place = torch.arange(side, device=images.device)
         inside.append((place >= middle - half) & (place < middle + half))
     square = inside[0][:, None, :, None] & inside[1][:, None, None, :]
-    return images.masked_fill(square, 0.0)
+    return images.masked_fill(square, 0.0)  # 0 is the mean colour of scaled images
 
 
 def chunks(pictures: Pictures, scaling: Scaling, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scaled images and labels, some at a time, of the first ``most`` pictures."""
+    """Yield scaled images and labels of the first ``most`` pictures, in chunks."""
     for images, labels in zip(*(part[:most].split(CHUNK) for part in pictures), strict=True):
         yield scaling(images), labels
 
 
 def precision(device: torch.device, half: bool) -> AbstractContextManager[Any]:
-    """The context of a pass: on a GPU, bfloat16 where torch finds it safe, if ``half``."""
+    """Return the context of a forward pass: bfloat16 where torch finds it safe, if ``half`` and on a GPU."""
     return torch.autocast("cuda", torch.bfloat16) if half and device.type == "cuda" else nullcontext()
 
 
 class Batches:
-    """Endless batches from several sets of pictures, each in a new order when it is used up.
+    """Endless batches from several sets of pictures, each shuffled again after every epoch.
 
     Args:
         sets: the sets; a batch takes ``size`` pictures from each.
-        make: makes a batch from the pictures, the number of the batch and the generator.
-        seed: decides the order and what ``make`` draws.
+        make: returns a batch, given the pictures, the number of the batch and the generator.
+        seed: the seed of the order and of what ``make`` draws.
 
-    The place can be saved and restored, so that checkpoints resume it.
+    The position can be saved and restored, so that checkpoints can resume it.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Batches:
     def _next(self) -> Any:
         drawn = []
         for i, pictures in enumerate(self.sets):
-            if self.places[i] + self.size > len(self.orders[i]):
+            if self.places[i] + self.size > len(self.orders[i]):  # the last, smaller batch of an epoch is left out
                 self.orders[i], self.places[i] = self._shuffled(pictures), 0
             chosen = self.orders[i][self.places[i] : self.places[i] + self.size]
             self.places[i] += self.size
@@ -132,12 +133,12 @@ class Batches:
         return self.make(drawn, self.count - 1, self.generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the sets."""
+        """Return the position in the sets, and the state of the generator."""
         state = {"generator": self.generator.get_state(), "places": list(self.places), "count": self.count}
         return {**state, "orders": [order.clone() for order in self.orders]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a place."""
-        self.generator.set_state(state["generator"].cpu())
+        """Restore a position."""
+        self.generator.set_state(state["generator"].cpu())  # states of generators are on the CPU, also those of GPUs
         self.orders = [order.to(self.sets[0].labels.device) for order in state["orders"]]
         self.places, self.count = list(state["places"]), int(state["count"])

@@ -1,4 +1,4 @@
-"""Drawing of genotypes with matplotlib: both cells as graphs, from their inputs on the left to their output on the right."""
+"""Draw genotypes with matplotlib: both cells as graphs, from the inputs on the left to the output on the right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["draw", "draw_cell"]
 
 
 COLOURS = {"skip": "#767676", "max": "#0072b2", "average": "#56b4e9", "separable": "#d55e00", "dilated": "#009e73"}
-"""By the first word of an operation."""
+"""Colours by the first word of an operation."""
 
 OTHER = "#5e2ca5"
 INK, PAPER = "#222222", "#f2f2f2"
@@ -40,7 +40,7 @@ def draw_cell(ax: Axes, title: str, cell: CellGenotype) -> None:
     drawn: dict[tuple[int, int], int] = {}
     for edge, (operation, source) in enumerate(cell):
         target = INPUTS + edge // INCOMING
-        twice = drawn[source, target] = drawn.get((source, target), 0) + 1
+        twice = drawn[source, target] = drawn.get((source, target), 0) + 1  # a second edge between the same nodes is bent more
         _edge(ax, places[source], places[target], operation, bend=_bend(places, source, target) + 0.3 * (twice - 1))
     for node in range(INPUTS, INPUTS + nodes):
         ax.add_patch(
@@ -55,7 +55,7 @@ def draw_cell(ax: Axes, title: str, cell: CellGenotype) -> None:
 
 
 def _bend(places: Sequence[tuple[float, float]], source: int, target: int) -> float:
-    """How much an edge curves: more where it passes other nodes, away from the middle."""
+    """Return the curvature of an edge: larger if it passes other nodes, and away from the middle."""
     (x0, y0), (x1, y1) = places[source], places[target]
     far = (x1 - x0) / 1.6
     if y0 == y1:

@@ -1,4 +1,4 @@
-"""Genotypes: the two cells of an architecture, derived from weights of operations, printed and drawn."""
+"""Genotypes: the two cells of an architecture, derived from the weights of operations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["CellGenotype", "Genotype", "SearchSpace", "random_genotype"]
 
 
 INPUTS = 2
-"""States of a cell that come from earlier cells."""
+"""Number of states of a cell that come from earlier cells."""
 
 INCOMING = 2
-"""Edges that enter a node of a derived cell."""
+"""Number of edges that enter a node of a derived cell."""
 
 Edge = tuple[str, int]
-"""An operation, and the state that it takes: 0 and 1 are the inputs of the cell, later ones its nodes."""
+"""An operation, and the index of its input: 0 and 1 are the inputs of the cell, later ones its nodes."""
 
 CellGenotype = tuple[Edge, ...]
 """The edges of a cell, two for each node."""
@@ -33,7 +33,7 @@ CellGenotype = tuple[Edge, ...]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What an edge may be, and how many nodes a cell has.
+    """The operations that an edge may have, and the number of nodes of a cell.
 
     Node i of a cell takes an edge from each of the 2 + i states before it; edges are numbered node by node.
 
@@ -56,42 +56,42 @@ class SearchSpace:
 
     @property
     def edges(self) -> int:
-        """Number of edges of a cell."""
+        """Return the number of edges of a cell."""
         return len(self.sources)
 
     @property
     def sources(self) -> tuple[int, ...]:
-        """The state that each edge takes."""
+        """Return the state that each edge leaves."""
         return tuple(state for node in range(self.nodes) for state in range(INPUTS + node))
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """The state that each edge enters."""
+        """Return the state that each edge enters."""
         return tuple(INPUTS + node for node in range(self.nodes) for _ in range(INPUTS + node))
 
     @property
     def leaving(self) -> list[list[int]]:
-        """The edges that leave each state, for all states but the last node."""
+        """Return the edges that leave each state, for all states but the last node."""
         return [[edge for edge, source in enumerate(self.sources) if source == s] for s in range(INPUTS + self.nodes - 1)]
 
     def all_kept(self) -> tuple[tuple[str, ...], ...]:
-        """All operations on every edge."""
+        """Return all operations for every edge."""
         return (tuple(self.operations),) * self.edges
 
     def derive(self, weights: Sequence[Mapping[str, float]], most_skips: int | None = None) -> CellGenotype:
         """Derive a cell: for each node the two edges whose best operation other than "none" has the largest weight.
 
         Args:
-            weights: of the operations, for each edge.
-            most_skips: upper bound on the skip connections in the cell. While there are more, the weakest of them loses its
-                place to the best other operation of its node.
+            weights: the weights of the operations of each edge.
+            most_skips: upper bound on the skip connections in the cell. While there are more, the weakest of them is removed
+                from the candidates of its edge.
 
         >>> space = SearchSpace(nodes=1)
         >>> space.derive([{"skip": 0.6, "max pool 3x3": 0.3}, {"none": 0.9, "max pool 3x3": 0.1}], most_skips=0)
         (('max pool 3x3', 0), ('max pool 3x3', 1))
         """
         allowed = [{name: float(w) for name, w in edge.items() if name != ZERO} for edge in weights]
-        while True:
+        while True:  # removing a skip can bring in another edge, so the choice is repeated
             chosen = self._strongest(allowed)
             skips = [edge for edge in chosen if _best(allowed[edge])[0] == SKIP]
             if most_skips is None or len(skips) <= most_skips:
@@ -100,7 +100,7 @@ class SearchSpace:
             del allowed[weakest][SKIP]
 
     def _strongest(self, allowed: Sequence[Mapping[str, float]]) -> list[int]:
-        """The edges of the derived cell, ordered by node and source."""
+        """Return the edges of the derived cell, ordered by node and source."""
         chosen = []
         for node in range(INPUTS, INPUTS + self.nodes):
             entering = [edge for edge, target in enumerate(self.targets) if target == node]
@@ -116,13 +116,13 @@ class SearchSpace:
 
 
 def _best(edge: Mapping[str, float]) -> tuple[str, float]:
-    """The operation of largest weight; an edge without any has a weight below all others."""
+    """Return the operation of largest weight; an edge without operations has a weight below all others."""
     return max(edge.items(), key=lambda item: item[1], default=(ZERO, -1.0))
 
 
 @dataclass(frozen=True)
 class Genotype:
-    """The cells of an architecture.
+    """The normal and the reduction cell of an architecture.
 
     >>> edges = (("skip", 0), ("max pool 3x3", 1)), (("separable conv 3x3", 0), ("skip", 1))
     >>> print(Genotype(*edges))
@@ -136,7 +136,7 @@ class Genotype:
     def __post_init__(self) -> None:
         for name in ("normal", "reduction"):
             cell = tuple((str(operation), int(source)) for operation, source in getattr(self, name))
-            object.__setattr__(self, name, cell)
+            object.__setattr__(self, name, cell)  # lists, as from JSON, become tuples; the class is frozen
             for place, (_, source) in enumerate(cell):
                 if not 0 <= source < INPUTS + place // INCOMING:
                     states = INPUTS + place // INCOMING
@@ -149,12 +149,12 @@ class Genotype:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes of a cell."""
+        """Return the number of nodes of a cell."""
         return len(self.normal) // INCOMING
 
     @property
     def skips(self) -> float:
-        """The share of skip connections among the edges of the normal cell."""
+        """Return the share of skip connections among the edges of the normal cell."""
         return sum(operation == SKIP for operation, _ in self.normal) / len(self.normal)
 
     def to_dict(self) -> dict[str, list[list[Any]]]:
@@ -163,7 +163,7 @@ class Genotype:
 
     @classmethod
     def from_dict(cls, cells: Mapping[str, Iterable[Iterable[Any]]]) -> Genotype:
-        """Make a genotype from what :meth:`to_dict` returned."""
+        """Return the genotype of a result of :meth:`to_dict`."""
         normal, reduction = (tuple((str(o), int(s)) for o, s in map(tuple, cells[name])) for name in ("normal", "reduction"))
         return cls(normal, reduction)
 
@@ -205,9 +205,9 @@ def random_genotype(space: SearchSpace, generator: torch.Generator) -> Genotype:
 
 
 def edge_weights(alpha: Tensor, kept: Sequence[Sequence[str]], edges: Tensor | None) -> list[dict[str, float]]:
-    """The weights of the operations of each edge, from the architecture parameters of a cell (see :class:`SuperNetwork`)."""
+    """Return the weights of the operations of each edge, from the architecture parameters (see :class:`SuperNetwork`)."""
     rows = alpha.detach().softmax(dim=1).tolist()
-    factors = [1.0] * len(rows) if edges is None else edges.tolist()
+    factors = [1.0] * len(rows) if edges is None else edges.tolist()  # PC-DARTS compares weights times edge factors
     return [
         {name: factor * weight for name, weight in zip(names, row, strict=True)}
         for names, row, factor in zip(kept, rows, factors, strict=True)

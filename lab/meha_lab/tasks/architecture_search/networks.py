@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, max_pool2d
 
 from meha_lab.tasks.architecture_search.genotype import INCOMING, INPUTS, CellGenotype, Genotype, SearchSpace
-from meha_lab.tasks.architecture_search.operations import SKIP, FactorisedReduction, Projection, Skip, Style, Zero
+from meha_lab.tasks.architecture_search.operations import SKIP, FactorisedReduction, Projection, Skip, Style, ZeroOperation
 
 __all__ = ["FinalNetwork", "Kept", "SuperNetwork"]
 
 
 STEM = 3
-"""The stem has this many times the channels of the first cells."""
+"""Ratio of the channels of the stem to those of the first cells, as in DARTS."""
 
 Kept = Mapping[str, Sequence[Sequence[str]]]
 """The operations that remain on each edge, for "normal" and "reduction"."""
@@ -24,7 +24,7 @@ KINDS = ("normal", "reduction")
 
 
 def check_kept(space: SearchSpace, kept: Kept) -> None:
-    """Raise unless each kind of cell keeps as many different operations of the space on each of its edges."""
+    """Raise unless all edges of each kind of cell keep the same number of different operations of the space."""
     for kind in KINDS:
         edges = kept.get(kind, ())
         if len(edges) != space.edges:
@@ -43,12 +43,12 @@ def check_kept(space: SearchSpace, kept: Kept) -> None:
 
 
 def _is_reduction(cell: int, cells: int) -> bool:
-    """Whether a cell halves height and width: two of them do, a third and two thirds of the way."""
+    """Return True if a cell halves height and width: two of them do, at one and two thirds of the depth."""
     return cell in (cells // 3, 2 * cells // 3)
 
 
 class Body(nn.Module):
-    """Stem, preprocessing of the inputs of cells, average over the pixels and a linear layer: what both networks share."""
+    """Base class of both networks: the stem, the preprocessing of the inputs of cells, and the classifier."""
 
     def __init__(self, inputs: int, classes: int, channels: int, cells: int, style: Style, nodes: int) -> None:
         super().__init__()
@@ -63,27 +63,27 @@ class Body(nn.Module):
         widths, halved, width = [stem, stem], False, channels
         for i in range(cells):
             reduction = _is_reduction(i, cells)
-            width *= 2 if reduction else 1
-            first = FactorisedReduction if halved else Projection
+            width *= 2 if reduction else 1  # twice the channels for a quarter of the pixels
+            first = FactorisedReduction if halved else Projection  # the older input has the size before the reduction
             self.before.append(nn.ModuleList([first(widths[-2], width, style), Projection(widths[-1], width, style)]))
             self.plan.append((width, reduction))
-            widths.append(nodes * width)
+            widths.append(nodes * width)  # a cell returns all its nodes
             halved = reduction
         self.widths = widths[INPUTS:]
         self.linear = nn.Linear(widths[-1], classes)
 
     def inputs_of(self, i: int, states: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs of cell i, with as many channels as it has."""
+        """Return the inputs of cell i, projected to its number of channels."""
         return [before(state) for before, state in zip(self.before[i].children(), states[-INPUTS:], strict=True)]
 
     def classify(self, features: Tensor) -> Tensor:
-        """Class scores from the output of the last cell."""
+        """Return class scores from the output of the last cell."""
         scores: Tensor = self.linear(avg_pool2d(features, features.shape[2:]).flatten(1))
         return scores
 
 
 class Fan(nn.Module):
-    """All edges that leave one state: each mixes its operations on this state by its weights.
+    """All edges that leave one state, each a weighted mixture of operations on this state.
 
     Args:
         kept: the names of the operations of each edge.
@@ -96,6 +96,7 @@ class Fan(nn.Module):
         super().__init__()
         self.stride, self.partial, self.active, self.count = stride, partial, channels // partial, len(kept)
         self.names = list(space.operations)
+        # Grouped by operation, so that all edges with the same one are computed by one call.
         self.edges = [[i for i, names in enumerate(kept) if name in names] for name in self.names]
         self.operations = nn.ModuleList(
             nn.ModuleList(space.operations[name](self.active, stride, style) for _ in edges)
@@ -103,42 +104,42 @@ class Fan(nn.Module):
         )
 
     def forward(self, state: Tensor, weights: Tensor, masks: Tensor | None = None) -> list[Tensor]:
-        """Return the images of all edges.
+        """Return the outputs of all edges.
 
         Args:
             weights: (edges, operations); those of operations that an edge lacks are not used.
             masks: (N, edges), factors of the skip connections.
         """
         active, others = state.split([self.active, state.shape[1] - self.active], dim=1) if self.partial > 1 else (state, None)
-        whole: Tensor | None = None
+        shared: Tensor | None = None  # the sum of operations that all edges have, as one tensor
         parts: list[list[Tensor]] = [[] for _ in range(self.count)]
         for column, (edges, made) in enumerate(zip(self.edges, self.operations, strict=True)):
             operations = list(made.children())
-            if not edges or isinstance(operations[0], Zero):
+            if not edges or isinstance(operations[0], ZeroOperation):  # zeros add nothing
                 continue
             images = _evaluate(operations, active, _pick(weights[:, column], edges, 0))
             if masks is not None and self.names[column] == SKIP:
                 factors = _pick(masks, edges, 1)[:, :, None].expand(-1, -1, self.active).flatten(1)
                 images = images * factors[:, :, None, None].to(images.dtype)
             if len(edges) == self.count:
-                whole = images if whole is None else whole + images
+                shared = images if shared is None else shared + images
             else:
                 for edge, image in zip(edges, images.chunk(len(edges), dim=1), strict=True):
                     parts[edge].append(image)
-        for edge, image in enumerate([] if whole is None else whole.chunk(self.count, dim=1)):
+        for edge, image in enumerate([] if shared is None else shared.chunk(self.count, dim=1)):
             parts[edge].append(image)
         mixed = [_sum(images) if images else torch.zeros_like(active[:, :, :: self.stride, :: self.stride]) for images in parts]
         return mixed if others is None else self._with_others(mixed, others)
 
     def _with_others(self, mixed: Sequence[Tensor], others: Tensor) -> list[Tensor]:
-        """Append the channels that pass, and shuffle, so that others go through the operations of the next edge."""
-        others = others if self.stride == 1 else max_pool2d(others, 2)
+        """Append the bypassed channels, and shuffle, so that other channels go through the operations of the next edge."""
+        others = others if self.stride == 1 else max_pool2d(others, 2)  # to the size of the mixed channels
         return [_shuffle(torch.cat([image, others], dim=1), self.partial) for image in mixed]
 
 
 def _evaluate(operations: Sequence[nn.Module], x: Tensor, weights: Tensor) -> Tensor:
-    """The images of several operations of a kind at x, times their weights, as blocks of channels."""
-    together = getattr(type(operations[0]), "together", None)
+    """Return the outputs of several operations of a kind at x, times their weights, as blocks of channels."""
+    together = getattr(type(operations[0]), "together", None)  # one call for all is faster than one each
     if together is not None:
         images: Tensor = together(operations, x, weights)
         return images
@@ -146,14 +147,15 @@ def _evaluate(operations: Sequence[nn.Module], x: Tensor, weights: Tensor) -> Te
 
 
 def _pick(tensor: Tensor, places: Sequence[int], dim: int) -> Tensor:
-    """Entries along a dimension. A list as an index would be copied to the GPU, which a CUDA graph does not allow."""
+    """Return entries along a dimension."""
     if len(places) == tensor.shape[dim]:
         return tensor
+    # A list as an index would be copied to the GPU, which a CUDA graph does not allow.
     return torch.stack([tensor.select(dim, place) for place in places], dim)
 
 
 def _shuffle(x: Tensor, groups: int) -> Tensor:
-    """Interleave ``groups`` blocks of channels; in memory, channels come last.
+    """Interleave ``groups`` blocks of channels; the result is in channels-last memory format.
 
     >>> _shuffle(torch.arange(6).reshape(1, 6, 1, 1), 2).flatten().tolist()
     [0, 3, 1, 4, 2, 5]
@@ -162,7 +164,7 @@ def _shuffle(x: Tensor, groups: int) -> Tensor:
 
 
 class MixedCell(nn.Module):
-    """A cell whose every edge is a mixture of operations. Its edges are taken by the state that they leave."""
+    """A cell in which every edge is a mixture of operations, computed state by state."""
 
     def __init__(
         self, space: SearchSpace, kept: Sequence[Sequence[str]], channels: int, reduction: bool, style: Style, partial: int
@@ -180,7 +182,7 @@ class MixedCell(nn.Module):
         """Return the nodes; see :class:`SuperNetwork` for the arguments, whose edges are ordered as in ``leaving``."""
         states, entering, place = list(inputs), [list[Tensor]() for _ in range(self.nodes)], 0
         for s, (fan, size, targets) in enumerate(zip(self.fans, self.sizes, self.targets, strict=True)):
-            if s >= INPUTS:
+            if s >= INPUTS:  # all edges that enter this node have been computed
                 states.append(_sum(entering[s - INPUTS]))
             here = slice(place, place + size)
             images = fan(states[s], weights[here], None if masks is None else masks[:, here])
@@ -255,6 +257,7 @@ class SuperNetwork(Body):
             kind: x[kind].softmax(dim=1).flatten().gather(0, getattr(self, f"places_{kind}").flatten()) for kind in KINDS
         }
         factors = {kind: self._factors(x[f"{kind} edges"]) if f"{kind} edges" in x else None for kind in KINDS}
+        # Division by 1 - dropout keeps the expectation, so that evaluation needs no factor.
         masks = None if noise is None or dropout is None else (noise >= dropout).to(images.dtype) / (1 - dropout)
         states = [self.stem(images)] * INPUTS
         for i, (cell, (_, reduction)) in enumerate(zip(self.cells, self.plan, strict=True)):
@@ -269,7 +272,7 @@ class SuperNetwork(Body):
 
 
 def _places(space: SearchSpace, kept: Sequence[Sequence[str]], order: Sequence[int]) -> Tensor:
-    """Where the weight of each operation stands among those that are kept; anywhere if it is not kept.
+    """Return the index of each operation's weight among the kept ones; any index if it is not kept.
 
     Returns:
         (edges, operations), with edges as in ``order``.
@@ -281,7 +284,7 @@ def _places(space: SearchSpace, kept: Sequence[Sequence[str]], order: Sequence[i
 
 
 def edge_factors(edges: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The softmax of edge parameters over the edges that enter the same node.
+    """Return the softmax of edge parameters over the edges that enter the same node.
 
     >>> edge_factors(torch.zeros(5), (2, 3))
     tensor([0.5000, 0.5000, 0.3333, 0.3333, 0.3333])
@@ -290,7 +293,7 @@ def edge_factors(edges: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 class DerivedCell(nn.Module):
-    """A cell of the final network."""
+    """A cell of the final network, with one operation per edge."""
 
     def __init__(self, space: SearchSpace, cell: CellGenotype, channels: int, reduction: bool, style: Style) -> None:
         super().__init__()
@@ -314,14 +317,14 @@ class DerivedCell(nn.Module):
 
 
 class HeadPool(nn.Module):
-    """Averages over images of any size, to 2 x 2; on images of 8 x 8, over the overlapping windows of DARTS."""
+    """Average pooling of images of any size to 2 x 2; images of 8 x 8 have the overlapping windows of DARTS."""
 
     def forward(self, x: Tensor) -> Tensor:
         return avg_pool2d(x, 5, stride=3) if x.shape[2:] == (8, 8) else adaptive_avg_pool2d(x, 2)
 
 
 class AuxiliaryHead(nn.Sequential):
-    """A second classifier, which helps to train a deep network."""
+    """A second classifier at two thirds of the depth, which brings gradients to the earlier cells."""
 
     def __init__(self, channels: int, classes: int) -> None:
         narrow, wide = 128, 768
@@ -387,6 +390,6 @@ class FinalNetwork(Body):
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, without the auxiliary head."""
+        """Return the number of parameters, without the auxiliary head."""
         head = {id(p) for p in self.auxiliary.parameters()} if self.auxiliary is not None else set()
         return sum(p.numel() for p in self.parameters() if id(p) not in head)

@@ -1,4 +1,4 @@
-"""Operations of an edge: the eight of DARTS, and how several of a kind are evaluated together."""
+"""The eight operations of DARTS, with batched evaluation of several operations of a kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "SeparableConv",
     "Skip",
     "Style",
-    "Zero",
+    "ZeroOperation",
 ]
 
 
@@ -29,12 +29,12 @@ EPSILON = 1e-5
 """Added to variances in batch normalisation, as in torch."""
 
 SKIP, ZERO = "skip", "none"
-"""The names of the two operations without numbers, which derived cells treat in a special way."""
+"""The names of the operations without parameters that derived cells treat in a special way."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """What all operations of a network have in common.
+    """Options that all operations of a network share.
 
     Attributes:
         activation: ReLU, or Swish: x sigmoid(x).
@@ -59,7 +59,7 @@ class Style:
 
 
 Factory = Callable[[int, int, Style], nn.Module]
-"""Makes an operation from the number of channels, the stride and the style.
+"""A function that returns an operation, given the number of channels, the stride and the style.
 
 An operation maps images (N, channels, H, W) to (N, channels, H / stride, W / stride). Its class may have a static method
 ``together(operations, x, weights)``: the images of several operations of this kind at the same x, each multiplied by its
@@ -67,8 +67,8 @@ weight, with their channels one after the other. Without it, they are computed o
 """
 
 
-class Zero(nn.Module):
-    """No connection: zeros."""
+class ZeroOperation(nn.Module):
+    """The operation "none", which returns zeros."""
 
     def __init__(self, stride: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Zero(nn.Module):
 
 
 class Pool(nn.Module):
-    """Pooling over 3 x 3 pixels, in a search followed by normalisation. The average leaves out the padding."""
+    """Pooling over 3 x 3 pixels; in a search, normalisation follows. Averages leave out the padding."""
 
     def __init__(self, kind: Literal["max", "average"], channels: int, stride: int, style: Style) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class Pool(nn.Module):
 
     @staticmethod
     def together(operations: Sequence[Pool], x: Tensor, weights: Tensor) -> Tensor:
-        """Pools without trained numbers are all alike, so that one is enough."""
+        """Evaluate one pool for all: pools have no parameters in a search."""
         return _repeat(operations[0](x), weights)
 
 
 class Skip(nn.Module):
-    """The identity."""
+    """The identity operation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -110,7 +110,7 @@ class Skip(nn.Module):
 
 
 class Projection(nn.Module):
-    """Activation, convolution of 1 x 1, normalisation: other channels for the same pixels."""
+    """Activation, 1 x 1 convolution and normalisation, which change the number of channels."""
 
     def __init__(self, inputs: int, outputs: int, style: Style) -> None:
         super().__init__()
@@ -124,9 +124,9 @@ class Projection(nn.Module):
 
 
 class FactorisedReduction(nn.Module):
-    """Halve height and width: two convolutions of 1 x 1 with stride 2, one of them a pixel further, and normalisation.
+    """Halve height and width by two 1 x 1 convolutions with stride 2, one shifted by a pixel, and normalisation.
 
-    Both are one convolution of 2 x 2 with zeros in its kernel.
+    Both are computed as one 2 x 2 convolution with zeros in its kernel.
     """
 
     def __init__(self, inputs: int, outputs: int, style: Style) -> None:
@@ -152,8 +152,8 @@ class FactorisedReduction(nn.Module):
 class SeparableConv(nn.Module):
     """Activation, depthwise and pointwise convolution, normalisation: ``layers`` times, with the stride in the first.
 
-    Depthwise and pointwise convolution follow each other without anything between them, so that both are one convolution whose
-    kernel is the product of theirs. A GPU is many times faster with that one (``fused``), a CPU with the two.
+    Nothing lies between depthwise and pointwise convolution, so that both equal one convolution whose kernel is the product of
+    theirs. A GPU is many times faster with that one (``fused``), a CPU with the two.
     """
 
     def __init__(self, channels: int, stride: int, style: Style, *, size: int, dilation: int = 1, layers: int = 1) -> None:
@@ -176,11 +176,11 @@ class SeparableConv(nn.Module):
         first, layers = operations[0], len(operations[0].norms)
         for layer in range(layers):
             x = first._convolve(operations, layer, first.style.activate(x))
-            x = _weighted_norm(x, weights if layer == layers - 1 else torch.ones_like(weights))
+            x = _weighted_norm(x, weights if layer == layers - 1 else torch.ones_like(weights))  # only the output is weighted
         return x
 
     def _convolve(self, operations: Sequence[SeparableConv], layer: int, x: Tensor, fused: bool | None = None) -> Tensor:
-        """The convolutions of a layer. In the first layer all operations have the same x, later each has its own channels."""
+        """Convolve a layer of several operations: in the first layer all have the same x, later each has its own channels."""
         depthwise, pointwise = (
             torch.cat([getattr(each, name)[layer].weight for each in operations])
             if len(operations) > 1
@@ -201,28 +201,29 @@ class SeparableConv(nn.Module):
 
 
 def _repeat(x: Tensor, weights: Tensor) -> Tensor:
-    """The same images for each weight, multiplied by it."""
+    """Return the images once for each weight, multiplied by it."""
     return _copies(x, len(weights)) * _per_channel(weights, x.shape[1]).to(x.dtype)[:, None, None]
 
 
 def _copies(x: Tensor, count: int) -> Tensor:
-    """Copies of the images as blocks of channels; unlike ``repeat``, it keeps the order in memory."""
-    return torch.cat([x] * count, dim=1) if count > 1 else x
+    """Return copies of the images as blocks of channels."""
+    return torch.cat([x] * count, dim=1) if count > 1 else x  # unlike repeat, cat keeps the memory format
 
 
 def _weighted_norm(x: Tensor, weights: Tensor) -> Tensor:
     """Normalise each channel by the statistics of the batch, and multiply each block of channels by its weight."""
     scale = _per_channel(weights, x.shape[1] // len(weights))
+    # As the scale of the normalisation, the weights cost no further pass over the images.
     return batch_norm(x, None, None, scale, torch.zeros_like(scale), training=True, eps=EPSILON)
 
 
 def _per_channel(weights: Tensor, channels: int) -> Tensor:
-    """Each weight for all channels of its block; batch_norm reads wrong numbers from a view that repeats one number."""
-    return weights[:, None].expand(-1, channels).reshape(-1).contiguous()
+    """Return each weight repeated for all channels of its block."""
+    return weights[:, None].expand(-1, channels).reshape(-1).contiguous()  # batch_norm misreads expanded views
 
 
 def _skip(channels: int, stride: int, style: Style) -> nn.Module:
-    return Skip() if stride == 1 else FactorisedReduction(channels, channels, style)
+    return Skip() if stride == 1 else FactorisedReduction(channels, channels, style)  # an identity cannot halve the image
 
 
 def _separable(size: int) -> Factory:
@@ -234,7 +235,7 @@ def _dilated(size: int) -> Factory:
 
 
 OPERATIONS: Mapping[str, Factory] = {
-    ZERO: lambda channels, stride, style: Zero(stride),
+    ZERO: lambda channels, stride, style: ZeroOperation(stride),
     "max pool 3x3": lambda channels, stride, style: Pool("max", channels, stride, style),
     "average pool 3x3": lambda channels, stride, style: Pool("average", channels, stride, style),
     SKIP: _skip,

@@ -1,4 +1,4 @@
-"""A search in stages, with any bilevel method."""
+"""Search for an architecture in stages, with any bilevel method."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["Found", "Stage", "search"]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a search.
+    """One stage of a search.
 
     Attributes:
-        steps: of the bilevel method.
-        warm_up: steps of y alone before them.
-        cells: of the super-network; those of the task by default.
-        operations: number that each edge keeps after this stage; all by default.
+        steps: number of steps of the bilevel method.
+        warm_up: number of steps of y before them, with x fixed.
+        cells: number of cells of the super-network; that of the task by default.
+        operations: number of operations that each edge keeps after this stage; all by default.
         skip_dropout: rate at which skip connections are dropped at the start of the stage; it falls to 0.
     """
 
@@ -56,14 +56,14 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        task: that of the last stage.
-        x, y: its architecture parameters and super-network.
+        task: the task of the last stage.
+        x, y: the architecture parameters and the super-network of the last stage.
         genotype: the derived cells.
-        history: numbers of the steps of the bilevel method in all stages; "entropy" is that of x.
-        counts: gradients and Hessian-vector products of all stages.
+        history: recorded numbers of the bilevel steps of all stages; "entropy" is that of x.
+        counts: numbers of gradients and Hessian-vector products in all stages.
         seconds: time of the steps.
         outcome: how the search ended, such as "max steps"; the failure of a stage, if one failed.
     """
@@ -91,15 +91,15 @@ def search(
 ) -> Found:
     """Search for an architecture.
 
-    A search of DARTS has one stage. P-DARTS has three, each with a new and deeper super-network on the operations that are
-    left; PC-DARTS has one, with a warm-up and a task with partial channels. All of them take any bilevel method.
+    DARTS has one stage. P-DARTS has three, each with a new and deeper super-network on the remaining operations; PC-DARTS has
+    one, with a warm-up and a task with partial channels. Each accepts any bilevel method.
 
     Args:
         task: the task of the first stage.
-        method: makes the method of a stage from its number of steps, for schedules.
-        stages: the stages, in their order.
-        warm_up: the optimizer of y before x moves; SGD with the numbers of DARTS by default.
-        folder: keeps checkpoints. If the process is killed, repeat the call: it goes on from the last one.
+        method: returns the method of a stage, given its number of steps (for schedules).
+        stages: the stages in order.
+        warm_up: the optimizer of y during the warm-up; SGD with the options of DARTS by default.
+        folder: the folder of checkpoints. If the process is killed, repeat the call: it resumes from the last one.
         every: number of steps between checkpoints.
         compile: see :func:`meha.solve`.
         callbacks: observers of the bilevel steps.
@@ -112,7 +112,7 @@ def search(
         task = replace(
             task, cells=stage.cells or task.cells, skip_dropout=stage.skip_dropout, steps=stage.warm_up + stage.steps
         )
-        x0, y = task.start()
+        x0, y = task.start()  # every stage trains a new super-network, as P-DARTS does
         x: Any = x0
         batches = task.batches()
         if stage.warm_up:
@@ -120,7 +120,7 @@ def search(
             warmed = solve(
                 task.problem, x, y, first, max_steps=stage.warm_up, **in_folder(batches, folder, f"warm-up-{i}", every, compile)
             )
-            forget_trained(uninterrupted(warmed).y)
+            forget_trained(uninterrupted(warmed).y)  # else the next run would warn that y is already trained
             counts.add(warmed.counts, 1)
             seconds += warmed.seconds
         recorder = Recorder(every=max(1, stage.steps // HISTORY))
@@ -135,7 +135,7 @@ def search(
             **options,
         )
         x, y = uninterrupted(found).x, found.y
-        outcome = found.status if outcome in (Status.MAX_STEPS, Status.FINISHED) else outcome
+        outcome = found.status if outcome in (Status.MAX_STEPS, Status.FINISHED) else outcome  # the first failure is reported
         counts.add(found.counts, 1)
         seconds += found.seconds
         for name, values in found.history.items():
@@ -147,4 +147,5 @@ def search(
 
 
 def _entropy(run: Any, info: Any) -> dict[str, float]:
+    """Record the entropy of x, which falls as a search decides."""
     return {"entropy": entropy(run.x)}

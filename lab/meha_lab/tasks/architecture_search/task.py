@@ -1,4 +1,4 @@
-"""Architecture search and the training of the network that it found, as tasks."""
+"""ArchitectureSearch: the bilevel task of an architecture search, with its start, batches and evaluation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPREAD = 1e-3
 
 
 class SearchBatch(NamedTuple):
-    """Scaled images for both levels; noise and rate of the dropout of skip connections, if there is any."""
+    """Scaled images and labels of both levels, and the noise and rate of the dropout of skip connections, if any."""
 
     train: Tensor
     train_labels: Tensor
@@ -59,7 +59,7 @@ class ArchitectureSearch:
         steps: see ``skip_dropout``.
         most_skips: upper bound on the skip connections of the derived normal cell (P-DARTS).
         half: compute in bfloat16 where torch finds it safe; on a GPU only.
-        seed: decides the start and the batches.
+        seed: the seed of the start and the batches.
 
     >>> task = architecture_search("digits", channels=4, cells=1, batch=8)
     >>> x, y = task.start()
@@ -103,28 +103,28 @@ class ArchitectureSearch:
 
     @property
     def remaining(self) -> Kept:
-        """The operations of each edge, for "normal" and "reduction"."""
+        """Return the operations of each edge, for "normal" and "reduction"."""
         return self.kept or dict.fromkeys(KINDS, self.space.all_kept())
 
     @cached_property
     def scaling(self) -> Scaling:
-        """The scaling of the images, from those of training."""
+        """Return the scaling of the images, computed from the training images."""
         return Scaling.of(self.train.images)
 
     @property
     def device(self) -> torch.device:
-        """The device of the images."""
+        """Return the device of the images."""
         return self.train.images.device
 
     @property
     def problem(self) -> Problem:
-        """The bilevel problem on batches of :class:`SearchBatch`."""
+        """Return the bilevel problem on batches of :class:`SearchBatch`."""
         return Problem(upper=self._upper, lower=self._lower)
 
     def _upper(self, x: Mapping[str, Tensor], y: SuperNetwork, batch: SearchBatch) -> Tensor:
         with precision(self.device, self.half):
             scores = y(batch.validation, x, batch.noise, batch.dropout)
-        return cross_entropy(scores.to(batch.validation.dtype), batch.validation_labels)
+        return cross_entropy(scores.to(batch.validation.dtype), batch.validation_labels)  # the loss needs full precision
 
     def _lower(self, x: Mapping[str, Tensor], y: SuperNetwork, batch: SearchBatch) -> Tensor:
         with precision(self.device, self.half):
@@ -133,11 +133,11 @@ class ArchitectureSearch:
 
     def start(self) -> tuple[dict[str, Tensor], SuperNetwork]:
         """Return architecture parameters near zero, and a new super-network."""
-        kept, generator = self.remaining, torch.Generator().manual_seed(self.seed)
+        kept, generator = self.remaining, torch.Generator().manual_seed(self.seed)  # on the CPU: the same start on all devices
         x = {kind: SPREAD * torch.randn(len(kept[kind]), len(kept[kind][0]), generator=generator) for kind in KINDS}
         if self.edge_normalisation:
             x |= {f"{kind} edges": SPREAD * torch.randn(len(kept[kind]), generator=generator) for kind in KINDS}
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # restores the random state of the caller
             torch.manual_seed(self.seed)
             network = SuperNetwork(
                 self.space,
@@ -176,7 +176,7 @@ class ArchitectureSearch:
         return {"train accuracy": train, "accuracy": validation, "validation loss": loss, "entropy": entropy(x)}
 
     def _judge(self, x: Mapping[str, Tensor], y: SuperNetwork, pictures: Pictures) -> tuple[float, float]:
-        total = right = torch.zeros((), device=self.device)
+        total = right = torch.zeros((), device=self.device)  # sums on the device: no wait for each chunk
         count = 0
         for images, labels in chunks(pictures, self.scaling, JUDGED):
             with precision(self.device, self.half):
@@ -193,11 +193,12 @@ class ArchitectureSearch:
             edges = x.get(f"{kind} edges")
             sizes = [2 + node for node in range(self.space.nodes)]
             weights = edge_weights(x[kind], self.remaining[kind], None if edges is None else edge_factors(edges, sizes))
+            # P-DARTS limits the skip connections of normal cells only.
             cells[kind] = self.space.derive(weights, self.most_skips if kind == "normal" else None)
         return Genotype(**cells)
 
     def pruned(self, x: Mapping[str, Tensor], operations: int) -> Kept:
-        """Return the ``operations`` of largest weight on each edge, in the order of the space."""
+        """Return the given number of operations of largest weight on each edge, in the order of the space."""
         check_count("operations", operations)
         kept = {}
         for kind in KINDS:
@@ -238,7 +239,7 @@ class ArchitectureSearch:
 
 
 def entropy(x: Mapping[str, Tensor]) -> float:
-    """The mean over all edges of the entropy of their mixture, in nats.
+    """Return the mean over all edges of the entropy of their mixture, in nats.
 
     >>> round(entropy({"normal": torch.zeros(14, 8), "reduction": torch.zeros(14, 8)}), 4)  # log 8
     2.0794
@@ -260,7 +261,7 @@ def architecture_search(
     Args:
         data: "cifar10" (:func:`meha_lab.datasets.cifar10`), or "digits", 8 x 8 and grey, of which a third is for the test.
         size: number of training images for both levels together; all by default.
-        seed: decides which images go to which level, the start and the batches.
+        seed: the seed of the split into levels, of the start and of the batches.
         device: the device of the images.
         options: further attributes of :class:`ArchitectureSearch`.
 
@@ -270,11 +271,11 @@ def architecture_search(
     if data == "cifar10":
         training, test = (Pictures(part.images, part.labels) for part in (cifar10("train"), cifar10("test")))
     elif data == "digits":
-        found = digits()
-        images = found.images[:, None]
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+        data_set = digits()
+        images = data_set.images[:, None]
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))  # the same test images for all seeds
         test, training = (
-            Pictures(images[part], found.labels[part]) for part in (order[: len(order) // 3], order[len(order) // 3 :])
+            Pictures(images[part], data_set.labels[part]) for part in (order[: len(order) // 3], order[len(order) // 3 :])
         )
     else:
         raise ValueError(f"data: must be 'cifar10' or 'digits', got {data!r}.")

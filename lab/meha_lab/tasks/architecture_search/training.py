@@ -1,4 +1,4 @@
-"""Training of weights alone: before a search moves x, and of the network that it found."""
+"""Train network weights only: during the warm-up of a search, and for the final network of a genotype."""
 
 from __future__ import annotations
 
@@ -38,7 +38,17 @@ from meha_lab.tasks.architecture_search.genotype import Genotype, SearchSpace
 from meha_lab.tasks.architecture_search.networks import FinalNetwork
 from meha_lab.tasks.architecture_search.operations import Style
 
-__all__ = ["HISTORY", "RATE", "SGD", "FinalBatch", "FinalTraining", "LowerDescent", "Trained", "in_folder", "train_final"]
+__all__ = [
+    "HISTORY",
+    "RATE",
+    "SGD",
+    "FinalBatch",
+    "FinalTraining",
+    "LowerDescent",
+    "TrainedNetwork",
+    "in_folder",
+    "train_final",
+]
 
 
 AUXILIARY = 0.4
@@ -48,22 +58,22 @@ RATE = 0.025
 """Learning rate of the weights at the start, as in DARTS."""
 
 SGD: dict[str, Any] = {"momentum": 0.9, "weight_decay": 3e-4, "clip": 5.0}
-"""How DARTS trains weights, in a search and afterwards."""
+"""Options of SGD for the weights in DARTS, both in a search and in the final training."""
 
 HISTORY = 200
-"""Number of steps whose numbers are kept."""
+"""Number of steps that are recorded."""
 
 
 @dataclass
 class LowerDescentState(State):
-    """x, which stays, y and its optimizer."""
+    """The state of LowerDescent: x, which stays fixed, y and its optimizer."""
 
     y_optimizer: RunningOptimizer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowerDescent(Method):
-    """Train y alone on the lower level: the steps before x moves, and the training of a final network.
+    """Train y on the lower level with x fixed: the warm-up of a search, or the training of a final network.
 
     Args:
         y_optimizer: takes the steps of y.
@@ -77,7 +87,7 @@ class LowerDescent(Method):
     def step(self, oracle: Oracle, state: LowerDescentState, at: At) -> Numbers:
         x, y = state.x, state.y
         (lower,), slope = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)
-        move(y, slope, 0.0, oracle.prox, x.value, state.y_optimizer)
+        move(y, slope, 0.0, oracle.prox, x.value, state.y_optimizer)  # 0.0: the optimizer has its own step size
         return {"lower": lower}
 
 
@@ -91,7 +101,7 @@ class FinalBatch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FinalTraining:
-    """Training of the final network of a genotype, as a task whose only level is the lower one: y is the network.
+    """Training of the final network y of a genotype, as a task that uses the lower level only.
 
     Attributes:
         genotype: the cells.
@@ -129,17 +139,17 @@ class FinalTraining:
 
     @property
     def steps(self) -> int:
-        """Number of batches in all epochs."""
+        """Return the number of batches in all epochs."""
         return max(1, round(self.epochs * (len(self.train.labels) // self.batch)))
 
     @cached_property
     def scaling(self) -> Scaling:
-        """The scaling of the images."""
+        """Return the scaling of the images."""
         return Scaling.of(self.train.images)
 
     @property
     def problem(self) -> Problem:
-        """The loss, as both levels of a problem; methods that train y alone use the lower one."""
+        """Return a problem with the loss as both levels; :class:`LowerDescent` uses the lower one."""
         return Problem(upper=self._loss, lower=self._loss)
 
     def _loss(self, x: Tensor, y: FinalNetwork, batch: FinalBatch) -> Tensor:
@@ -149,9 +159,9 @@ class FinalTraining:
         return loss if extra is None else loss + AUXILIARY * cross_entropy(extra.float(), batch.labels)
 
     def start(self) -> tuple[Tensor, FinalNetwork]:
-        """Return a number that is not used, and a new network."""
+        """Return x, which is not used, and a new network."""
         device = self.train.images.device
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # restores the random state of the caller
             torch.manual_seed(self.seed)
             network = FinalNetwork(
                 self.genotype,
@@ -167,15 +177,15 @@ class FinalTraining:
 
     def batches(self) -> Batches:
         """Return endless batches of cropped, flipped and cut images with factors of drop path."""
-        edges = len(self.genotype.normal)
+        edges = len(self.genotype.normal)  # the same in both cells
 
         def make(drawn: list[Pictures], count: int, generator: torch.Generator) -> FinalBatch:
             images = self.scaling(crop_and_flip(drawn[0].images, generator))
             if self.cutout:
                 images = cut_out(images, generator)
-            rate = self.drop_path * min(count / self.steps, 1.0)
+            rate = self.drop_path * min(count / self.steps, 1.0)  # grows linearly, as in DARTS
             noise = torch.rand(self.batch, self.cells, edges, generator=generator, device=images.device)
-            return FinalBatch(images, drawn[0].labels, (noise >= rate).float() / (1 - rate))
+            return FinalBatch(images, drawn[0].labels, (noise >= rate).float() / (1 - rate))  # / (1 - rate): the mean is kept
 
         return Batches([self.train], self.batch, make, self.seed)
 
@@ -191,7 +201,7 @@ class FinalTraining:
             y.train(training)
 
     def _accuracy(self, y: FinalNetwork, pictures: Pictures, most: int) -> float:
-        right = torch.zeros((), device=pictures.images.device)
+        right = torch.zeros((), device=pictures.images.device)  # summed on the device: no wait for each chunk
         for images, labels in chunks(pictures, self.scaling, most):
             with precision(self.train.images.device, self.half):
                 right = right + (y(images).argmax(dim=1) == labels).sum()
@@ -199,7 +209,7 @@ class FinalTraining:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedNetwork:
     """A final network after its training.
 
     Attributes:
@@ -225,7 +235,7 @@ def train_final(
     every: int = 1000,
     compile: bool = False,
     callbacks: Sequence[Any] = (),
-) -> Trained:
+) -> TrainedNetwork:
     """Train the final network of a genotype from scratch: SGD with momentum, and a rate that falls to 0 along a cosine.
 
     Args:
@@ -240,10 +250,10 @@ def train_final(
     options = in_folder(task.batches(), folder, "final", every, compile)
     found = solve(task.problem, x, y, method, max_steps=task.steps, callbacks=[*callbacks, recorder], **options)
     uninterrupted(found)
-    return Trained(found.y, task.evaluate(x, found.y), found.y.parameter_count, dict(found.history), found.seconds)
+    return TrainedNetwork(found.y, task.evaluate(x, found.y), found.y.parameter_count, dict(found.history), found.seconds)
 
 
 def in_folder(batches: Any, folder: str | Path | None, name: str, every: int, compile: bool) -> dict[str, Any]:
-    """Options of :func:`meha.solve` for a run that keeps its checkpoints in a folder, and is ended by its steps."""
+    """Return options of :func:`meha.solve` for a run with checkpoints in a folder, which ends after max_steps."""
     file = None if folder is None else Checkpoint(Path(folder) / f"{name}.pt", every)
-    return {"tol": None, "batches": batches, "checkpoint": file, "compile": compile}
+    return {"tol": None, "batches": batches, "checkpoint": file, "compile": compile}  # tol: residuals of batches do not vanish

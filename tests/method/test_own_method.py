@@ -10,7 +10,7 @@ import torch
 import meha
 from meha.running.compiled import CompileWarning
 
-FILE = Path(__file__).parent.parent / "examples" / "own_method.py"
+FILE = Path(__file__).parents[2] / "examples" / "own_method.py"
 
 
 @pytest.fixture(scope="module")

@@ -245,7 +245,7 @@ def test_steps_that_are_not_those_of_python_are_undone(late):
             weight[0] = 5.0
 
     zero, results = torch.zeros(1, dtype=torch.float64), []
-    with pytest.warns(CompileWarning, match=r"the compiled steps are not those of Python: x, y differ by .* goes back to step"):
+    with pytest.warns(CompileWarning, match=r"compiled and eager steps differ: x, y differ by .* eager execution from step"):
         results.append(solve(problem, zero, zero, MEHA(**STEPS), max_steps=3000, callbacks=change, compile=True))
     weight[0] = 5.0
     results.append(solve(problem, zero, zero, MEHA(**STEPS), max_steps=3000))

@@ -328,7 +328,7 @@ def test_data_stay_as_they_are():
     assert repr(LeastSquares(A, b)) == "LeastSquares(30 x 5, mean)"
 
 
-PAGE = Path(__file__).parent.parent / "docs" / "losses.md"
+PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
 
 
 def test_table_on_the_page_is_that_of_the_stored_results():

@@ -100,7 +100,7 @@ def test_the_answer_may_lie_where_two_basins_are_as_low(start):
 
 def test_the_report_tells_which_start_gave_the_answer():
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
-    assert "descents of the lower level ended in 2 different basins" in solution.message
+    assert "ended in 2 basins of different height" in solution.message
     starts = solution.report["starts"].split("; ")
     assert starts[0].startswith("second order: F = ")
     assert starts[1] == "upper level first: F = 0.000397014, in a basin that is not the lowest"

@@ -148,6 +148,7 @@ def test_detached_dependence_is_found():
     assert warns(report, "lower: its value changes with x, but autograd does not see it")
     assert report.depends["f on x"]
     assert len(report.warnings) == 1
+    assert repr(report).startswith("Report(1 warning, ")
 
 
 def test_a_detached_part_is_found_and_named():

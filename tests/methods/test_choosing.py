@@ -11,7 +11,7 @@ import meha
 import meha.methods
 from meha.methods import Method, Uniform
 
-TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "how-to-choose.md").read_text(encoding="utf-8")
+TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "how-to-choose.md").read_text(encoding="utf-8")
 YES = {"yes": True, "no": False}
 
 

@@ -1,6 +1,6 @@
 """Random kills over methods, optimizers, loaders, compiled and automatic runs: the repeated call ends bit for bit the same.
 
-``python tests/test_kills.py 500`` counts that many, of which every fifth is a SIGKILL in a process of its own.
+``python tests/running/test_kills.py 500`` counts that many, of which every fifth is a SIGKILL in a process of its own.
 """
 
 import dataclasses

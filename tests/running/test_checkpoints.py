@@ -287,7 +287,7 @@ def test_killed_at_any_moment(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        cwd=tests.parent,
+        cwd=tests.parents[1],
         env={**os.environ, "PYTHONPATH": str(tests)},
     )
     assert done.returncode == 0, done.stderr

@@ -150,7 +150,7 @@ def test_the_table_of_methods_is_whole():
     methods = {name for name, item in vars(meha.methods).items() if isinstance(item, type) and issubclass(item, meha.Method)}
     tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE)
     assert {type(method).__name__ for method in tested} == methods - {"Method"}
-    table = (HERE.parent / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]
+    table = (HERE.parents[1] / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", "".join(rows))) == methods - {"Method"}
 
@@ -552,7 +552,7 @@ def launched(folder, kills, steps):
     """Run a script by torchrun in two processes, of which one is killed now and then."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     command += [f"--max-restarts={5 + 3 * kills}", str(HERE / "killed_run.py"), str(folder), str(kills), str(steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [torch.load(folder / f"end-{rank}.pt") for rank in range(2)]

@@ -1,7 +1,7 @@
 """Damaged checkpoints: a run never goes on from one, and says so in one clear error.
 
-``python tests/test_damage.py 400`` counts random changes of files of three kinds of runs. With ``--signed`` the checksum is
-made right again, which no accident does: that counts what the checks after it notice.
+``python tests/running/test_damage.py 400`` counts random changes of files of three kinds of runs. With ``--signed`` the
+checksum is made right again, which no accident does: that counts what the checks after it notice.
 """
 
 import collections

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import meha
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "distributed.md"
+PAGE = HERE.parents[1] / "docs" / "distributed.md"
 STEPS = 40
 
 BEFORE = """

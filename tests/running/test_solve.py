@@ -310,6 +310,16 @@ def test_the_printed_solution():
     assert "theory" not in meha.solve(unknown, toy().x0, toy().y0, QUICK, max_steps=5).details
 
 
+def test_one_is_printed_in_the_singular():
+    solution = solve(toy(), meha.RHG(alpha=0.1, beta=0.1, inner_steps=1), max_steps=1)
+    assert str(solution).startswith("RHG: max steps after 1 step,")
+    assert "1 gradient of F, 1 of f, 1 Hessian-vector product\n" in str(solution)
+    assert repr(solution.history).startswith("History(1 row of ")
+    solution = meha.solve(toy(), toy().x0, toy().y0, meha.StochasticMEHA(), max_steps=1)
+    assert solution.message == "The only step was taken."
+    assert str(solution.refit(steps=1)).startswith("refit: 1 step from y0, 1 gradient of f\n")
+
+
 def test_progress_shows_a_total_only_where_there_is_one(capsys):
     solve(toy(), max_steps=5, callbacks=Progress())
     shown = capsys.readouterr().out

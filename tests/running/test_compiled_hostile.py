@@ -1,6 +1,6 @@
 """Objectives that leave torch, or that have a state, with ``compile=True``: the run of Python, or a warning.
 
-``python tests/test_compiled_hostile.py`` counts all of them with the true compiler; ``--interpreted`` without it.
+``python tests/running/test_compiled_hostile.py`` counts all of them with the true compiler; ``--interpreted`` without it.
 """
 
 import math
