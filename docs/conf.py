@@ -5,11 +5,20 @@ import re
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
+from types import ModuleType
 
 from sphinx_gallery.sorting import ExplicitOrder
 
+import meha
+
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Namespaces such as meha.nonsmooth are attributes, whose modules have other names; autodoc imports what it documents by name.
+for name, value in vars(meha).items():
+    if isinstance(value, ModuleType) and name in meha.__all__:
+        sys.modules.setdefault(f"meha.{name}", value)
+del name, value
 
 project = "meha"
 author = "the meha developers"

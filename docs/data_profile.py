@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
 from meha_lab.reproduce.experiments.automatic import ADAPTIVE, POINTS, reaches, rows
 from meha_lab.reproduce.solving import GOOD
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 ROOT = Path(__file__).parent.parent
 LABELS = {

@@ -3,7 +3,7 @@ Check a problem before solving it
 =================================
 
 :func:`meha.check` takes some gradients at the start and says what will go wrong: gradients that do not match the values,
-variables that nothing uses, kinks, scales that differ by orders of magnitude, several valleys.
+variables that nothing uses, kinks, scales that differ by orders of magnitude, several basins.
 """
 
 import matplotlib.pyplot as plt

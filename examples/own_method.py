@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import meha
 from meha.methods import Method, State, Variable
-from meha.problem.schedules import Power, Schedule
 
 
 @dataclass
@@ -21,9 +20,9 @@ class ChaseState(State):
 class Chase(Method):
     """Gradient steps: z on f(x, z), and (x, y) on F(x, y) / c_k + f(x, y) - f(x, z)."""
 
-    alpha: Schedule = 0.1
-    beta: Schedule = 0.5
-    c: Schedule = field(default=Power(1.0, p=0.4))
+    alpha: meha.schedules.Schedule = 0.1
+    beta: meha.schedules.Schedule = 0.5
+    c: meha.schedules.Schedule = field(default=meha.schedules.Power(1.0, p=0.4))
 
     def init(self, oracle, x, y):
         return ChaseState(x, y, z=y.copy())

@@ -10,10 +10,9 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.problem.nonsmooth import NonSmooth
 
 
-class Tilted(NonSmooth):
+class Tilted(meha.nonsmooth.NonSmooth):
     """w(x) times the sum of max(y_i, -3 y_i); prox: y moves towards zero by step * w, or by three times that from below."""
 
     def __init__(self, weight, part=None):

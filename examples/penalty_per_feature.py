@@ -54,8 +54,9 @@ def refit(penalties):
     return y, (A_test @ y - b_test).square().mean()
 
 
-for name, found, penalties in (("one", single, single.x.exp().expand(10)), ("ten", solution, solution.x.exp())):
-    print(f"{name} penalties: cross-validation error {2 * found.upper:.4f}, test error {refit(penalties)[1]:.4f}")
+results = {"one penalty": (single, single.x.exp().expand(10)), "ten penalties": (solution, solution.x.exp())}
+for name, (found, penalties) in results.items():
+    print(f"{name}: cross-validation error {2 * found.upper:.4f}, test error {refit(penalties)[1]:.4f}")
 
 # %%
 # Features that do not help get a large penalty, and a coefficient near zero.

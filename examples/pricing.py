@@ -13,8 +13,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.problem.constraints import Smooth
-from meha.problem.sets import Box, NonNegative
 
 COST = torch.tensor([0.5, 1.0], dtype=torch.float64)
 TASTE = torch.tensor([4.0, 5.0], dtype=torch.float64)
@@ -24,9 +22,9 @@ def problem(budget):
     return meha.Problem(
         upper=lambda x, y: -((x - COST) * y).sum(),
         lower=lambda x, y: -(TASTE @ y) + y.square().sum() + 0.5 * y[0] * y[1] + x @ y,
-        x_set=Box(0.1, 6.0),
-        y_set=NonNegative(),
-        lower_constraints=Smooth(lambda x, y: x @ y - budget),
+        x_set=meha.sets.Box(0.1, 6.0),
+        y_set=meha.sets.NonNegative(),
+        lower_constraints=meha.constraints.Smooth(lambda x, y: x @ y - budget),
     )
 
 

@@ -14,8 +14,6 @@ import torch
 from torch.nn.functional import softplus
 
 import meha
-from meha.problem.constraints import Bounds
-from meha.problem.sets import Box
 
 TRAIN, VALID = 8, 40
 
@@ -44,7 +42,8 @@ def problem():
         weighted = label * y
         return weighted @ kernel(x, near) @ weighted / 2 - y.sum()
 
-    return meha.Problem(upper, lower, x_set=Box(-3.0, 3.0), lower_constraints=Bounds(0.0, lambda x: x[0].exp().expand(TRAIN)))
+    bounds = meha.constraints.Bounds(0.0, lambda x: x[0].exp().expand(TRAIN))
+    return meha.Problem(upper, lower, x_set=meha.sets.Box(-3.0, 3.0), lower_constraints=bounds)
 
 
 def main():

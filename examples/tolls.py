@@ -13,8 +13,6 @@ import matplotlib.pyplot as plt
 import torch
 
 import meha
-from meha.problem.constraints import Linear
-from meha.problem.sets import Box
 
 ROADS = ["A-B (toll)", "A-C", "B-C", "B-D", "C-D (toll)", "A-D"]
 TOLLED = [0, 4]
@@ -28,9 +26,9 @@ def problem():
     return meha.Problem(
         upper=lambda x, y: -(x * y[TOLLED]).sum(),
         lower=lambda x, y: COST @ y + (x * y[TOLLED]).sum(),
-        x_set=Box(0.0, 9.0),
-        y_set=Box(torch.zeros(6, dtype=torch.float64), CAPACITY),
-        lower_constraints=Linear(A_eq=None, B_eq=BALANCE, b_eq=DEMAND),
+        x_set=meha.sets.Box(0.0, 9.0),
+        y_set=meha.sets.Box(torch.zeros(6, dtype=torch.float64), CAPACITY),
+        lower_constraints=meha.constraints.Linear(A_eq=None, B_eq=BALANCE, b_eq=DEMAND),
     )
 
 

@@ -3,7 +3,7 @@ A lower level with two basins
 =============================
 
 F pulls x below 0 and y to 1. The minimum of f near y = 1 is the global one only for x >= 0. So the answer lies at x = 0, where
-both minima are equally low. A method that stays in one basin ends near x = -1, at a local minimum of f that is not the global one.
+both minima are equally low. A method that stays in one basin ends near x = -1, at a local minimum of f that is not global.
 ``solve`` restarts the lower level from other points before it says "converged".
 """
 

@@ -18,13 +18,13 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 30_352
+LINES = 30_407
 LAYERS = 12
 SINGLE_IMPORTERS = 20
-PUBLIC_NAMES = 184
+PUBLIC_NAMES = 175
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 420
-COMMENTS = 3.9  # per 100 lines of code, at least; to rise to 6
+COMMENTS = 6.0  # per 100 lines of code, at least
 CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 
 HOOKS = {"init", "step", "terminate", "report", "check", "resolve", "advice"}

@@ -45,7 +45,7 @@ def test_info():
     shown = json.loads(CliRunner().invoke(app, ["info", "--json"]).output)
     assert shown["meha"] == meha.__version__
     assert shown["torch"] == torch.__version__.partition("+")[0] or shown["torch"] == torch.__version__
-    assert "cache" in CliRunner().invoke(app, ["info"]).output
+    assert "data" in CliRunner().invoke(app, ["info"]).output
 
 
 def test_experiments_as_json():

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options, Records
 from meha_lab.reproduce.page import Table, flat, show
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 
 import meha
 from meha.methods import Method

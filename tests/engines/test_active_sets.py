@@ -92,7 +92,7 @@ def test_columns_are_checked_at_the_start():
 @pytest.mark.parametrize("kind", methods(), ids=lambda kind: kind.__name__)
 def test_other_methods_refuse_in_one_sentence(kind):
     if kind.takes_coupling:
-        assert kind.__name__ in ("Default", "LVHBA", "BiCGAFFA")
+        assert kind.__name__ in ("Default", "ActiveSets", "LVHBA", "BiCGAFFA")
         return
     method = object.__new__(kind)
     with pytest.raises(ValueError, match=r"cannot take constraints that couple x and y; use the default, LVHBA\(\)"):

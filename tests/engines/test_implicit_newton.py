@@ -74,7 +74,7 @@ def engine_on(problem, x, y, most=200):
 
 def confirmed(solution):
     """Whether the engine's answer was verified, and no pass was necessary."""
-    return solution.status is meha.Status.CONVERGED and solution.report["engine"] == "second order"
+    return solution.status is meha.Status.CONVERGED and solution.report["engine"] == "ImplicitNewton"
 
 
 # The parts
@@ -431,7 +431,7 @@ def test_hundreds_of_weights():
     )
     solution = meha.solve(problem, torch.full((200,), -1.0, dtype=F64), torch.zeros(200, dtype=F64))
     assert solution.status in (meha.Status.CONVERGED, meha.Status.LOCAL)
-    assert solution.report["engine"] == "second order"
+    assert solution.report["engine"] == "ImplicitNewton"
     start = float(problem.upper(None, torch.zeros(200, dtype=F64)))
     assert solution.upper < 0.05 * start
     value, _, _ = value_at(problem, solution.x, solution.y)
@@ -482,7 +482,9 @@ def test_a_singular_hessian_is_left_to_the_continuation():
     assert engine.verdict.message == "The lower Hessian is singular on the face of y."
     solution = meha.solve(problem, problem.x0, problem.y0)
     assert solution.status is meha.Status.CONVERGED
-    assert solution.report["engine"].startswith("continuation; second order: The lower Hessian is singular on the face of y.")
+    assert solution.report["engine"].startswith(
+        "PenaltyContinuation; ImplicitNewton: The lower Hessian is singular on the face of y."
+    )
     assert problem.error(solution.x, solution.y) < 1e-5
 
 
@@ -512,8 +514,8 @@ def test_a_wrong_basin_is_left_to_the_continuation():
     solution = meha.solve(problem, problem.x0, problem.y0)
     assert solution.status is meha.Status.CONVERGED
     assert problem.error(solution.x, solution.y) < 1e-5
-    assert solution.report["engine"].startswith("continuation; second order: Relative hypergradient")
-    assert solution.report["starts"].startswith("second order: F = ")
+    assert solution.report["engine"].startswith("PenaltyContinuation; ImplicitNewton: Relative hypergradient")
+    assert solution.report["starts"].startswith("implicit Newton: F = ")
 
 
 def test_functions_without_second_derivatives_are_left_to_the_continuation():
@@ -532,14 +534,14 @@ def test_functions_without_second_derivatives_are_left_to_the_continuation():
     solution = meha.solve(problem, torch.zeros(2, dtype=F64), torch.zeros(2, dtype=F64))
     assert solution.status is meha.Status.CONVERGED
     assert torch.allclose(solution.x, torch.full((2,), 1.5, dtype=F64), rtol=1e-5)
-    assert solution.report["engine"].startswith("continuation; second order: ")
+    assert solution.report["engine"].startswith("PenaltyContinuation; ImplicitNewton: ")
 
 
 def test_the_engine_can_be_left_out():
     problem = meha.problems.strong_convex(3)
     solution = meha.solve(problem, problem.x0, problem.y0, Default(second_order=False))
     assert solution.counts.hvp == 0
-    assert solution.report["engine"] == "continuation"
+    assert solution.report["engine"] == "PenaltyContinuation"
 
 
 def test_the_budget_of_the_engine():
@@ -619,7 +621,7 @@ def test_the_report_splits_the_time():
     assert 0 < clock.functions + clock.algebra <= clock.seconds <= run.seconds
     assert "coordinates of y can move" in report["course"]
     assert "relative hypergradient" in report["accuracy"]
-    assert report["engine"] == "second order"
+    assert report["engine"] == "ImplicitNewton"
 
 
 def test_held_coordinates_are_let_go():
@@ -733,7 +735,7 @@ FORMULAS = {
 @pytest.mark.parametrize("name", list(FORMULAS))
 def test_hessians_by_formulas_of_losses(name, monkeypatch):
     """They are those of backward passes, or are not used."""
-    monkeypatch.setattr("meha.lower.newton_tuning.TUNING", dataclasses.replace(TUNING, formulas=1))
+    monkeypatch.setattr("meha.lower.newton_on_faces.TUNING", dataclasses.replace(TUNING, formulas=1))
     lower, used = FORMULAS[name]
     A, b, _, _ = data(p=6)
     loss = meha.losses.Logistic(A, b > 0)
@@ -753,7 +755,7 @@ def test_formulas_of_losses_give_the_same_solution(monkeypatch):
     problem = meha.Problem(lambda x, y: validation(y), lambda x, y: training(y) + x.exp() * y.square().sum(), x_set=box)
     x0, y0 = torch.tensor(-1.0, dtype=F64), torch.zeros(8, dtype=F64)
     plain = meha.solve(problem, x0, y0)
-    monkeypatch.setattr("meha.lower.newton_tuning.TUNING", dataclasses.replace(TUNING, formulas=1))
+    monkeypatch.setattr("meha.lower.newton_on_faces.TUNING", dataclasses.replace(TUNING, formulas=1))
     calls = []
     monkeypatch.setattr(
         meha.losses.Logistic, "_hessian", lambda *given, old=meha.losses.Logistic._hessian: calls.append(1) or old(*given)
@@ -811,7 +813,7 @@ def wavy(height: float) -> meha.Problem:
 def test_the_best_of_several_solutions_must_appear_several_times():
     """The start is next to a poor local minimum: attempts from other x find better ones, and the status tells how often."""
     solution = meha.solve(wavy(0.3), torch.full((1,), 3.9, dtype=F64), torch.zeros(1, dtype=F64))
-    assert solution.report["engine"] == "second order"
+    assert solution.report["engine"] == "ImplicitNewton"
     assert float(solution.x) == pytest.approx(0.0, abs=1e-6)
     ends = [float(part.split("F = ")[1].split()[0]) for part in solution.report["starts"].split("; ")]
     assert max(ends) > 0.1  # that of x0

@@ -1,4 +1,4 @@
-"""What the default looks at before it says "converged": several points at once, and the ways to other x."""
+"""What the default samples before it says "converged": several points at once, and the segments to other x."""
 
 import math
 
@@ -9,6 +9,7 @@ import torch
 import meha
 from meha.engines.implicit_newton import HyperDescent
 from meha.evidence.multistart import _is_monotone, _segments
+from meha.evidence.sampling import Samples
 from meha.lower.flat_problem import FlatProblem
 from meha.lower.multistart import LowerMultistart, StartingPoint
 from meha.numerics.limited_memory import LimitedMemory
@@ -35,12 +36,13 @@ def levels_of(engine):
     return levels
 
 
-def survey(engine, far=None, others=None, starts=(0.5, -0.5)):
-    """What is seen from the end of an engine: looks at some points, descents from around y, and other x."""
+def samples(engine, far=None, others=None, starts=(0.5, -0.5)):
+    """Samples around the end of an engine: curvature at far points, descents from around y, and F at other x."""
     levels, y = levels_of(engine), engine.now.y
     origins = [StartingPoint(y + start, 0.1 * abs(start) * math.sqrt(len(y)), random=True) for start in starts]
     far = far or (engine.now.x[None], y[None])
-    return engine.survey(levels.lower(y), origins, far, engine.now.x[None][:0] if others is None else others)
+    others = engine.now.x[None][:0] if others is None else others
+    return Samples(engine.objective, engine.batch, engine.now.x, levels.lower(y), origins, far, others)
 
 
 def logistic(n=4):
@@ -69,10 +71,10 @@ def test_a_batch_finds_what_single_solves_find(kind):
         problem = meha.Problem(lambda x, y: (y - target).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
     engine = finished(problem, X0, Y0)
     others = torch.stack([engine.now.x + move for move in (0.7, -0.5, 0.2)])
-    seen = survey(engine, others=others)
+    seen = samples(engine, others=others)
     assert seen._ends is not None
     assert all(math.isfinite(fallen) for fallen in seen.descents(1.0))
-    for found, error in ((seen.upper(), 1e-5), (seen._one_by_one(), 1e-2)):  # a batch also takes the last step
+    for found, error in ((seen.upper(), 1e-5), (seen._solve_each(), 1e-2)):  # a batch also takes the last step
         assert torch.equal(torch.stack([x for _, x, _ in found]), others)
         for F, x, y in found:
             expected = engine.objective(x, engine.now.y)
@@ -90,10 +92,10 @@ def random_numbers(x, y):
 
 
 @pytest.mark.parametrize("lower", [branches, random_numbers])
-def test_what_torch_cannot_map_over_a_batch_is_taken_one_by_one(lower):
+def test_what_torch_cannot_map_over_a_batch_is_taken_solve_each(lower):
     problem = meha.Problem(lambda x, y: (y - 2).square().sum() + x.square().sum(), lower)
     engine = finished(problem, X0, Y0)
-    seen = survey(engine, others=engine.now.x[None] + 1)
+    seen = samples(engine, others=engine.now.x[None] + 1)
     assert seen._ends is None
     assert seen.descents(1.0) is None
     assert seen.convex(far=True)
@@ -107,7 +109,7 @@ def test_what_torch_cannot_map_over_a_batch_is_taken_one_by_one(lower):
 def test_many_unknowns_are_not_taken_at_once():
     problem = meha.Problem(lambda x, y: (y - 2).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
     engine = finished(problem, torch.zeros(1, dtype=F64), torch.zeros(41, dtype=F64))
-    assert survey(engine)._ends is None
+    assert samples(engine)._ends is None
     assert not engine.batch.known
 
 
@@ -121,8 +123,8 @@ def test_a_lower_level_that_is_not_convex_elsewhere_is_left_to_the_continuation(
     x0, y0 = torch.full((1,), 1.5, dtype=F64), torch.zeros(1, dtype=F64)
     engine = finished(problem, x0, y0)
     assert engine.verdict.status is meha.Status.CONVERGED
-    assert survey(engine).convex(far=True)
-    assert not survey(engine, far=(torch.full((1, 1), -2.0, dtype=F64), torch.zeros(1, 1, dtype=F64))).convex(far=True)
+    assert samples(engine).convex(far=True)
+    assert not samples(engine, far=(torch.full((1, 1), -2.0, dtype=F64), torch.zeros(1, 1, dtype=F64))).convex(far=True)
     solution = meha.solve(problem, x0, y0)
     assert "upper level first" in solution.report["starts"]
     assert solution.status is meha.Status.CONVERGED
@@ -136,8 +138,8 @@ def test_a_quadratic_function_that_bends_far_away_is_seen():
     )
     engine = finished(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
     assert engine.lower.hessians.constant
-    assert survey(engine).convex(far=True)
-    assert not survey(engine, far=(engine.now.x[None], torch.full((1, 1), 5.0, dtype=F64))).convex(far=True)
+    assert samples(engine).convex(far=True)
+    assert not samples(engine, far=(engine.now.x[None], torch.full((1, 1), 5.0, dtype=F64))).convex(far=True)
 
 
 def test_the_other_sign_of_y_is_tried():
@@ -157,7 +159,7 @@ TWO_VALLEYS = meha.Problem(
 
 def test_a_descent_of_a_batch_that_ends_elsewhere_is_made_again_and_shows_the_other_basin():
     engine = finished(TWO_VALLEYS, torch.zeros(1, dtype=F64), torch.tensor([1.0, 0.0], dtype=F64))
-    seen = survey(engine, starts=(0.2, -2.5))
+    seen = samples(engine, starts=(0.2, -2.5))
     fallen = seen.descents(1.0)
     assert fallen[0] > 0
     assert math.isnan(fallen[1])
@@ -174,7 +176,8 @@ def test_curvature_counts_at_random_starts_and_not_at_those_that_were_given():
     y, between = engine.now.y, torch.zeros(2, dtype=F64)  # f is not convex between the basins
     for random, convex in ((y + 0.1, True), (between, False)):
         origins = [StartingPoint(between, 0.0, random=False), StartingPoint(random, 0.0, random=True)]
-        seen = engine.survey(levels_of(engine).lower(y), origins, (engine.now.x[None], y[None]), engine.now.x[None][:0])
+        bottom, far = levels_of(engine).lower(y), (engine.now.x[None], y[None])
+        seen = Samples(engine.objective, engine.batch, engine.now.x, bottom, origins, far, engine.now.x[None][:0])
         assert seen.convex(far=True)
         assert seen.convex(far=False) is convex
 
@@ -212,5 +215,5 @@ def test_an_optimum_at_infinity_needs_no_passes():
     problem = entry.make()
     solution = meha.solve(problem, problem.x0, problem.y0)
     assert solution.status is meha.Status.AT_INFINITY
-    assert solution.report["engine"].startswith("second order")
+    assert solution.report["engine"].startswith("ImplicitNewton")
     assert "starts" not in solution.report

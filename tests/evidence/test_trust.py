@@ -102,7 +102,7 @@ def test_the_report_tells_which_start_gave_the_answer():
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
     assert "ended in 2 basins of different height" in solution.message
     starts = solution.report["starts"].split("; ")
-    assert starts[0].startswith("second order: F = ")
+    assert starts[0].startswith("implicit Newton: F = ")
     assert starts[1] == "upper level first: F = 0.000397014, in a basin that is not the lowest"
     assert sum("(the answer)" in line for line in starts) == 1
     assert "F = 1.0359 " in next(line for line in starts if "(the answer)" in line)

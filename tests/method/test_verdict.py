@@ -35,7 +35,7 @@ def infinite():
 
 ENDS = {
     "converged": lambda: (meha.Default(), meha.problems.sine(1)),
-    "converged, second order": lambda: (meha.Default(), meha.problems.strong_convex(3)),
+    "converged, implicit Newton": lambda: (meha.Default(), meha.problems.strong_convex(3)),
     "converged, continuation": lambda: (meha.Default(second_order=False), meha.problems.strong_convex(3)),
     "converged, single loop": lambda: (meha.contrib.AdaptiveMEHA(), meha.problems.sine(1)),
     "finished": lambda: (meha.GridSearch(space=meha.Uniform(0.0, 1.0), points=3), meha.problems.lasso(n=2)),

@@ -12,6 +12,7 @@ import meha.methods
 from meha.methods import Method, Uniform
 
 TEXT = (pathlib.Path(__file__).parents[2] / "docs" / "how-to-choose.md").read_text(encoding="utf-8")
+ENGINES = ("Default", "ImplicitNewton", "PenaltyContinuation", "ActiveSets")
 YES = {"yes": True, "no": False}
 
 
@@ -40,7 +41,7 @@ def test_the_columns_hold(name):
     assert YES[nonsmooth] == (not kind.refuses_nonsmooth)
     assert YES[constraints] == (not kind.refuses_y_set)
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-    inner = defaults.get("inner_steps", None if name != "Default" else 2)  # Default solves the lower level at each x
+    inner = defaults.get("inner_steps", None if name not in ENGINES else 2)  # they solve the lower level at each x
     assert YES[single] == (inner in (None, 1))
     assert YES[free] == (products(name, kind) == 0)
 

@@ -12,8 +12,8 @@ from meha_lab.reproduce.contenders import AUTOMATIC
 from meha_lab.reproduce.experiments import EXPERIMENTS, Options
 from meha_lab.reproduce.experiments.comparison import CASES
 from meha_lab.reproduce.race import measure
-from meha_lab.reproduce.store import Store
 from meha_lab.reproduce.tuning import Tuning
+from meha_lab.store import Store
 from structures import OnlyOnce
 from torch import nn
 

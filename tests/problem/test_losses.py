@@ -1,13 +1,11 @@
 """Losses of linear models: values and derivatives against plain expressions, accuracy, whole runs, tracing, errors."""
 
-import json
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from meha_lab.benchmarks import structured
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy, softplus
 
@@ -329,11 +327,6 @@ def test_data_stay_as_they_are():
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
-
-
-def test_table_on_the_page_is_that_of_the_stored_results():
-    text = PAGE.read_text()
-    assert text == structured.page(json.loads(structured.RESULTS.read_text()), text), "run: benchmarks/structured.py --table"
 
 
 @pytest.mark.slow

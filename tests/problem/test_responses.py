@@ -115,7 +115,7 @@ def test_a_bound_that_holds_y_by_chance_matters_little_where_f_is_strictly_conve
         response=Nearest(),
     )
     solution = meha.solve(problem, torch.full((1,), 0.2, dtype=DOUBLE), torch.full((2,), 0.7, dtype=DOUBLE))
-    assert solution.report["engine"].startswith("second order")
+    assert solution.report["engine"].startswith("ImplicitNewton")
     assert solution.converged
     torch.testing.assert_close(solution.y, torch.tensor([0.5, 0.0], dtype=DOUBLE), rtol=0, atol=1e-8)
 
@@ -136,10 +136,10 @@ def test_the_engine_answers_where_y_is_determined():
     best, nearest = determined("optimistic"), determined(Nearest())
     for solution in (best, nearest):
         assert solution.converged
-        assert solution.report["engine"].startswith("second order")
+        assert solution.report["engine"].startswith("ImplicitNewton")
         torch.testing.assert_close(solution.x, right, rtol=0, atol=1e-8)
     open_ = meha.solve(undetermined(Nearest()), zeros(1), zeros(2))
-    assert open_.report["engine"].startswith("continuation; second order: ")
+    assert open_.report["engine"].startswith("PenaltyContinuation; ImplicitNewton: ")
 
 
 # Method by method

@@ -166,7 +166,7 @@ def branching():
         (objective_with_memory, MEHA(**STEPS), "changes 'calls' when it is called"),
         (branching, MEHA(**STEPS), "data-dependent control flow"),
         (quadratic, meha.CG(), "data-dependent control flow"),
-        (quadratic, meha.Default(), "keeps a Course"),
+        (quadratic, meha.Default(), "keeps a DefaultRun"),
         (quadratic, MEHA(beta=0.1, eta=0.1, gamma=1.0, c=2.0, x_optimizer=torch.optim.Adam), "x_optimizer"),
         (lambda: quadratic(nonsmooth=MCP(0.1, 3.0)), MEHA(**STEPS), "data-dependent control flow"),
     ],
@@ -410,7 +410,7 @@ def test_automatic_choice(monkeypatch):
         return self.run.k > pace.TIMED and 1e-3 * (self.max_steps - self.run.k) > seconds
 
     monkeypatch.setattr(pace, "_build", spy)
-    monkeypatch.setattr(pace.Pace, "_takes", takes)
+    monkeypatch.setattr(pace.CompiledPace, "_takes", takes)
     problem = sine(4)
     method = problem.preset("recipe")
     short = solve(problem, problem.x0, problem.y0, method, max_steps=60, tol=None, compile="auto")

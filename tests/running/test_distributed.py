@@ -134,6 +134,8 @@ SECOND_ORDER = (
 ON_TENSORS = (
     meha.Default(),
     meha.Default(second_order=False),
+    meha.ImplicitNewton(),
+    meha.PenaltyContinuation(),
     meha.contrib.AdaptiveMEHA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
@@ -143,11 +145,12 @@ ON_TENSORS = (
 
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
-ALONE = (meha.contrib.IGJO(), meha.contrib.VFiDCA())
+ALONE = (meha.ActiveSets(), meha.contrib.IGJO(), meha.contrib.VFiDCA())
 
 
 def test_the_table_of_methods_is_whole():
-    methods = {name for name, item in vars(meha.methods).items() if isinstance(item, type) and issubclass(item, meha.Method)}
+    named = {**vars(meha.methods), **vars(meha.contrib)}
+    methods = {name for name, item in named.items() if isinstance(item, type) and issubclass(item, meha.Method)}
     tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE)
     assert {type(method).__name__ for method in tested} == methods - {"Method"}
     table = (HERE.parents[1] / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]

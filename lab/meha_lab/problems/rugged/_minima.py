@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["best", "box_minima", "chain_minima", "line_minima", "lowest", "newton", "separable"]
 
 
-TIE = 1e-10
+TIE = 2e-10  # twice the tolerance with which answers were searched: these lie on its edge, where rounding would decide
 """Relative difference of lower values, by 1 + |value|, up to which they count as equal."""
 
 Function = Callable[[Tensor], Tensor]
