@@ -21,7 +21,7 @@ LABELS = {
 def solved():
     """The gradients of f and F of all runs that solved their problem, by column, and the number of problems."""
     cells = EXPERIMENTS["automatic"].cells(Options(), Tuning.shipped())
-    records = Records(Store(ROOT / "results"), cells)
+    records = Records(Store(ROOT / "lab/records"), cells)
     problems = [row for row in rows() if row.group in ("held-out", "tuning")]
     found = {column: [] for column in LABELS}
     for row in problems:

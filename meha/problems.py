@@ -29,7 +29,6 @@ __all__ = [
     "group_lasso",
     "lasso",
     "merely_convex",
-    "relative",
     "sine",
     "strong_convex",
 ]

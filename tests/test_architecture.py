@@ -18,10 +18,10 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 30_407
+LINES = 30_410
 LAYERS = 12
 SINGLE_IMPORTERS = 20
-PUBLIC_NAMES = 175
+PUBLIC_NAMES = 164
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 420
 COMMENTS = 6.0  # per 100 lines of code, at least

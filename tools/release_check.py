@@ -61,11 +61,12 @@ def main():
             "meha/__init__.py",
             "meha/py.typed",
             "meha_cli.py",
-            "meha/reproduce/page.html",
-            "meha/problems/rugged.json",
+            "meha/methods/default.py",
         ):
             if name not in inside:
                 sys.exit(f"{wheel.name}: lacks {name}.")
+        if any("lab" in Path(name).parts or "meha_lab" in name for name in inside):
+            sys.exit(f"{wheel.name}: has parts of the laboratory.")
         with tarfile.open(sdist) as file:
             packed = {name.partition("/")[2] for name in file.getnames()}
         for name in ("README.md", "LICENSE", "CITATION.cff", "tests/test_readme.py", "docs/conf.py", "examples/label_noise.py"):

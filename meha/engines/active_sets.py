@@ -224,7 +224,7 @@ class PieceMinimum:
         F: its value.
         lam, nu: multipliers of the lower inequalities and equations.
         active: a mask of the lower inequalities that the piece fixes as active.
-        rests: whether the SQP run converged.
+        converged: whether the SQP run converged.
         pieces: the number of pieces visited.
     """
 
@@ -233,7 +233,7 @@ class PieceMinimum:
     lam: Array
     nu: Array
     active: Array
-    rests: bool
+    converged: bool
     pieces: int
 
 
@@ -269,7 +269,7 @@ def descend(coupling: NonlinearProgram, z: Array, lam: Array, nu: Array, cuts: t
             continue
         if best is None or here.value < best.F - PIECE_BETTER * (1 + abs(best.F)):
             point = here.w[: piece.size]
-            best = PieceMinimum(point, here.value, *piece.multipliers(here.w), active, here.rests, tried)
+            best = PieceMinimum(point, here.value, *piece.multipliers(here.w), active, here.converged, tried)
             waiting = _neighbours(coupling, best)  # those of the old point no longer touch the best one
     if best is not None:
         best.pieces = tried
@@ -743,7 +743,7 @@ class ActiveSetSearch:
         return reached >= max(ENOUGH, SHARE * ended)
 
     def _settled(self, best: ActiveSetOutcome | None) -> bool:
-        """Whether so many starts agree that the run may end before the others."""
+        """Whether enough starts agree for the run to end before the others."""
         if best is None or not best.good:
             return False
         reached, ended = self._agreement(best)

@@ -41,7 +41,7 @@ class Result(NamedTuple):
         others: lower solutions in the other basins that were followed.
         course, accuracy: how it went and how accurate it is, in words.
         evidence: what a multistart of the lower level at x found; None before it.
-        fresh: F at the lower solution nearest to y0, at the same x; None if unknown, or if that one is in a higher basin.
+        F_nearest: F at the lower solution nearest to y0, at the same x; None if unknown, or if that one is in a higher basin.
         gradient: the hypergradient; None for a pass, which does not compute it.
     """
 
@@ -58,7 +58,7 @@ class Result(NamedTuple):
     accuracy: str
     verdict: Verdict
     evidence: Evidence | None = None
-    fresh: float | None = None
+    F_nearest: float | None = None
     gradient: Tensor | None = None
 
     @property

@@ -778,9 +778,19 @@ class PenaltyPass:
         course = f"c from {self.first:.2g} to {self.envelope.c:.2g} in {self.passed + len(self.stages)} stages"
         at = f"gap {gap:.1e} and stationarity {residual:.1e} at the last c"
         accuracy = f"{self.scales.name} to about {bias:.1e} (an estimate, not a bound); {at}"
-        spread, others = self.seen.spread, [*self.thetas[1:], *self.inactive_basins]
         self.result = Result(
-            EngineKind.PENALTY_CONTINUATION, self.name, x, y, F, lower, solved, spread, others, course, accuracy, end
+            engine=EngineKind.PENALTY_CONTINUATION,
+            start=self.name,
+            x=x,
+            y=y,
+            F=F,
+            lower=lower,
+            solved=solved,
+            spread=self.seen.spread,
+            others=[*self.thetas[1:], *self.inactive_basins],
+            course=course,
+            accuracy=accuracy,
+            verdict=end,
         )
 
     def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:

@@ -55,7 +55,7 @@ def attach_resolved_F(levels: FlatProblem, sizes: Sizes, result: Result) -> Resu
     fell = abs(levels.lower(sizes.y0).value - fresh.lower)  # the scale of differences of f + g
     if fresh.lower - result.lower > TUNING.as_low * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
         return result
-    return result._replace(fresh=levels.upper(fresh.y)[0])
+    return result._replace(F_nearest=levels.upper(fresh.y)[0])
 
 
 def rank_key(result: Result) -> tuple[bool, bool, bool]:
@@ -65,7 +65,7 @@ def rank_key(result: Result) -> tuple[bool, bool, bool]:
 
 def final_verdict(result: Result) -> Verdict:
     """The verdict of an attempt, given the evidence about its y and F at the re-solved y."""
-    end, note = _verified(result), _hollow(result)
+    end, note = _verified(result), _several_solutions_warning(result)
     return Verdict(end.status, f"{end.message} {note}") if note else end
 
 
@@ -84,14 +84,14 @@ def _verified(result: Result) -> Verdict:
     return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
 
 
-def _hollow(result: Result) -> str:
+def _several_solutions_warning(result: Result) -> str:
     """A warning where F depends on the choice among several lower solutions; empty where it does not."""
     scale = max(result.spread, abs(result.F))
-    if result.fresh is None or not result.fresh - result.F > TUNING.hollow * scale:
+    if result.F_nearest is None or not result.F_nearest - result.F > TUNING.hollow * scale:
         return ""
     return (
         f"Warning: the lower level has several solutions at this x. F = {result.F:.3g} at the returned y, but"
-        f" {result.fresh:.3g} at the one nearest to y0. If y will be computed again, for example by training, pass"
+        f" {result.F_nearest:.3g} at the one nearest to y0. If y will be computed again, for example by training, pass"
         " Problem(..., response=meha.responses.Nearest())."
     )
 

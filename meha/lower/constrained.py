@@ -123,7 +123,7 @@ class PieceProgram:
         inequalities = np.arange(rows.lower.start, rows.lower.stop)
         self.on, self.off = inequalities[self.active], inequalities[~self.active]  # as equations, and as inequalities
         self.nu = np.arange(rows.lower_equations.start, rows.lower_equations.stop)
-        self.held = np.concatenate([self.on, self.nu])  # in the order of the multipliers
+        self.active_rows = np.concatenate([self.on, self.nu])  # in the order of the multipliers
 
     def start(self, z: Array, lam: Array, nu: Array) -> Array:
         """The unknowns at a point, given all multipliers of the lower level."""
@@ -140,8 +140,8 @@ class PieceProgram:
         z, multipliers = w[: self.size], w[self.size :]
         values = coupling.values(z)
         J = coupling.jacobian(z)[:, coupling.n :]
-        gradient = J[rows.f] + multipliers @ J[self.held]  # of the Lagrangian of the lower level in y
-        equations = np.concatenate([gradient, values[self.held], values[rows.upper_equations]])
+        gradient = J[rows.f] + multipliers @ J[self.active_rows]  # of the Lagrangian of the lower level in y
+        equations = np.concatenate([gradient, values[self.active_rows], values[rows.upper_equations]])
         excess = [float(values[rows.f]) - cut(z)[0] for cut in self.cuts]
         inequalities = np.concatenate([-multipliers[: len(self.on)], values[self.off], values[rows.upper], excess])
         return float(values[rows.F]), equations, inequalities
@@ -154,7 +154,7 @@ class PieceProgram:
         g = np.concatenate([J[rows.F], np.zeros(extra)])
         weights = self._weights(multipliers)
         bent = _weighted(coupling.hessians(z, weights != 0), weights)[coupling.n :]  # the derivative of that gradient
-        held, above = J[self.held], J[rows.upper_equations]
+        held, above = J[self.active_rows], J[rows.upper_equations]
         equations = np.vstack(
             [
                 np.hstack([bent, held[:, coupling.n :].T]),
@@ -173,7 +173,7 @@ class PieceProgram:
         """The weight of each function in the Lagrangian of the lower level."""
         weights = np.zeros(self.coupling.count)
         weights[self.coupling.rows.f] = 1.0
-        weights[self.held] = multipliers
+        weights[self.active_rows] = multipliers
         return weights
 
     def hessian(self, w: Array, mu: Array, lam: Array) -> Array:
@@ -182,20 +182,20 @@ class PieceProgram:
         m, extra = coupling.m, len(multipliers)
         along, held, above = mu[:m], mu[m : m + extra], mu[m + extra :]  # in the order of the equations in values()
         weights = np.zeros(coupling.count)
-        weights[rows.F], weights[self.held], weights[rows.upper_equations] = 1.0, held, above
+        weights[rows.F], weights[self.active_rows], weights[rows.upper_equations] = 1.0, held, above
         rest = lam[len(self.on) :]
         weights[self.off] = rest[: len(self.off)]
         count = rows.upper.stop - rows.upper.start
         weights[rows.upper] = rest[len(self.off) : len(self.off) + count]
         weights[rows.f] = rest[len(self.off) + count :].sum()  # the curvature of the cuts themselves is left out
         needed = weights != 0
-        needed[self.held] |= bool(along.any())  # these also appear in the mixed block below
+        needed[self.active_rows] |= bool(along.any())  # these also appear in the mixed block below
         hessians = coupling.hessians(z, needed)
         H = np.zeros((self.size + extra, self.size + extra))
         # The equations hold first derivatives of f and the constraints, so their Hessians hold third ones.
         H[: self.size, : self.size] = _weighted(hessians, weights) + coupling.third(z, self._weights(multipliers), along)
         if extra:
-            cross = hessians[self.held][:, :, coupling.n :] @ along
+            cross = hessians[self.active_rows][:, :, coupling.n :] @ along
             H[self.size :, : self.size], H[: self.size, self.size :] = cross, cross.T
         return H
 

@@ -65,10 +65,10 @@ class Evidence(NamedTuple):
     def __str__(self) -> str:
         descents = f"{self.starts} descents of the lower level from other starts"
         if self.excess:
-            return f"{descents} ended in {self.values} basins of different height; y is {self.excess:.1e} above the lowest"
+            return f"{descents} ended in {self.values} basins; y is {self.excess:.1e} above the lowest"
         if self.values == 1:
             return f"{descents} found no lower value"
-        return f"{descents} ended in {self.values} basins of different height, the next {self.above:.1e} above that of y"
+        return f"{descents} ended in {self.values} basins, none below y, the next {self.above:.1e} above it"
 
 
 class StartingPoint(NamedTuple):

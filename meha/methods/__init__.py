@@ -5,7 +5,7 @@ from meha.engines.implicit_newton import ImplicitNewton
 from meha.engines.penalty_continuation import PenaltyContinuation
 from meha.method.method import At, Method, Run, State, StepInfo
 from meha.method.optimizers import Optimizer
-from meha.methods import contrib
+from meha.methods import contrib as contrib
 from meha.methods.bamm import BAMM
 from meha.methods.bda import BDA
 from meha.methods.bicgaffa import BiCGAFFA
@@ -60,6 +60,5 @@ __all__ = [
     "StochasticMEHA",
     "Uniform",
     "Variable",
-    "contrib",
     "default_method",
 ]

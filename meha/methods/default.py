@@ -166,8 +166,8 @@ class DefaultRun:
             lines["lower"] = str(best.evidence)
         if by_newton and self.newton is not None and self.newton.seen:
             lines["elsewhere"] = self.newton.seen
-        if best.fresh is not None:
-            lines["fresh"] = f"F = {best.fresh:.6g} at the lower solution nearest to y0"
+        if best.F_nearest is not None:
+            lines["fresh"] = f"F = {best.F_nearest:.6g} at the lower solution nearest to y0"
         if len(attempts.results) == len(passes) == 2 and attempts.same_solution(*passes):
             lines["starts"] = "upper level first and lower level first agree"
         elif (
@@ -250,8 +250,8 @@ class Default(Engine):
         verify: whether the answer is verified, and other starts are tried. If False, the first stationary point is the
             answer, the status "rule met", and nothing is said about other basins and other solutions.
         max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
-            at the start, some 50, are taken in any case). A product with the Hessian of f counts as one. ImplicitNewton and
-            each of the first two passes may take 45 % of them.
+            at the start, some 50, are taken in any case). A product with the Hessian of f counts as one. ImplicitNewton may
+            take 70 % of them, each of the first two passes 45 %.
 
     A step is one step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``residual`` the
     norm of the projected hypergradient or gradient of Phi_c, ``run`` the number of the attempt, and in passes ``gap``

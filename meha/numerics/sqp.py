@@ -53,7 +53,7 @@ class Stationary:
         value: phi there.
         mu, lam: multipliers of equations and inequalities.
         violation: the largest violation of a constraint.
-        rests: whether the run converged: the last step was short and the point is feasible.
+        converged: whether the run converged: the last step was short and the point is feasible.
     """
 
     w: Array
@@ -61,7 +61,7 @@ class Stationary:
     mu: Array
     lam: Array
     violation: float
-    rests: bool
+    converged: bool
 
 
 def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: float = STEP) -> Stationary:
@@ -75,7 +75,7 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
     weights = np.full(len(e), PENALTY), np.full(len(h), PENALTY)
     stalled = 0
-    rests = False
+    converged = False
     for _ in range(rounds):
         g, J, A = problem.jacobians(w)
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
@@ -94,7 +94,7 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
             d, length = d * (LONG * size / length), LONG * size
         mu, lam = model.mu, model.lam
         if length <= step * size and _violation(e, h) <= FEASIBLE:
-            rests = True
+            converged = True
             break
         if model.solved:  # multipliers of an elastic model reflect its own weight
             weights = _weights(weights[0], mu), _weights(weights[1], lam)
@@ -103,14 +103,14 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
         moved = _search(problem, w, d, before, min(slope, 0.0), weights, (H, J, A))  # a slope > 0 must not allow an increase
         if moved is None:
             # Near a minimum the objective changes by the square of a step, so rounding hides steps below the square root.
-            rests = bool(_violation(e, h) <= FEASIBLE and length <= math.sqrt(step) * size)
+            converged = bool(_violation(e, h) <= FEASIBLE and length <= math.sqrt(step) * size)
             break
         w, phi, e, h = moved
         stalled = stalled + 1 if before - phi - _sum(e, h, weights) <= ROUNDING * (1 + abs(before)) else 0
         if stalled >= STALLED:
-            rests = _violation(e, h) <= FEASIBLE
+            converged = _violation(e, h) <= FEASIBLE
             break
-    return Stationary(w, phi, mu, lam, _violation(e, h), rests)
+    return Stationary(w, phi, mu, lam, _violation(e, h), converged)
 
 
 def _search(

@@ -17,7 +17,6 @@ from meha.tensors.torch_private import pytree
 
 __all__ = [
     "Accumulated",
-    "BatchSource",
     "Endless",
     "MicroBatches",
     "Together",

@@ -20,13 +20,6 @@ __all__ = [
     "LinearModelLoss",
     "Logistic",
     "Softmax",
-    "by_columns",
-    "check_data",
-    "check_targets",
-    "gram",
-    "shown",
-    "some",
-    "stored",
 ]
 
 

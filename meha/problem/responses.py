@@ -20,11 +20,11 @@ from meha.tensors.checks import check_count, check_positive
 from meha.tensors.gradients import depends, fill
 from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
 
-__all__ = ["Nearest", "Response", "ResponseTerm", "Start", "Trained"]
+__all__ = ["Nearest", "Response", "Start", "Trained"]
 
 
 Start = Callable[[Any], Any] | Literal["redraw"] | None
-"""The starting point of y: y0 (None), the value of a function of x, or parameters that the modules in y draw again."""
+"""Where y starts. None is y0, a function gives it from x, and ``"redraw"`` draws the parameters of its modules again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,7 +194,7 @@ class CrossValidation:
 
 
 class _Shared(Copies):
-    """A term whose weights depend on a vector x, as a term of one number to which all entries of x are equal."""
+    """Makes a term with a vector of weights one of a single number, which stands for all of its weights."""
 
     def __init__(self, term: NonSmooth, like: Tensor) -> None:
         super().__init__(term)

@@ -14,7 +14,10 @@ from meha.method.method import Run, StepInfo
 from meha.running.observers import work
 from meha.tensors.checks import check_count
 
-__all__ = ["CSVLogger", "TensorBoardLogger", "write_atomically"]
+__all__ = [
+    "CSVLogger",
+    "TensorBoardLogger",
+]
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:

@@ -95,12 +95,12 @@ def test_the_answer_may_lie_where_two_basins_are_as_low(start):
     assert solution.status is Status.CONVERGED
     assert float(solution.x) == pytest.approx(0.0, abs=1e-6)
     assert float(solution.y) == pytest.approx(1.0, abs=1e-6)
-    assert "different basins, none below y" in solution.report["lower"]
+    assert "basins, none below y" in solution.report["lower"]
 
 
 def test_the_report_tells_which_start_gave_the_answer():
     solution = meha.solve(tilted_wells(), t(1.0), t(-1.0))
-    assert "ended in 2 basins of different height" in solution.message
+    assert "ended in 2 basins" in solution.message
     starts = solution.report["starts"].split("; ")
     assert starts[0].startswith("implicit Newton: F = ")
     assert starts[1] == "upper level first: F = 0.000397014, in a basin that is not the lowest"
@@ -144,7 +144,7 @@ def test_the_single_loop_moves_to_the_lower_well():
     solution = meha.solve(tilted_wells(), t(1.0), t(1.0), meha.contrib.AdaptiveMEHA())
     assert solution.status is Status.CONVERGED
     assert float(solution.y) == pytest.approx(-1.0355787, abs=1e-3)
-    assert "2 different basins, none below y" in solution.report["lower"]
+    assert "2 basins, none below y" in solution.report["lower"]
 
 
 def search(lower, y, *, solved=True, **parts):
@@ -175,7 +175,7 @@ def test_a_convex_lower_level_takes_few_gradients():
     bowl = search(lower, torch.linalg.solve(matrix, torch.ones(10, dtype=torch.float64)))
     evidence = bowl.run([], 1000)
     assert (evidence.values, evidence.excess, evidence.certain) == (1, 0.0, True)
-    assert "at the same height, none below y" in str(evidence)
+    assert "found no lower value" in str(evidence)
     assert bowl.levels.oracle.counts.lower < 400
 
 

@@ -120,7 +120,7 @@ def test_a_printed_solution_calls_no_objective():
     ):
         calls.clear()
         text = f"{solution} {solution.details} {solution.upper} {solution!r}"
-        assert solution.method.name in text
+        assert text.startswith(f"{solution.engine}: ")
         assert max(map(len, str(solution).splitlines())) <= 100
         assert not calls
         assert solution.diagnose().gap > -1e-6

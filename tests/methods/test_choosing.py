@@ -25,8 +25,9 @@ def table():
 
 KINDS = {
     name: kind
-    for name in meha.methods.__all__
-    if isinstance(kind := getattr(meha.methods, name), type) and issubclass(kind, Method) and kind is not Method
+    for part in (meha.methods, meha.contrib)
+    for name in part.__all__
+    if isinstance(kind := getattr(part, name), type) and issubclass(kind, Method) and kind is not Method
 }
 
 

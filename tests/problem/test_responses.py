@@ -165,7 +165,7 @@ NUMBERS = {
 def built():
     found = {}
     for kind in methods():
-        public = getattr(meha, kind.__name__, None)
+        public = getattr(meha, kind.__name__, None) or getattr(meha.contrib, kind.__name__, None)
         if public is kind and kind is not Method:
             found[kind.__name__] = kind(**NUMBERS.get(kind.__name__, {}))
     return found

@@ -206,7 +206,7 @@ import os, random, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
 from test_checkpoints import network, solve
-from meha.loggers import CSVLogger
+from meha.running.loggers import CSVLogger
 
 folder, steps = {folder!r}, 25
 

@@ -79,7 +79,7 @@ def table(store):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, help="take one of so many problems")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th problem")
     parser.add_argument("--steps", type=int, default=2000, help="steps of the first-order methods")
     options = parser.parse_args()
     torch.set_num_threads(1)

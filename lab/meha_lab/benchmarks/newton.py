@@ -274,8 +274,8 @@ def jax_table(store: Store) -> list[str]:
         jax, same, own, versions = row["jax"], row["torch"], row["solve"], row["versions"]
         seconds = (jax["compile"], jax["seconds"], same["seconds"], own["seconds"])
         rows.append([name, *(f"{part:.3g} s" for part in seconds), f"{jax['F']:.6g}, {same['F']:.6g}, {own['F']:.6g}"])
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return [*pages.markdown(HEAD_OF_JAX, rows), "", f"Fastest of {ROUNDS_OF_JAX} runs, one thread, float64; {told}."]
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return [*pages.markdown(HEAD_OF_JAX, rows), "", f"Fastest of {ROUNDS_OF_JAX} runs, one thread, float64; {shown}."]
 
 
 HEAD = ("problem", "by hand", "unverified", "", "`solve`", "", "before", "F by hand, unverified, `solve`, before", "others")

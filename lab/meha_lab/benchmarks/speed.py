@@ -6,7 +6,7 @@
     python -m meha_lab.benchmarks.speed --gpu         # on a CUDA device, with torch and meha alone
 
 One thread for everyone, float64 on the toys, and the same numbers (preset "recipe"). Contenders take turns, so that a change of
-the machine's speed hits all; a ratio is one of two times of the same turn, told as median and 20-80 % range. On a CPU the clock
+the machine's speed hits all; a ratio is one of two times of the same turn, as median and 20-80 % range. On a CPU the clock
 is that of the processor, which other programs do not delay; compilation, group lasso and GPUs are on the clock on the wall.
 Times of a step are without tracing and compilation, which are measured by themselves. Iterates are compared before anything is
 timed.
@@ -278,17 +278,17 @@ def sine_part(bench: Bench) -> None:
             contenders["JAX scan"] = scan(bench.jax, "sine", problem, method)
         times = bench.alternate(contenders)
         bench.curves.setdefault("sine", {})[str(n)] = {name: spread(spent) for name, spent in times.items()}
-        told = f"n = {n:,}: "
+        label = f"n = {n:,}: "
         if n == 10:
-            bench.compare(part, told + "BOAT's MESO / Run.step", times, "BOAT", "median step", (">=", 10))
-            what = told + "BOAT's MESO without its file of losses / Run.step"
+            bench.compare(part, label + "BOAT's MESO / Run.step", times, "BOAT", "median step", (">=", 10))
+            what = label + "BOAT's MESO without its file of losses / Run.step"
             bench.compare(part, what, times, "BOAT, no file", "median step")
         if n in (1, 1000):
-            bench.compare(part, told + "Run.step / bare loop", times, "Run.step", "bare loop")
-            bench.compare(part, told + "eager solve / bare loop", times, "solve", "bare loop")
+            bench.compare(part, label + "Run.step / bare loop", times, "Run.step", "bare loop")
+            bench.compare(part, label + "eager solve / bare loop", times, "solve", "bare loop")
             aim = 100 if n == 1 else 15
-            bench.compare(part, told + "Run.step / compiled", times, "Run.step", "compiled", (">=", aim))
-            bench.compare(part, told + "compiled / JAX scan", times, "compiled", "JAX scan", ("<=", 3) if n == 1000 else None)
+            bench.compare(part, label + "Run.step / compiled", times, "Run.step", "compiled", (">=", aim))
+            bench.compare(part, label + "compiled / JAX scan", times, "compiled", "JAX scan", ("<=", 3) if n == 1000 else None)
 
 
 def asked_for(peer: Peer, **question: Any) -> float:
@@ -345,9 +345,9 @@ def target_part(bench: Bench) -> None:
             if error == 2e-2:
                 bench.curves.setdefault("target", {})[str(n)] = {name: spread(spent) for name, spent in times.items()}
             if n in (1, 1000):
-                told = f"n = {n:,}, to {error:.0%} in {steps:,} steps: "
-                bench.compare(part, told + "Run.step / compiled", times, "Run.step", "compiled")
-                bench.compare(part, told + "compiled / JAX scan", times, "compiled", "JAX scan")
+                label = f"n = {n:,}, to {error:.0%} in {steps:,} steps: "
+                bench.compare(part, label + "Run.step / compiled", times, "Run.step", "compiled")
+                bench.compare(part, label + "compiled / JAX scan", times, "compiled", "JAX scan")
 
 
 def whole(run: Callable[..., object], problem: KnownProblem, method: meha.MEHA, steps: int) -> float:
@@ -382,14 +382,14 @@ def large_part(bench: Bench) -> None:
         times = bench.alternate(contenders)
         medians[n] = statistics.median(times["compiled"])
         bench.curves.setdefault("strong convex", {})[str(n)] = {name: spread(spent) for name, spent in times.items()}
-        told = f"n = {n:,}: "
-        bench.compare(part, told + "Run.step / compiled", times, "Run.step", "compiled")
-        bench.compare(part, told + "compiled / JAX scan", times, "compiled", "JAX scan")
+        label = f"n = {n:,}: "
+        bench.compare(part, label + "Run.step / compiled", times, "Run.step", "compiled")
+        bench.compare(part, label + "compiled / JAX scan", times, "compiled", "JAX scan")
         if n == LARGE[-1]:
             # a copy moves 2 arrays; theta, x and y each read all three and write one: 12 arrays, or 6 if it is done in one pass
             for arrays, how in ((12, "12 arrays: each update reads 3, writes 1"), (6, "6 arrays: all in one pass")):
                 ratios = [arrays / 2 * a / b for a, b in zip(times["copy"], times["compiled"], strict=True)]
-                bench.add(part, f"{told}bytes a second / a copy's ({how})", ratios, target=(">=", 0.5))
+                bench.add(part, f"{label}bytes a second / a copy's ({how})", ratios, target=(">=", 0.5))
         del problem
     ends = min(medians), max(medians)
     growth = medians[ends[1]] / medians[ends[0]] / (ends[1] / ends[0])
@@ -418,14 +418,14 @@ def shared_part(bench: Bench) -> None:
             bench.compare(part, f"{what}: 4 / {gradients} gradients of f", times, "4", str(gradients), aim if network else None)
 
     for data in IMAGES[:1] if bench.quick else IMAGES:
-        task, told = cleaning(data, bench.device)
+        task, label = cleaning(data, bench.device)
         runs = {k: meha.MEHA(**CLEANING, p=0.0, gradients=k).start(task.problem, *task.start()) for k in (4, 3, 2)}
         for run in runs.values():
             run.step()
         if bench.device == "cuda":
-            rows(f"hyper-cleaning, {told}, recorded", {str(k): recorded(run, None, "cuda") for k, run in runs.items()}, True)
+            rows(f"hyper-cleaning, {label}, recorded", {str(k): recorded(run, None, "cuda") for k, run in runs.items()}, True)
         rows(
-            f"hyper-cleaning, {told}",
+            f"hyper-cleaning, {label}",
             {
                 str(k): functools.partial(several, run.step, 20 if data == "digits" else 1, bench.device)
                 for k, run in runs.items()
@@ -459,7 +459,7 @@ def passes_part(bench: Bench) -> None:
     part, device = "Networks, Run.step (recorded: compile=True) / bare passes", bench.device
     aim = ("<=", 1.15) if device == "cuda" else None
     for data in IMAGES[:1] if bench.quick else IMAGES:
-        task, told = cleaning(data, device)
+        task, label = cleaning(data, device)
         bare = Passes(task.problem.upper, task.problem.lower, CLEANING, *task.start())
         run = meha.MEHA(**CLEANING, p=0.0).start(task.problem, *task.start())
         several(bare.step, 3, device)
@@ -473,10 +473,10 @@ def passes_part(bench: Bench) -> None:
         if device == "cuda":
             contenders["recorded"] = recorded(run, None, device)
         times = bench.alternate(contenders, 3 * bench.rounds)
-        bench.compare(part, f"hyper-cleaning, {told}", times, "Run.step", "bare", aim)
-        bench.compare(part, f"hyper-cleaning, {told}: recorded", times, "recorded", "bare", aim)
+        bench.compare(part, f"hyper-cleaning, {label}", times, "Run.step", "bare", aim)
+        bench.compare(part, f"hyper-cleaning, {label}: recorded", times, "recorded", "bare", aim)
 
-    shown, told = shots(bench.quick, device)
+    shown, label = shots(bench.quick, device)
     setting = learning.chosen("few-shot", "MEHA")
     few = FewShotPasses(shown, setting, setting["lr"], setting["inner_steps"])
     run = learning.build(meha.MEHA, setting).start(shown.problem, *shown.start())
@@ -494,8 +494,8 @@ def passes_part(bench: Bench) -> None:
     if device == "cuda":
         contenders["recorded"] = recorded(run, batch, device)
     times = bench.alternate(contenders)
-    bench.compare(part, f"few-shot, {told}", times, "Run.step", "bare", aim)
-    bench.compare(part, f"few-shot, {told}: recorded", times, "recorded", "bare", aim)
+    bench.compare(part, f"few-shot, {label}", times, "Run.step", "bare", aim)
+    bench.compare(part, f"few-shot, {label}: recorded", times, "recorded", "bare", aim)
 
 
 def recorded(run: meha.Run, batch: Any, device: str) -> Contender:
@@ -558,8 +558,8 @@ def lasso_part(bench: Bench) -> None:
         ours = [next((look["seconds"] for look in run if look["F"] <= best["F"]), None) for run in own]
         reached = [spent for spent in ours if spent is not None]
         if reached:
-            told, took = f"{name} (validation error {best['F']:.1f}) / MEHA", best["seconds"]
-            bench.add(part, told, [took / spent for spent in reached], [took], reached, (">=", RIVALS[name][2]))
+            label, took = f"{name} (validation error {best['F']:.1f}) / MEHA", best["seconds"]
+            bench.add(part, label, [took / spent for spent in reached], [took], reached, (">=", RIVALS[name][2]))
         else:
             print(f"MEHA does not get to the validation error {best['F']:.1f} of {name}", flush=True)
 
@@ -677,8 +677,8 @@ def tables(store: Store) -> list[str]:
     for device, heading in HEADINGS.items():
         found = measured(store, device)
         if found:
-            told = found[-1]["about"].items()
-            machine = ", ".join(value if name in ("processor", "gpu") else f"{name} {value}" for name, value in told)
+            label = found[-1]["about"].items()
+            machine = ", ".join(value if name in ("processor", "gpu") else f"{name} {value}" for name, value in label)
             lines += ["", f"## {heading}", "", f"{machine}."]
         for record in found:
             lines += ["", f"### {record['key']}", "", *pages.markdown(HEAD, map(cells, record["rows"]))]
@@ -744,7 +744,7 @@ def _draw(ax: Any, curves: dict[str, Any], title: str, ylabel: str) -> None:
         points = [(int(n), found[name]) for n, found in curves.items() if name in found]
         if points:
             dimensions = [n for n, _ in points]
-            low, middle, high = zip(*(told for _, told in points), strict=True)
+            low, middle, high = zip(*(label for _, label in points), strict=True)
             ax.plot(dimensions, middle, label=label, **{"markersize": 4.5, **style})
             ax.fill_between(dimensions, low, high, color=style["color"], alpha=0.16, linewidth=0)
 
@@ -752,7 +752,7 @@ def _draw(ax: Any, curves: dict[str, Any], title: str, ylabel: str) -> None:
 def _draw_compilation(ax: Any, curves: dict[str, Any], compilation: dict[str, float]) -> None:
     for name, label in (("compiled", "MEHA, with compilation"), ("JAX scan", "JAX, with compilation")):
         points = [
-            (int(n), told[name][1] + compilation[name]) for n, told in curves.items() if name in told and name in compilation
+            (int(n), label[name][1] + compilation[name]) for n, label in curves.items() if name in label and name in compilation
         ]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, color=LINES[name][1]["color"], linestyle=(0, (1, 1.5)))
@@ -774,7 +774,7 @@ def _draw_lasso(ax: Any, curves: dict[str, Any]) -> None:
 def about(bench: Bench) -> dict[str, str]:
     """The machine and the versions."""
     gpu = {"gpu": torch.cuda.get_device_name()} if bench.device == "cuda" else {}
-    peers = {name: told for peer in (bench.boat, bench.jax) if peer is not None for name, told in peer.versions.items()}
+    peers = {name: label for peer in (bench.boat, bench.jax) if peer is not None for name, label in peer.versions.items()}
     return {**gpu, "processor": processor(), "python": platform.python_version(), "torch": str(torch.__version__), **peers}
 
 

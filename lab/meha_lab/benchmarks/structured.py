@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m meha_lab.benchmarks.structured [--rounds 15]
 
-A ratio is the processor time of the plain expression by that of the loss, told as median and 20-80 % range over rounds in which
+A ratio is the processor time of the plain expression by that of the loss, as median and 20-80 % range over rounds in which
 they take turns. Results go to lab/records/structured.jsonl, and from there to docs/losses.md.
 """
 
@@ -136,8 +136,8 @@ def cells(row: Record) -> list[str]:
 def table(store: Store) -> list[str]:
     rows = store.records("structured", alike="made with")
     made = rows[-1]["made with"]
-    told = f"{made['processor']}, {made['threads']} thread, float64, torch {made['torch']}."
-    return [*pages.markdown(HEAD, map(cells, rows)), "", told]
+    shown = f"{made['processor']}, {made['threads']} thread, float64, torch {made['torch']}."
+    return [*pages.markdown(HEAD, map(cells, rows)), "", shown]
 
 
 TABLES: pages.Tables = {"losses": ("losses.md", table)}

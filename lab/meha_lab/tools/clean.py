@@ -105,8 +105,8 @@ def main():
             found += [simply(features, labels, some, seed) for some in (np.flatnonzero(known), np.arange(len(labels)))]
             rows.append([number for weights in found for number in judged(weights[~known], wrong)])
         means = np.mean(rows, axis=0)
-        told = "  ".join(f"{a:.3f} {p:.2f} {r:.2f}" for a, p, r in means.reshape(3, 3))
-        print(f"{name:8} {trusted:<7} {noise:.1f} {'next' if kind == 'next' else ''}   {told}", flush=True)
+        shown = "  ".join(f"{a:.3f} {p:.2f} {r:.2f}" for a, p, r in means.reshape(3, 3))
+        print(f"{name:8} {trusted:<7} {noise:.1f} {'next' if kind == 'next' else ''}   {shown}", flush=True)
 
 
 if __name__ == "__main__":

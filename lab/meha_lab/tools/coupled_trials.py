@@ -1243,7 +1243,7 @@ KINDS = {
 
 
 def trials(half=None):
-    """Name and maker of each problem; seeds are numbered anew where a draw has no answer."""
+    """Name and maker of each problem; seeds are numbered again where a draw has no answer."""
     stored = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}
     for kind, make in KINDS.items():
         for k in range(SEEDS):
