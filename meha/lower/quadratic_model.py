@@ -23,7 +23,7 @@ class QuadraticModel(NamedTuple):
     >>> point = lambda z: LowerPoint(z, float(z @ z), 2 * z, f_x=z)
     >>> y, z = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
     >>> model = QuadraticModel(lambda v: 2 * v)
-    >>> model.matches(point(z), point(y)), model.explains(LowerPoint(z, float(z @ z), 2.1 * z, f_x=z), point(y))
+    >>> model.matches(point(z), point(y)), model.matches(LowerPoint(z, float(z @ z), 2.1 * z, f_x=z), point(y))
     (True, False)
     """
 
