@@ -95,7 +95,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.
     """Print versions, devices and folders, for bug reports."""
     import torch
 
-    names = ("meha", "torch", "numpy", "matplotlib", "scikit-learn", "optuna", "cvxpy", "typer", "rich")
+    names = ("meha", "torch", "numpy", "matplotlib", "scikit-learn", "optuna", "typer", "rich")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows = {name: _version(name) for name in names}
     rows["python"] = f"{platform.python_version()} on {platform.system()} {platform.machine()}"

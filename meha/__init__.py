@@ -56,6 +56,7 @@ from meha.running.checkpoints import Checkpoint, SharedCheckpoint
 from meha.running.cross_validation import cross_validation
 from meha.running.solution import Solution
 from meha.running.solve import solve
+from meha.running.verify import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -97,6 +98,7 @@ __all__ = [
     "TrainingWarning",
     "Uniform",
     "Verdict",
+    "Verification",
     "check",
     "cleaning",
     "constraints",
@@ -115,4 +117,5 @@ __all__ = [
     "solve",
     "stopping",
     "theory",
+    "verify",
 ]

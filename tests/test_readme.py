@@ -21,6 +21,7 @@ PAGES = {
     "docs/newton.md": 1,
     "docs/architecture-search.md": 2,
     "docs/trust.md": 2,
+    "docs/verify.md": 1,
     "docs/responses.md": 2,
     "docs/training.md": 1,
     "docs/estimators.md": 6,

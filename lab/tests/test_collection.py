@@ -9,6 +9,7 @@ import pytest
 import torch
 from meha_lab import problems
 from meha_lab.problems.blueprints import references
+from meha_lab.problems.collected import CollectedProblem
 from meha_lab.problems.collection import BLUEPRINTS, TOYS
 from meha_lab.problems.exact import Linearised
 from meha_lab.problems.games import cournot_limited
@@ -16,7 +17,6 @@ from meha_lab.problems.quadratic import linear_upper, quadratic
 from meha_lab.problems.regression import coreset, elastic_net, group_lasso_gaussian, lasso_weight, logistic, softmax
 from meha_lab.problems.scaled import scaled
 
-import meha
 from meha.problems import group_lasso
 
 ENTRIES = {entry.name: entry for entry in problems.collection()}
@@ -251,7 +251,7 @@ def test_bad_arguments():
     with pytest.raises(LookupError, match="no reference is stored for 'unheard of'"):
         problems.blueprints.known_problem("unheard of", partial(softmax, 3, 10, 2, seed=0))
     problem = group_lasso(6, 2)
-    blind = meha.problems.KnownProblem(
+    blind = CollectedProblem(
         upper=problem.upper,
         lower=problem.lower,
         name="blind",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from meha_lab import baselines
 from meha_lab.paths import RECORDS
 from meha_lab.reproduce.cells import Cell
 from meha_lab.reproduce.contenders import AUTOMATIC, CONTENDERS, SETTINGS
@@ -39,7 +40,8 @@ def check(row, problem, budget):
         if budget == BUDGET and reason in ("open", "one step", "inexact"):  # where it ends is known
             assert error_at(found["last"]) == pytest.approx(error_at(expected["last"]), rel=0.1)
     else:
-        assert found["reached"]["work"] == pytest.approx(expected["reached"]["work"], rel=0.25)
+        # A few units more or less where the lower solver stops at another rounding error.
+        assert found["reached"]["work"] == pytest.approx(expected["reached"]["work"], rel=0.25, abs=4)
         assert error_at(found["last"]) <= TARGET
 
 
@@ -58,7 +60,7 @@ def test_known_failures_use_the_whole_budget(row, problem):
 
 def test_every_method_has_a_row_and_eight_settings():
     methods = {contender.kind for contender in CONTENDERS.values() if contender.kind is not None}
-    named = [*vars(meha).values(), *vars(meha.contrib).values()]
+    named = [*vars(meha).values(), *vars(meha.contrib).values(), *vars(baselines).values()]
     offered = {value for value in named if isinstance(value, type) and issubclass(value, meha.Method)}
     automatic = {meha.Default, meha.ImplicitNewton, meha.PenaltyContinuation, meha.ActiveSets, meha.StochasticMEHA}  # one row
     coupled = {meha.LVHBA, meha.BiCGAFFA}  # for problems that the comparison does not have

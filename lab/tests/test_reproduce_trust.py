@@ -37,16 +37,16 @@ def made_up(ends):
 def test_every_problem_and_every_method_that_claims_convergence_has_a_cell():
     found = {(cell.case.name, cell.name) for cell in cells()}
     names = [entry.name for entry in collection(group=None) if entry.group != "hollow"]
-    assert found == {(name, "automatic") for name in names} | {(name, "AdaptiveMEHA") for name in names[::4]}
-    assert set(METHODS) == {"automatic", "AdaptiveMEHA"}
-    assert {(cell.name, cell.setting["starts"]) for cell in cells()} == {("automatic", 10), ("AdaptiveMEHA", 3)}
-    assert {cell.name for cell in cells(methods=frozenset({"AdaptiveMEHA"}))} == {"AdaptiveMEHA"}
+    assert found == {(name, "automatic") for name in names}
+    assert set(METHODS) == {"automatic"}
+    assert {cell.setting["starts"] for cell in cells()} == {10}
+    assert not cells(methods=frozenset({"MEHA"}))
 
 
-def test_only_these_methods_claim_convergence():
+def test_other_methods_claim_nothing():
     """The others end by a rule, and say so."""
     problem = meha.problems.strong_convex(2)
-    for method in (meha.MEHA(), meha.BOME(), meha.RHG(), meha.F2SA(), meha.VPBGD(), meha.CG()):
+    for method in (meha.contrib.AdaptiveMEHA(), meha.MEHA(), meha.BOME(), meha.RHG(), meha.F2SA(), meha.VPBGD(), meha.CG()):
         solution = meha.solve(problem, problem.x0, problem.y0, method, tol=1e-3, max_steps=3000)
         assert solution.status in (meha.Status.RULE_MET, meha.Status.MAX_STEPS), method.name
         assert not solution.converged
@@ -75,23 +75,21 @@ def test_answers_are_judged_by_x_and_by_the_lower_level(monkeypatch):
     assert abs(ends[1][3]) < 1e-9 < 1e-3 < ends[2][3]
 
 
-def test_starts_are_the_given_one_and_random_ones_that_all_methods_share(monkeypatch):
+def test_starts_are_the_given_one_and_random_ones(monkeypatch):
     seen = []
 
     def solve(problem, x0, y0, method, **options):
-        seen.append((type(method).__name__, x0.clone(), options))
+        seen.append((x0.clone(), options))
         return type("S", (), {"x": x0, "y": y0, "status": meha.Status.LOCAL, "counts": type("C", (), {"lower": 1})})
 
     monkeypatch.setattr(meha, "solve", solve)
     for cell in cells():
         if cell.case.name == "pitchfork":
             measure(cell)
-    default, adaptive = (torch.stack([x for name, x, _ in seen if name == kind]) for kind in ("Default", "AdaptiveMEHA"))
-    assert len(default) == 10
-    assert torch.equal(default[:3], adaptive)
-    assert torch.equal(default[0], problem_of("pitchfork").x0)
-    assert len(default.unique(dim=0)) == 10
-    assert [options for name, _, options in seen if name == "AdaptiveMEHA"] == [{"max_steps": 1000}] * 3
+    starts = torch.stack([x for x, _ in seen])
+    assert len(starts) == len(starts.unique(dim=0)) == 10
+    assert torch.equal(starts[0], problem_of("pitchfork").x0)
+    assert [options for _, options in seen] == [{}] * 10
 
 
 def test_claims_that_are_wrong_are_counted(tmp_path):
@@ -126,12 +124,12 @@ def test_the_quick_form(tmp_path):
 def test_the_documentation_has_the_rates_of_the_records():
     rows = {(row[0], row[1]): row for row in tables(Store(ROOT / "lab/records"))["trust-rates"].rows}
     lines = (ROOT / "docs/trust.md").read_text().splitlines()
-    table = [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if re.match(r"\| (`solve`|`AdaptiveMEHA`) ", line)]
+    table = [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if line.startswith("| `solve` ")]
     assert table
-    for name, part, *numbers in table:
-        row = rows["automatic" if name == "`solve`" else "AdaptiveMEHA", part]
+    for _, part, *numbers in table:
+        row = rows["automatic", part]
         shown = [entry.text if hasattr(entry, "text") else str(entry) for entry in row[2:8]]
-        assert numbers == shown, (name, part)
+        assert numbers == shown, part
 
 
 @pytest.mark.slow

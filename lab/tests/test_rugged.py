@@ -9,10 +9,9 @@ import pytest
 import torch
 from meha_lab import problems
 from meha_lab.problems.blueprints import double, references
+from meha_lab.problems.collected import CollectedProblem
 from meha_lab.problems.rugged import FAMILIES
 from meha_lab.problems.rugged._minima import best, box_minima, chain_minima, line_minima, newton, separable
-
-import meha
 
 RUGGED = {entry.name: entry for entry in problems.collection(group="rugged")}
 SIMPLE = {entry.name: entry for entry in problems.collection(group="simple")}
@@ -169,7 +168,7 @@ def test_verification_tells_what_is_wrong():
 
 
 def test_lower_values_need_a_response():
-    blind = meha.problems.KnownProblem(
+    blind = CollectedProblem(
         upper=lambda x, y: y.sum(), lower=lambda x, y: y.sum(), name="blind", x0=0, y0=0, distance=None, presets={}
     )
     with pytest.raises(ValueError, match="blind lacks it"):

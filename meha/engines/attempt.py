@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -75,18 +74,3 @@ def describe(result: Result, *, best: bool) -> str:
         + (", in a basin that is not the lowest" if result.refuted else "")
         + (" (the answer)" if best else "")
     )
-
-
-def plain(result: Result) -> dict[str, Any]:
-    """A result in plain tensors, numbers and text."""
-    verdict, evidence = result.verdict, result.evidence  # checkpoints are loaded with weights_only, which admits no other types
-    words = {"engine": result.engine.value, "verdict": (verdict.status.value, verdict.message)}
-    return result._asdict() | words | {"evidence": evidence and tuple(evidence)}
-
-
-def restored(saved: Mapping[str, Any]) -> Result:
-    """Rebuild a result from what :func:`plain` returned."""
-    status, message = saved["verdict"]
-    evidence = saved["evidence"] and Evidence(*saved["evidence"])
-    kinds = {"engine": EngineKind(saved["engine"]), "verdict": Verdict(Status(status), message)}
-    return Result(**{**saved, **kinds, "evidence": evidence})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -10,10 +9,11 @@ from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.status import Status, Verdict
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_count, check_tolerance
+from meha.tensors.state import Stateful
 from meha.tensors.variables import Variable
 
 
-class Course(Protocol):
+class Course(Stateful, Protocol):
     """A run of an engine or of the default: it takes steps, and says how it ended."""
 
     @property
@@ -29,12 +29,6 @@ class Course(Protocol):
 
     def report(self) -> dict[str, str]:
         """What a report says about the run, in lines by heading."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps need, in plain tensors, numbers and text."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another course was."""
 
 
 @dataclass

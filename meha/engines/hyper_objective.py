@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -14,12 +14,13 @@ from meha.lower.expansion import upper_value
 from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_on_faces import LowerResponse, NewtonLower
 from meha.lower.newton_tuning import TUNING
-from meha.numerics.limited_memory import vector_norm
+from meha.numerics.tolerances import LOOSE
 from meha.problem.oracle import Oracle
-from meha.tensors.vectors import Clock, Flat
+from meha.tensors.state import Saved
+from meha.tensors.vectors import Clock, Flat, vector_norm
 
 
-class Domain:
+class Domain(Saved):
     """The set X on flat vectors: projection, free coordinates, and the size of x.
 
     Attributes:
@@ -27,6 +28,8 @@ class Domain:
         coordinatewise: whether it is a product of intervals.
         start_size: the norm of x at the start, a lower bound for the size of x.
     """
+
+    saves = ("start_size",)
 
     def __init__(self, oracle: Oracle, flat: Flat) -> None:
         x_set = oracle.problem.x_set
@@ -62,7 +65,7 @@ class Domain:
         else:
             length = vector_norm(gradient)
             # A tiny step against the gradient leaves coordinates at an active bound where they are.
-            probe = self._flat.eps**TUNING.loose_power * (self.x_size(x) or 1.0) / length if length else 0.0
+            probe = self._flat.eps**LOOSE * (self.x_size(x) or 1.0) / length if length else 0.0
             free = self.project(x - probe * gradient) != x
         self._free_at = x, gradient, free
         return free
@@ -110,9 +113,9 @@ class HyperValue:
     lower: float
     gradient: Tensor
     size: float
-    response: LowerResponse | None
+    response: LowerResponse | None = field(default=None, metadata={"saved": False})  # it holds a graph
     regular: bool = True
-    rates: Tensor | None = None
+    rates: Tensor | None = field(default=None, metadata={"saved": False})  # computed again
     direct: float = 0.0
     adjoint: float = 0.0
     error: float = 0.0
@@ -120,7 +123,7 @@ class HyperValue:
     @cached_property
     def length(self) -> float:
         """The norm of the hypergradient."""
-        return float(torch.linalg.vector_norm(self.gradient))
+        return vector_norm(self.gradient)
 
 
 def hypergradient(lower: NewtonLower, response: LowerResponse, *, rates: bool = False) -> HyperValue:
@@ -134,8 +137,8 @@ def hypergradient(lower: NewtonLower, response: LowerResponse, *, rates: bool = 
     v, regular, residual = lower.solve_system(at, face, upper.F_y)
     through = at.cross(v)
     correction = float(torch.dot(v, at.gradient))  # the adjoint correction of a value (Pierce and Giles, 2000)
-    direct, adjoint = float(torch.linalg.vector_norm(upper.F_x)), float(torch.linalg.vector_norm(v))
-    size = direct + float(torch.linalg.vector_norm(through))
+    direct, adjoint = vector_norm(upper.F_x), vector_norm(v)
+    size = direct + vector_norm(through)
     x = lower.flat_x.join([leaf.detach() for leaf in at.x.leaves])
     fixed_rates = upper.F_y - at.product(v) if rates else None  # one more product: only asked for at the end
     gradient, error = upper.F_x - through, max(response.error, residual)
@@ -144,13 +147,15 @@ def hypergradient(lower: NewtonLower, response: LowerResponse, *, rates: bool = 
     )
 
 
-class HyperObjective:
+class HyperObjective(Saved):
     """Evaluates x -> F(x, y*(x)) and its gradient, with warm starts of the lower level, and counts evaluations.
 
     Attributes:
         calls: number of evaluations so far.
         limit: largest number of evaluations; beyond, :class:`BudgetError` is raised.
     """
+
+    saves = ("calls", "limit")
 
     def __init__(self, lower: NewtonLower, flat_x: Flat, clock: Clock) -> None:
         self.lower, self.flat_x, self.clock = lower, flat_x, clock

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from meha.engines.attempt import EngineKind
 from meha.engines.base import Engine, EngineState, unverified
-from meha.engines.bfgs import BFGS, line_search, shortest_combination
+from meha.engines.bfgs import line_search, shortest_combination
 from meha.engines.hyper_objective import Domain, HyperObjective, HyperValue, hypergradient
 from meha.lower.batched_newton import Batch
 from meha.lower.expansion import Expansion
@@ -23,13 +22,16 @@ from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
-from meha.numerics.limited_memory import vector_norm
-from meha.numerics.limited_memory import vector_norm as norm
+from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.line_search import LONGER
+from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, TIGHT
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
+from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable
-from meha.tensors.vectors import Clock, Flat
+from meha.tensors.vectors import Clock, Flat, vector_norm
+from meha.tensors.vectors import vector_norm as norm
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Trail:
     @property
     def spread(self) -> float:
         """The last change of F, or a tiny part of its whole range if that is more."""
-        return max(self._changed, self.eps**TUNING.lower_power * (self.most - self.least)) if self.points else 0.0
+        return max(self._changed, self.eps**TIGHT * (self.most - self.least)) if self.points else 0.0
 
     @property
     def fallen(self) -> float:
@@ -155,7 +157,7 @@ def weakly_active(lower: NewtonLower, now: HyperValue) -> Tensor:
     away = torch.where(u >= at.y, 1.0, -1.0).to(u)
     weak = torch.zeros_like(fixed)
     for shift in (away, -away):  # a kink frees a coordinate when f pulls harder; a bound, when f pulls the other way
-        face = lower.faces.at(lower.faces.prox(at.x, u + TUNING.margin * lower.scale * shift, step))
+        face = lower.faces.at(lower.faces.prox(at.x, u + math.sqrt(lower.eps) * lower.scale * shift, step))
         if face.index is not None:
             weak[face.index] = True
     return weak & fixed
@@ -178,7 +180,7 @@ def release_direction(lower: NewtonLower, now: HyperValue, zero: float) -> Tenso
     if not bool(idle.any()) or not length:
         return None
     # The mixed derivative of g by a difference: it tells in which direction x must go for g to grow less along the move.
-    move = lower.eps**TUNING.loose_power * (lower.scale or 1.0) / length * pull
+    move = lower.eps**LOOSE * (lower.scale or 1.0) / length * pull
     here, there = (lower.flat_x.join(oracle.g_gradient(at.x, lower.flat_y.at(y))) for y in (at.y, at.y + move))
     direction = torch.where(idle, -(there - here).sign(), 0.0)
     return direction if bool(direction.any()) else None
@@ -194,7 +196,7 @@ class SaddleEscape:
     """
 
     def __init__(
-        self, objective: HyperObjective, domain: Domain, memory: BFGS, eps: float, note: Callable[[HyperValue], None]
+        self, objective: HyperObjective, domain: Domain, memory: LimitedMemory, eps: float, note: Callable[[HyperValue], None]
     ) -> None:
         self._objective, self._domain, self._memory, self._eps, self._note = objective, domain, memory, eps, note
 
@@ -207,11 +209,12 @@ class SaddleEscape:
         if not self._domain.coordinatewise:  # projected gradients do not use the memory
             return None
         free = self._domain.free(now.x, now.gradient).nonzero().reshape(-1)
-        few, columns = len(free) <= TUNING.probes_x, []
+        few, columns = len(free) <= TUNING.probes, []
         for k, move in enumerate(_probes(now.x, free, self._domain.x_size(now.x) or 1.0)):
-            new = self._nearby(now, self._eps**TUNING.probe_power * move, grow=few)
-            if new is None:
+            new = self._objective(self._domain.project(now.x + self._eps**DIFFERENCE * move), now.y)
+            if not math.isfinite(new.F):
                 continue
+            self._note(new)
             change, moved = new.gradient - now.gradient, new.x - now.x
             if float(torch.dot(change, moved)) < 0:  # a saddle or maximum along this direction
                 lower = self.descend(now, moved)
@@ -220,7 +223,7 @@ class SaddleEscape:
             if few:
                 columns.append(change[free] / moved[free[k]])
             else:
-                self._memory.update(moved, change)
+                self._memory.add(moved, change)
         if columns and len(columns) == len(free):  # else a column is missing, where the lower level was not solved
             self._memory.replace(torch.stack(columns, dim=1), free, len(now.x))
         return None
@@ -229,30 +232,16 @@ class SaddleEscape:
         """A point of lower F, beyond what rounding explains, on either side along a small move; None if there is none."""
         for sign in signs:
             new = self._objective(self._domain.project(now.x + sign * TUNING.probe_growth * move), now.y)
-            if new.regular and now.F - self._eps**TUNING.loose_power * abs(now.F) > new.F:
+            if new.regular and now.F - self._eps**LOOSE * abs(now.F) > new.F:
                 self._memory.clear()  # its pairs belong to the region that was left
                 return new
         return None
 
-    def _nearby(self, now: HyperValue, move: Tensor, *, grow: bool) -> HyperValue | None:
-        """The hyper-objective after a small move; after a longer one where the change of its gradient is lost in rounding."""
-        last = None
-        for _ in range(TUNING.probe_growths if grow else 1):
-            new = self._objective(self._domain.project(now.x + move), now.y)
-            if not math.isfinite(new.F):
-                break
-            self._note(new)
-            last = new
-            if norm(new.gradient - now.gradient) > TUNING.seen * self._eps * now.size:
-                break
-            move = TUNING.probe_growth * move
-        return last
-
 
 def _probes(x: Tensor, free: Tensor, size: float) -> Iterator[Tensor]:
     """Moves along which to measure the curvature at x: each free coordinate, or a few fixed directions if there are many."""
-    few, phase = len(free) <= TUNING.probes_x, torch.arange(len(x), dtype=x.dtype, device=x.device)
-    for k in range(len(free) if few else TUNING.probes_many):
+    few, phase = len(free) <= TUNING.probes, torch.arange(len(x), dtype=x.dtype, device=x.device)
+    for k in range(min(len(free), TUNING.probes)):
         move = torch.zeros_like(x)
         if few:
             move[free[k]] = float(x[free[k]].abs()) or size  # relative to each coordinate: units do not matter
@@ -277,13 +266,12 @@ class LowerShape:
         coupling = float(torch.linalg.vector_norm(at.cross(probe)) / torch.linalg.vector_norm(probe))
         return {"f_yy": 1 / (self._lower.step or self._lower.first_step(at)), "f_xy": coupling}
 
-    def inverse(self, at: Expansion) -> Callable[[Tensor], Tensor] | None:
-        """The product of the inverse Hessian at a point with columns; None if it is unknown, or known on a face only."""
+    def hessian(self, at: Expansion) -> Tensor | None:
+        """The Hessian at a point if it is positive definite; None if it is not, unknown, or known on a face only."""
         lower, factor = self._lower, self._lower.factor
         if factor is None or factor.lower is None or not lower.faces.smooth or not lower.exact(at, factor.face):
             return None
-        triangle = factor.lower
-        return lambda columns: torch.cholesky_solve(columns, triangle)
+        return factor.lower @ factor.lower.T
 
     def model(self, at: Expansion) -> QuadraticModel | None:
         """The quadratic model of f in y around a point, if it is convex; None if it is not, or if that is unknown."""
@@ -313,13 +301,10 @@ class LowerShape:
         return factorise(self._lower.hessian(response.at, index), SmoothFace(index), self._lower.clock).definite
 
 
-SAVED_NUMBERS = ("start", "tol", "spectral", "largest", "moving", "steps", "resting", "released", "nearby", "before")
-"""The attributes of :class:`HyperDescent` that a checkpoint keeps as they are."""
-
 SINGULAR = "The lower Hessian is singular on the face of y."
 
 
-class HyperDescent:
+class HyperDescent(Saved):
     """Minimise x -> F(x, y*(x)) over X, with y* by Newton steps and its derivative by the implicit function theorem.
 
     A step takes a quasi-Newton direction and a weak Wolfe line search; where X is not a product of intervals, a projected
@@ -341,6 +326,11 @@ class HyperDescent:
         trail: the last iterates.
     """
 
+    saves = (
+        *("start", "tol", "spectral", "largest", "moving", "steps", "resting", "released", "nearby", "before"),
+        *("lower", "objective", "domain", "memory", "batch", "now", "trail", "measures", "verdict"),
+    )
+
     def __init__(
         self, oracle: Oracle, x: Variable, y: Variable, tol: float, allowed: float = math.inf, clock: Clock | None = None
     ) -> None:
@@ -351,7 +341,7 @@ class HyperDescent:
         self.lower.limit = allowed
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
         self.domain = Domain(oracle, self.flat_x)
-        self.memory = BFGS()
+        self.memory = LimitedMemory(TUNING.pairs)
         self.batch = Batch(self.lower)
         self.shape = LowerShape(self.lower)
         self.saddle_escape = SaddleEscape(self.objective, self.domain, self.memory, self.eps, self._note)
@@ -369,7 +359,7 @@ class HyperDescent:
         self.steps, self.trail = 0, Trail(self.eps)
         self.moving: int | None = None  # the number of coordinates of y that can move
         self.resting = 0  # steps in a row without progress
-        self.released = 0  # times that fixed coordinates of y were freed
+        self.released = False  # whether fixed coordinates of y were freed
         self.before: tuple[Tensor, Tensor, float] | None = None  # the stationary point before a release, and when to return
         self.measures: StationarityMeasures | None = None
 
@@ -438,7 +428,7 @@ class HyperDescent:
     def _note(self, value: HyperValue) -> None:
         if math.isfinite(value.F):
             self.largest = max(self.largest, value.size)
-            self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.sampled :]
+            self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.pairs :]
 
     def _direction(self, now: HyperValue) -> Tensor:
         """The quasi-Newton direction on the free coordinates of x; the gradient step if nothing is known of the curvature.
@@ -457,7 +447,7 @@ class HyperDescent:
         direction = self.memory.direction(now.gradient, free)
         if direction is not None and float(torch.dot(direction, now.gradient)) < 0:  # rounding may turn it uphill
             length = norm(direction)
-            return direction * min(1.0, TUNING.widest * (x_size or length) / length)
+            return direction * min(1.0, FAR * (x_size or length) / length)
         self.memory.clear()
         return torch.where(free, -plain * now.gradient, 0.0)
 
@@ -466,7 +456,7 @@ class HyperDescent:
         direction = self._direction(now)
         if self._stationary(now, direction):
             # Few pairs may miss a saddle, or a direction in another unit: measure the curvature before trusting the test.
-            explored = self._explored(now)
+            explored = len(self.memory) >= int(self._free(now).sum())
             lower = None if explored else self.saddle_escape.probe(self._resolved(now))
             if lower is not None:
                 return lower
@@ -487,29 +477,19 @@ class HyperDescent:
         move, change = new.x - now.x, new.gradient - now.gradient
         stalled = norm(move) <= self.tol * self.domain.x_size(now.x) and self.tol**2 * self.trail.scale(now) >= now.F - new.F
         self.resting = self.resting + 1 if stalled else 0
-        if self.resting > TUNING.rests:  # F no longer falls, while x jumps from one side of a kink to the other
+        if self.resting > TUNING.recent:  # F no longer falls, while x jumps from one side of a kink to the other
             return self._confirm(new, stuck=True)
         product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
         self.spectral = square / product if product > 0 else 0.0  # Barzilai and Borwein (1988)
-        self.memory.update(move, change)
-        if self.domain.x_size(new.x) > TUNING.far * max(self.domain.start_size, 1.0) or self.trail.unbounded:
+        self.memory.add(move, change)
+        if self.domain.x_size(new.x) > FAR * max(self.domain.start_size, 1.0) or self.trail.unbounded:
             self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
         return new
-
-    def _explored(self, now: HyperValue) -> bool:
-        """Whether the pairs tell the curvature along all free coordinates, which needs coordinates of similar size."""
-        sizes = now.x[self._free(now)].abs()
-        even = not len(sizes) or bool((TUNING.uneven * sizes >= sizes.max()).all())
-        return even and self.memory.count >= TUNING.explored * len(sizes)
 
     def _search(self, now: HyperValue, direction: Tensor) -> tuple[HyperValue | None, list[HyperValue]]:
         """Search along a direction, with y only as accurate as the step needs; returns the new point and all trials."""
         self.lower.accuracy = self._needed_accuracy(now)
         new, tried = line_search(self.objective, now, direction, self.domain.project, self.eps)
-        if new is not None and self._residual(new) < TUNING.blurred * new.error * self.largest:
-            # Near a solution, the error of y would hide the hypergradient of the next step.
-            self.lower.accuracy = self._needed_accuracy(new)
-            new = self._resolved(new)
         self.lower.accuracy = self.lower.tol
         for value in tried:
             self._note(value)
@@ -518,7 +498,7 @@ class HyperDescent:
     def _needed_accuracy(self, now: HyperValue) -> float:
         """The relative accuracy of y that a step needs: a small part of the relative hypergradient."""
         relative = self._residual(now) / self.largest if self.largest else 0.0
-        return max(self.lower.tol, TUNING.beyond_x * self.tol, min(TUNING.loosest, TUNING.accuracy * relative))
+        return max(self.lower.tol, TUNING.accuracy * relative)
 
     def _resolved(self, now: HyperValue) -> HyperValue:
         """The same x with y re-solved, if its error exceeds the accuracy that is asked for now."""
@@ -548,7 +528,7 @@ class HyperDescent:
 
     def _negligible(self, now: HyperValue, direction: Tensor) -> bool:
         # Near a minimum, F exceeds its least value by the square of the error of x.
-        return self._gain(now, direction) <= TUNING.negligible * max(self.tol, self.eps**TUNING.lower_power) ** 2
+        return self._gain(now, direction) <= (TUNING.beyond_tol * max(self.tol, self.eps**TIGHT)) ** 2
 
     def _confirm(self, now: HyperValue, *, stuck: bool = False, tried: Sequence[HyperValue] = ()) -> HyperValue:
         """Decide whether a point is a solution: x must be stationary, and y a strict minimum on its face.
@@ -578,7 +558,7 @@ class HyperDescent:
             self.verdict = measures.irregular(factor, regular=now.regular)
         elif stuck and not self._at_kink(now, measures):
             message = f"No step along the hypergradient lowers F, of relative size {measures.stationarity:.1e}."
-            small = measures.stationarity <= self.eps**TUNING.loose_power or self._negligible(now, self._direction(now))
+            small = measures.stationarity <= self.eps**LOOSE or self._negligible(now, self._direction(now))
             self.verdict = measures.converged() if small else Verdict(Status.FINISHED, message)
         else:
             # A zero hypergradient is not enough where y can change its face: F may fall on the other side of the kink.
@@ -604,7 +584,7 @@ class HyperDescent:
 
     def _nearby_gradients(self, now: HyperValue) -> Tensor:
         """The hypergradients of recent evaluations close to x, on its free coordinates, one in each row."""
-        reach = TUNING.near * max(self.tol, self.eps**TUNING.loose_power) * self.domain.x_size(now.x)
+        reach = max(self.tol, self.eps**LOOSE) / TUNING.beyond_tol * self.domain.x_size(now.x)
         rows = [gradient for x, gradient in self.nearby if norm(x - now.x) <= reach]
         return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
 
@@ -613,7 +593,7 @@ class HyperDescent:
         for row in self._nearby_gradients(now):
             size = norm(row)
             if size > TUNING.settled * self.largest:  # smaller ones belong to the side of x, which is stationary
-                length = self.eps**TUNING.probe_power * (self.domain.x_size(now.x) or 1.0)
+                length = self.eps**DIFFERENCE * (self.domain.x_size(now.x) or 1.0)
                 lower = self.saddle_escape.descend(now, -length / size * row, signs=(1,))
                 if lower is not None:
                     return lower
@@ -624,16 +604,16 @@ class HyperDescent:
 
         The hypergradient cannot show such a decrease: as long as y_i is fixed, the coordinate of x that fixes it has none.
         """
-        if self.released >= TUNING.rounds:
+        if self.released:  # each release may lead to hundreds of further steps
             return None
         direction = release_direction(self.lower, now, self.eps * self.largest)
         if direction is None:
             return None
-        self.released += 1
+        self.released = True
         unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))  # the root mean square of the coordinates
         gain, best, guess = self.tol * self.trail.scale(now), now, now.y
-        for exponent in range(TUNING.releases):
-            x = self.domain.project(now.x + TUNING.release * TUNING.growth**exponent * unit * direction)
+        for exponent in range(TUNING.probes):
+            x = self.domain.project(now.x + TUNING.first_step * LONGER**exponent * unit * direction)
             new = self.objective(x, guess)
             if not new.regular or now.F + gain < new.F:  # too far; an F that is merely equal may still fall beyond
                 break
@@ -641,7 +621,7 @@ class HyperDescent:
         if best is now:
             return None
         self.memory.clear()
-        self.before = now.x, now.y, self._spent + TUNING.detour * self._spent
+        self.before = now.x, now.y, self._spent + 2 * self._spent
         return best
 
     def _at_kink(self, now: HyperValue, measures: StationarityMeasures) -> bool:
@@ -663,36 +643,6 @@ class HyperDescent:
         moving = f"; f {kind}; {self.moving} of {self.flat_y.size} coordinates of y can move"
         return words if self.moving is None else words + moving
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps need, in plain tensors, numbers and text."""
-        now = self.now
-        return {
-            "numbers": {name: getattr(self, name) for name in SAVED_NUMBERS},
-            "calls": (self.objective.calls, self.objective.limit),
-            "lower": self.lower.state_dict(),
-            # A response holds a graph, which cannot be saved; the rest is computed again.
-            "now": now and {name: value for name, value in vars(now).items() if name not in ("response", "rates", "length")},
-            "memory": self.memory.state_dict(),
-            "batched": self.batch.known,
-            "start_size": self.domain.start_size,
-            "measures": self.measures and vars(self.measures),
-            "trail": vars(self.trail),
-            "verdict": self.verdict and (self.verdict.status.value, self.verdict.message),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another course was."""
-        vars(self).update(state["numbers"])
-        self.objective.calls, self.objective.limit = state["calls"]
-        self.lower.load_state_dict(state["lower"])
-        self.now = state["now"] and HyperValue(**state["now"], response=None)
-        self.memory.load_state_dict(state["memory"])
-        self.batch.known = state["batched"]
-        self.domain.start_size = state["start_size"]
-        self.measures = state["measures"] and StationarityMeasures(**state["measures"])
-        vars(self.trail).update(state["trail"])
-        self.verdict = state["verdict"] and Verdict(Status(state["verdict"][0]), state["verdict"][1])
-
 
 def refusal(problem: Problem, x: Variable, y: Variable) -> str:
     """Why implicit Newton cannot take a problem; empty if it can."""
@@ -704,10 +654,11 @@ def refusal(problem: Problem, x: Variable, y: Variable) -> str:
     return f"the faces of {unknown} are curved or unknown" if unknown else ""
 
 
-class ImplicitNewtonRun:
+class ImplicitNewtonRun(Saved):
     """Runs the descent alone: its first stationary point is the answer, and nothing is verified."""
 
     engine = EngineKind.IMPLICIT_NEWTON.value
+    saves = ("descent",)
 
     def __init__(self, descent: HyperDescent) -> None:
         self.descent = descent
@@ -726,14 +677,6 @@ class ImplicitNewtonRun:
         """The number of steps, the kind of f, the time, and the accuracy."""
         lines = {"course": str(self.descent), "time": str(self.descent.clock)}
         return lines if self.descent.measures is None else lines | {"accuracy": str(self.descent.measures)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps need, in plain tensors, numbers and text."""
-        return self.descent.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another run was."""
-        self.descent.load_state_dict(state)
 
 
 @dataclass(frozen=True, kw_only=True)

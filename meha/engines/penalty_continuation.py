@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor
 
-from meha.engines.attempt import EngineKind, Result, Start, plain, restored
+from meha.engines.attempt import EngineKind, Result, Start
 from meha.engines.base import Engine, EngineState, unverified
 from meha.engines.tuning import TUNING
 from meha.lower.curvature import Curvatures, balance, flatten, probe
@@ -20,9 +20,12 @@ from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint, Penalt
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.extrapolation import richardson
-from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent, vector_norm
+from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
+from meha.numerics.tolerances import FAR, TIGHT
 from meha.problem.oracle import Oracle
+from meha.tensors.state import Saved, pack, unpack
 from meha.tensors.variables import Variable
+from meha.tensors.vectors import vector_norm
 
 
 @dataclass(eq=False)
@@ -32,14 +35,13 @@ class Sizes:
     Attributes:
         tol: the relative accuracy asked for, or the finest that the precision allows.
         simple: whether there is no x, so that the accuracy of y counts.
-        x_largest, y_largest: the largest sizes of x and y in stages where the lower level dominates.
+        y_largest: the largest size of y in stages where the lower level dominates.
     """
 
     x0: Tensor
     y0: Tensor
     tol: float
     simple: bool
-    x_largest: float = 0.0
     y_largest: float = 0.0
 
     @property
@@ -55,16 +57,11 @@ class Sizes:
         """The size of y, or its distance from the start where that is larger."""
         return max(vector_norm(y), vector_norm(y - self.y0)) or 1.0
 
-    def note(self, x: Tensor, y: Tensor, theta: Tensor) -> None:
-        """Update the largest sizes."""
-        self.x_largest = max(self.x_largest, self.x_size(x))
-        self.y_largest = max(self.y_largest, self.y_size(y), self.y_size(theta))
-
     @classmethod
     def of(cls, levels: FlatProblem, tol: float) -> Sizes:
         """The sizes of the present point."""
         # With rounding errors eps c and the extrapolation error 1/c^2, no c gives more than eps^(2/3).
-        tol = max(tol, TUNING.least_tol * levels.eps**TUNING.least_tol_power)
+        tol = max(tol, TUNING.within_noise * levels.eps**TIGHT)
         return cls(flatten(levels.x), flatten(levels.y), tol, levels.oracle.problem._without_x)
 
 
@@ -118,36 +115,17 @@ def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
             raise ValueError(f"{level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
     curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=TUNING.probes)
     F_xx, F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_xx", "F_yy", "f_yy", "f_xy"))
-    slope, f_slope = vector_norm(F_y), vector_norm(lower.gradient)
-    if F_yy and f_yy:
-        in_y = F_yy / f_yy
-    elif f_yy and slope:  # F is linear: it shall move y by as much as y0 is away from the lower solution
-        apart = max(vector_norm(_rough_solution(levels, y0).z - y0), vector_norm(y0))
-        in_y = slope / (f_yy * apart or f_yy)
-    else:  # f is linear
-        in_y = slope / f_slope if slope and f_slope else 1.0
+    slope, f_slope = vector_norm(F_y), max(vector_norm(lower.gradient), f_yy * vector_norm(y0)) or f_yy
+    # Where F or f is linear, F shall move y by as much as f does, or by the size of y.
+    linear = slope / f_slope if slope and f_slope else 1.0
+    in_y = F_yy / f_yy if F_yy and f_yy else linear
     in_both = min(in_y, balance(F_xx, F_yy, f_yy, f_xy))
-    starts = (TUNING.upper_first * in_both, TUNING.lower_first * in_y)[: 2 if both_starts else 1]
+    starts = (in_both / TUNING.first_c, TUNING.first_c * in_y)[: 2 if both_starts else 1]
     scales = Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
     if levels.oracle.response_term.vanishes:  # the start decides which solution is meant: F must not move y to another basin
-        scales.starts, scales.proximal = (TUNING.lower_first * in_y,), TUNING.proximal * (f_yy or 1.0)
-        scales.tol = max(sizes.tol, levels.eps**TUNING.least_tol_proximal_power)
+        scales.starts, scales.proximal = (TUNING.first_c * in_y,), TUNING.small * (f_yy or 1.0)
+        scales.tol = max(sizes.tol, math.sqrt(levels.eps**0.5))  # the error falls with the root of c
     return scales
-
-
-def _rough_solution(levels: FlatProblem, y: Tensor) -> LowerPoint:
-    """Solve the lower level roughly; the caller needs only the order of magnitude of its distance from y."""
-    descent = levels.descent(levels.lower, LimitedMemory(TUNING.rough_pairs), 1 / levels.curvatures["f_yy"])
-    point = descent.evaluate(y)
-    first = vector_norm(descent.residual(point).r)
-    for _ in range(TUNING.rough_steps):
-        if vector_norm(descent.residual(point).r) <= TUNING.rough_reduction * first:
-            break
-        new = descent.step(point, *descent.direction(point))
-        if new is None:
-            break
-        point = new
-    return point
 
 
 class PenaltyStage(NamedTuple):
@@ -179,46 +157,27 @@ class PenaltyStage(NamedTuple):
     bias_F: float = math.inf
 
 
-def stage_accuracy(stages: Sequence[PenaltyStage], scales: Scales) -> float:
-    """The relative accuracy in x of the next stage: finer as the changes of x shrink."""
-    moved = 1.0
-    if len(stages) >= 2:
-        moved = vector_norm(stages[-1].x - stages[-2].x) / scales.x_size(stages[-1].x)
-    return min(
-        max(TUNING.stage_accuracy * moved**TUNING.stage_accuracy_power, TUNING.last_accuracy * scales.tol),
-        TUNING.first_stage_accuracy,
-    )
-
-
 def extrapolate_stages(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
     """The limits of x and y as c grows to infinity; None if the stages do not show them.
 
     With a non-degenerate lower level, x(c) = x + a / c + b / c^2 + ..., so Richardson's rule in 1/c removes the error a / c,
-    and applied twice also b / c^2. Where the lower level is degenerate, another power of c appears: changes still shrink by a
-    steady factor, and the geometric series is summed (as in Aitken's rule).
+    and applied twice also b / c^2.
     """
-    both = xs, ys
-    changes = [[vector_norm(b - a) for a, b in itertools.pairwise(points[-4:])] for points in both]
-    if len(xs) <= 2:
+    both = xs[-4:], ys[-4:]
+    shrink = [
+        all(vector_norm(z[i] - z[i - 1]) <= 2 / TUNING.ratio * vector_norm(z[i - 1] - z[i - 2]) for z in both)
+        for i in range(2, len(both[0]))
+    ]
+    if not shrink or not shrink[-1]:
         return None
-    many = len(changes[0]) > 2
-    if all(sizes[-1] <= TUNING.shrinking * sizes[-2] for sizes in changes):
-        first = [richardson(points[-1], points[-2], TUNING.ratio) for points in both]
-        if many and all(sizes[-2] <= TUNING.shrinking * sizes[-3] for sizes in changes):
-            before = [richardson(points[-2], points[-3], TUNING.ratio) for points in both]
-            # Taken only where it changes the first order little: early stages are no power series in 1/c yet.
-            second = [richardson(new, old, TUNING.ratio**2) for new, old in zip(first, before, strict=True)]
-            if all(vector_norm(b - a) <= 0.5 * vector_norm(a - old) for a, b, old in zip(first, second, before, strict=True)):
-                return second[0], second[1]
-        return first[0], first[1]
-    if not many or not all(sizes[-2] and sizes[-3] for sizes in changes):
-        return None
-    factors = [sizes[-1] / sizes[-2] for sizes in changes]
-    for factor, sizes in zip(factors, changes, strict=True):
-        if factor > TUNING.steady or abs(factor - sizes[-2] / sizes[-3]) > TUNING.unsteady * factor:
-            return None
-    x, y = (z[-1] + (z[-1] - z[-2]) * (factor / (1 - factor)) for z, factor in zip(both, factors, strict=True))
-    return x, y
+    first = [richardson(z[-1], z[-2], TUNING.ratio) for z in both]
+    if len(shrink) > 1 and shrink[-2]:
+        before = [richardson(z[-2], z[-3], TUNING.ratio) for z in both]
+        second = [richardson(new, old, TUNING.ratio**2) for new, old in zip(first, before, strict=True)]
+        # Taken only where it changes the first order little: early stages are no power series in 1/c yet.
+        if all(vector_norm(b - a) <= 0.5 * vector_norm(a - old) for a, b, old in zip(first, second, before, strict=True)):
+            first = second
+    return first[0], first[1]
 
 
 def compare_stages(stage: PenaltyStage, last: PenaltyStage, scales: Scales, spread: float) -> PenaltyStage:
@@ -239,31 +198,24 @@ def stage_verdict(stages: Sequence[PenaltyStage], scales: Scales, spread: float)
     """The verdict if a pass ends with the last stage; None if it goes on. Only solved stages are evidence."""
     stage, tol = stages[-1], scales.tol
     name, bias = scales.name, f"{stage.bias_x:.1e}"
-    close = 2 * stage.c * stage.gap <= TUNING.closed * spread  # for a quadratic f, F rises by 2 c gap when y moves to theta
-    if scales.balance / stage.c < TUNING.may_end_below and stage.apart <= TUNING.joined and close:
+    close = 2 * stage.c * stage.gap <= TUNING.small * spread  # for a quadratic f, F rises by 2 c gap when y moves to theta
+    if scales.balance / stage.c < TUNING.small and stage.apart <= TUNING.near and close:
         solved = all(recent.solved for recent in stages[-2:])
-        if solved and stage.bias_x <= tol and stage.bias_y <= TUNING.y_tol * tol:
+        if solved and stage.bias_x <= tol and stage.bias_y <= tol / TUNING.small:  # the lower level determines y less well
             return Verdict(
                 Status.CONVERGED, f"{name}, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e})."
             )
-        if solved and all(_F_is_steady(recent, tol) for recent in stages[-TUNING.F_rest_stages :]):
+        if solved and all(recent.bias_F <= tol**2 for recent in stages[-2:]):  # F is quadratic near a solution
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
             return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
-        if scales.growth * stage.blur > TUNING.blurred:  # rounding would spoil the gradients of the next stage
+        if scales.growth * stage.blur > TUNING.small:  # rounding would spoil the gradients of the next stage
             message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
-    if len(stages) >= TUNING.max_stages or stage.c > TUNING.largest_c * scales.balance:
+    if stage.c > TUNING.largest_c * scales.balance:
         unsolved = "" if stage.solved else ", of which the last was not solved"
         message = f"{name} is accurate to about {bias} after {len(stages)} stages{unsolved}."
         return Verdict(Status.FINISHED, f"{message} Ask for less accuracy (tol), or inspect the problem with meha.check.")
     return None
-
-
-def _F_is_steady(stage: PenaltyStage, tol: float) -> bool:
-    """Whether F changed so little in a stage that further stages are of no use."""
-    # While x still changes much, a steady F means that F does not depend on it.
-    flat = stage.bias_F <= tol and stage.bias_x > TUNING.unsettled
-    return flat or stage.bias_F <= TUNING.F_rest * tol**TUNING.F_rest_power
 
 
 @dataclass(eq=False, kw_only=True)
@@ -288,7 +240,7 @@ class EnvelopePoint(EvaluatedPoint):
     blur: float = math.nan
 
 
-class LowerSolve(Generic[PointT]):
+class LowerSolve(Saved, Generic[PointT]):
     """Minimises F/c + f + g over y, or f + g (c infinite), with warm starts as x and c change.
 
     Args:
@@ -300,15 +252,22 @@ class LowerSolve(Generic[PointT]):
         solved: whether the last solve reduced the residual to the size of the force.
     """
 
-    def __init__(self, levels: FlatProblem, scales: Scales, evaluate: Callable[[Tensor, float], PointT]) -> None:
+    saves = ("c", "t", "force", "solved", "pairs")
+
+    def __init__(self, levels: FlatProblem, scales: Scales, c: float, evaluate: Callable[[Tensor, float], PointT]) -> None:
         self.levels, self.scales, self.evaluate = levels, scales, evaluate
-        self.pairs = LimitedMemory.sized(TUNING.composite_pairs if levels.composite else TUNING.pairs, len(scales.y0))
+        self.pairs = LimitedMemory.sized(TUNING.pairs, len(scales.y0))
         self.force, self.solved = 0.0, False
+        self.enter(c)
+
+    @property
+    def curvature(self) -> float:
+        """That of F/c + f in y."""
+        return self.scales.curvatures["F_yy"] / self.c + self.scales.curvatures["f_yy"]
 
     def enter(self, c: float) -> None:
         """Set the penalty of a new stage."""
         self.c, rho = c, self.levels.oracle.problem.g.rho
-        self.curvature = self.scales.curvatures["F_yy"] / c + self.scales.curvatures["f_yy"]
         self.t = min(1 / (self.curvature or 1.0), 0.5 / rho if rho else math.inf)  # prox has one value below 1 / rho
         self.pairs.reweigh(1 / c)  # pairs keep the parts of F and f apart, so they stay exact
 
@@ -320,23 +279,19 @@ class LowerSolve(Generic[PointT]):
         if not point.finite:
             return point
         smallest, idle, cleared, start = math.inf, 0, False, max(scales.y_size(z), scales.y_size(other))
-        # A steep start must not throw the first plain step over several basins; the last term is for a zero gradient.
-        descent.t = min(descent.t, TUNING.leap * start / (vector_norm(point.gradient) or math.inf) or descent.t)
         for _ in range(TUNING.inner_steps):
             if point.upper is not None:  # F/c + f + g; a solve for theta gets the force of y from its caller
-                self.force = max(vector_norm(point.upper), TUNING.least_force * scales.tol * scales.slope) / self.c
+                self.force = max(vector_norm(point.upper), TUNING.near * scales.tol * scales.slope) / self.c
             d, remembered = descent.direction(point)
             r = descent.residual(point).r
             residual, length, here = vector_norm(r), vector_norm(d), vector_norm(point.z)
-            enough = eps * max(vector_norm(point.z - other), TUNING.least_distance * scales.tol * scales.y_size(point.z))
+            enough = eps * max(vector_norm(point.z - other), TUNING.near * scales.tol * scales.y_size(point.z))
             if (residual <= eps * self.force and length <= enough) or residual <= 2 * rounding * self.curvature * here:
                 break
             idle = 0 if residual < 0.5 * smallest else idle + 1
             smallest = min(smallest, residual)
             nothing = -float(r @ d) <= TUNING.within_noise * point.noise
             if idle >= TUNING.patience and (nothing or length <= rounding**0.5 * here):  # values cannot tell such steps apart
-                break
-            if length <= TUNING.within_rounding * rounding * here:
                 break
             new = descent.step(point, d, remembered)
             if new is None:
@@ -346,24 +301,14 @@ class LowerSolve(Generic[PointT]):
                 cleared = True
                 continue
             point, cleared = new, False
-            if vector_norm(point.z) > TUNING.far * max(start, scales.y_largest):
+            if vector_norm(point.z) > FAR * max(start, scales.y_largest):
                 return replace(point, smooth=-math.inf)  # no minimum: the infinite value tells the caller
         self.solved = vector_norm(descent.residual(point).r) <= TUNING.solved * max(self.force, scales.tol * scales.slope)
         self.t = descent.t
         return point
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next solve depends on."""
-        return {"c": self.c, "t": self.t, "force": self.force, "solved": self.solved, "pairs": self.pairs.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another solve was."""
-        self.enter(state["c"])
-        self.t, self.force, self.solved = state["t"], state["force"], state["solved"]
-        self.pairs.load_state_dict(state["pairs"])
-
-
-class PenaltyEnvelope:
+class PenaltyEnvelope(Saved):
     """Evaluates Phi_c as a function of x, with the solves in y and theta that it needs, to the accuracy ``eps``.
 
     The value function is the least over all known basins, v = min_i v_i, which has a kink where two basins are equally low. It
@@ -378,26 +323,33 @@ class PenaltyEnvelope:
 
     Attributes:
         weights: p, one for each basin; the first is the one of y.
-        kappa: the part of the range of F over which the minimum is smoothed.
+        kappa: the range of F over which the minimum is smoothed.
     """
 
-    def __init__(self, levels: FlatProblem, scales: Scales) -> None:
-        self.levels, self.scales = levels, scales
-        self.solve_y = LowerSolve(levels, scales, levels.penalty)
-        self.solve_thetas = [self._new()]
-        self.weights, self.kappa = [1.0], 0.0
+    saves = ("c", "eps", "weights", "kappa", "solve_y", "solve_thetas")
 
-    def _new(self) -> LowerSolve[LowerPoint]:
-        return LowerSolve(self.levels, self.scales, lambda theta, weight: self.levels.lower(theta))
+    def __init__(self, levels: FlatProblem, scales: Scales, c: float) -> None:
+        self.levels, self.scales, self.c = levels, scales, c
+        self.solve_y, self.solve_thetas = self._solve_y(), [self._solve_theta()]
+        self.weights, self.kappa, self.eps = [1.0], 0.0, 1.0
+
+    def _solve_y(self) -> LowerSolve[PenaltyPoint]:
+        return LowerSolve(self.levels, self.scales, self.c, self.levels.penalty)
+
+    def _solve_theta(self) -> LowerSolve[LowerPoint]:
+        return LowerSolve(self.levels, self.scales, math.inf, lambda theta, weight: self.levels.lower(theta))
 
     def enter(self, c: float, eps: float) -> None:
         """Set the penalty and the accuracy of a new stage."""
         self.c, self.eps = c, eps
-        if self.scales.proximal:
-            self.levels.oracle.response_term.weight = self.scales.tie(c)
+        self._tie()
         self.solve_y.enter(c)
         for solve in self.solve_thetas:
             solve.enter(math.inf)  # theta minimises f + g alone
+
+    def _tie(self) -> None:
+        if self.scales.proximal:
+            self.levels.oracle.response_term.weight = self.scales.tie(self.c)
 
     def choose(self, kept: Sequence[int]) -> None:
         """Keep some of the basins, in this order."""
@@ -406,10 +358,9 @@ class PenaltyEnvelope:
 
     def extend(self, n: int) -> None:
         """Add solvers and weights for further basins, up to ``n`` in all."""
-        while len(self.solve_thetas) < n:
-            self.solve_thetas.append(self._new())
-            self.solve_thetas[-1].enter(math.inf)
-        self.reweigh([*self.weights, *[TUNING.new_weight] * (n - len(self.weights))])
+        new = n - len(self.weights)
+        self.solve_thetas += [self._solve_theta() for _ in range(new)]
+        self.reweigh([*self.weights, *[TUNING.small] * new])
 
     def reweigh(self, weights: Sequence[float]) -> None:
         """Set the weights of all basins; the first gets what the others leave."""
@@ -419,24 +370,15 @@ class PenaltyEnvelope:
         first = max(1 - sum(others), least)
         self.weights = [weight / (first + sum(others)) for weight in (first, *others)]
 
-    def lower(self, theta: Tensor, other: Tensor, basin: int = 0) -> LowerPoint:
-        """Solve the lower level in a basin at the present x."""
-        solve = self.solve_thetas[basin]
+    def lower(self, theta: Tensor, other: Tensor, solve: LowerSolve[LowerPoint] | None = None) -> LowerPoint:
+        """Solve the lower level from theta at the present x; without a solver of its basin, with a memory of its own."""
+        solve = solve or self._solve_theta()
         solve.force = self.solve_y.force
         return solve(theta, other, self.eps)
 
-    def solve_elsewhere(self, theta: Tensor) -> LowerPoint:
-        """Solve the lower level from another point, with a memory of its own."""
-        solve = self._new()
-        solve.enter(math.inf)
-        solve.force = self.solve_y.force
-        return solve(theta, theta, self.eps)
-
     def branch(self, theta: Tensor) -> PenaltyPoint:
         """Minimise F + c (f + g) from the theta of another basin, with a memory of its own."""
-        solve = LowerSolve(self.levels, self.scales, self.levels.penalty)
-        solve.enter(self.c)
-        return solve(theta, theta, self.eps)
+        return self._solve_y()(theta, theta, self.eps)
 
     def __call__(self, x: Tensor, y: Tensor, thetas: Sequence[Tensor], far: float) -> EnvelopePoint:
         """Evaluate Phi_c at x, with solves that start at y and the thetas; NaN where one fails, or x is larger than ``far``."""
@@ -448,49 +390,45 @@ class PenaltyEnvelope:
         if not at_y.finite:
             return failed
         y, F, F_x, phi = at_y.z, at_y.F, at_y.F_x, at_y.f + at_y.nonsmooth
-        ends = [self.lower(thetas[0], y)]
+        ends = [self.lower(theta, y, solve) for theta, solve in zip(thetas, self.solve_thetas, strict=True)]
         if not ends[0].value <= phi + ends[0].noise:  # theta is in a higher basin than y: start it at y, whose gap is >= 0 then
-            ends = [self.lower(y, y)]
-        ends += [self.lower(theta, y, i) for i, theta in enumerate(thetas) if i]
+            ends[0] = self.lower(y, y, self.solve_thetas[0])
         if not all(end.finite for end in ends):
             return failed
         c, least = self.c, min(ends, key=lambda end: end.value)
         shares, smooth = self._shares([end.value - least.value for end in ends])
         # Danskin's theorem: y and theta are minimizers, so only the partial derivatives in x count.
-        pull = c * sum(
-            (share * self.levels.pull(at_y, end) for share, end in zip(shares, ends, strict=True) if share), torch.zeros_like(x)
+        pulls = [self.levels.pull(at_y, end) for end in ends]
+        pull = c * sum((share * part for share, part in zip(shares, pulls, strict=True)), torch.zeros_like(x))
+        gap = phi - least.value
+        return EnvelopePoint(
+            x,
+            F + c * (gap - smooth),
+            F_x + pull,
+            noise=c * (at_y.noise + least.noise) + self.eps**2 * c * abs(gap),  # values at minimizers err by the square of eps
+            y=y,
+            thetas=[end.z for end in ends],
+            shares=shares,
+            F=F,
+            phi=phi,
+            gap=gap,
+            slope=vector_norm(F_x) + vector_norm(c * pulls[0]),
+            blur=2 * self.levels.eps * c * (vector_norm(least.f_x) + self.scales.curvatures["f_xy"] * vector_norm(y)),
         )
-        gap, slope = phi - least.value, vector_norm(F_x) + vector_norm(c * self.levels.pull(at_y, ends[0]))
-        noise = c * (at_y.noise + least.noise) + self.eps**2 * c * abs(gap)  # values at minimizers err by the square of eps
-        blur = 2 * self.levels.eps * c * (vector_norm(least.f_x) + self.scales.curvatures["f_xy"] * vector_norm(y))
-        value = F + c * (gap - smooth)
-        point = EnvelopePoint(x, value, F_x + pull, noise=noise, y=y, thetas=[end.z for end in ends], shares=shares)
-        point.F, point.phi, point.gap, point.slope, point.blur = F, phi, gap, slope, blur
-        return point
 
     def _shares(self, heights: Sequence[float]) -> tuple[list[float], float]:
         """The shares of basins of these heights above the lowest, and by how much the smoothed minimum differs from it."""
         if len(heights) == 1:
             return [1.0], 0.0
-        mu = self.kappa / self.c  # c (v_i - v) is then compared with a part of the range of F
+        mu = self.kappa / self.c  # c (v_i - v) is then compared with the range of F
         parts = [p * (math.exp(-h / mu) if mu else float(h <= 0)) for p, h in zip(self.weights, heights, strict=True)]
         return [part / sum(parts) for part in parts], -mu * math.log(sum(parts))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next evaluation depends on."""
-        thetas = [solve.state_dict() for solve in self.solve_thetas]
-        own = {"c": self.c, "eps": self.eps, "weights": self.weights, "kappa": self.kappa}
-        return own | {"solve_y": self.solve_y.state_dict(), "solve_thetas": thetas}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another envelope was."""
-        self.c, self.eps, self.weights, self.kappa = (state[name] for name in ("c", "eps", "weights", "kappa"))
-        if self.scales.proximal:
-            self.levels.oracle.response_term.weight = self.scales.tie(self.c)
-        self.solve_y.load_state_dict(state["solve_y"])
-        self.solve_thetas = [self._new() for _ in state["solve_thetas"]]
-        for solve, saved in zip(self.solve_thetas, state["solve_thetas"], strict=True):
-            solve.load_state_dict(saved)
+        self.solve_thetas = [self._solve_theta() for _ in state["solve_thetas"]]  # as many as restore themselves in place
+        super().load_state_dict(state)
+        self._tie()
 
 
 class StageEvaluation(NamedTuple):
@@ -507,7 +445,7 @@ class StageEvaluation(NamedTuple):
         return self.highest - self.lowest
 
 
-class PenaltyPass:
+class PenaltyPass(Saved):
     """One pass of the penalty continuation: minimise Phi_c over X in stages of growing c; ``result`` is set at the end.
 
     Args:
@@ -527,32 +465,18 @@ class PenaltyPass:
         end: the gradients of f, counted from the start of the run, at which the budget of the pass ends.
     """
 
-    PLAIN = (
-        "x",
-        "y",
-        "thetas",
-        "inactive_basins",
-        "t",
-        "weight",
-        "tau",
-        "steps",
-        "failures",
-        "passed",
-        "widest",
-        "end",
-        "allowed",
-        "first",
-        "name",
+    saves = (
+        *("x", "y", "thetas", "inactive_basins", "t", "weight", "tau", "steps", "failures", "passed", "widest", "end"),
+        *("allowed", "first", "name", "seen", "origin", "stages", "point", "pairs", "envelope", "result"),
     )
 
     def __init__(self, levels: FlatProblem, scales: Scales, start: Start, allowed: int) -> None:
         self.levels, self.scales, self.name, self.first, self.allowed = levels, scales, start.name, start.c, allowed
         self.x, self.y, self.t, self.weight, self.seen = start.x, start.y, 0.0, math.inf, StageEvaluation()
         self.thetas, self.inactive_basins = [start.y, *start.others[: TUNING.basins]], start.others[TUNING.basins :]
-        self.envelope = PenaltyEnvelope(levels, scales)
-        self.passed, self.widest = 0, 0.0
-        # Damped, because Phi is almost flat along some x: without added curvature, steps there would be huge.
-        self.pairs = LimitedMemory.sized(TUNING.outer_pairs, len(self.x), TUNING.damping)
+        self.envelope = PenaltyEnvelope(levels, scales, start.c)
+        self.passed, self.widest = 0, scales.x_size(start.x)
+        self.pairs = LimitedMemory.sized(TUNING.few_pairs, len(self.x))
         self.stages: list[PenaltyStage] = []
         self.end = levels.spent + allowed
         self.result: Result | None = None
@@ -565,10 +489,14 @@ class PenaltyPass:
         seen = self.seen._replace(slope=0.5 * self.seen.slope, span=0.5 * self.seen.span)
         if before >= 1 > self.weight and self.stages:  # before the balance, y is no lower solution
             seen = seen._replace(lowest=self.stages[-1].F, highest=self.stages[-1].F)
-        self.tau = stage_accuracy(self.stages, self.scales) if self.weight < 1 else TUNING.first_stage_accuracy
-        self.envelope.enter(c, min(TUNING.coarsest_solve, max(self.tau, TUNING.finest_solve_first)))
+        moved = 1.0  # as the changes of x shrink, stages become more accurate, and faster, since extrapolation amplifies errors
+        if self.weight < 1 and len(self.stages) >= 2:
+            last = self.stages[-1].x
+            moved = min(1.0, vector_norm(last - self.stages[-2].x) / self.scales.x_size(last))
+        self.tau = max(TUNING.stage_accuracy * moved**2, TUNING.small * self.scales.tol)
+        self.envelope.enter(c, max(self.tau, TUNING.finest_solve))
         self.envelope.extend(len(self.thetas))
-        self.envelope.kappa = TUNING.smoothing * max(seen.spread, seen.span, 0.0)
+        self.envelope.kappa = max(seen.spread, seen.span, 0.0)
         self.thetas = [self._displaced_theta(), *self.thetas[1:]]
         self.seen, self.origin = seen, (self.x, self.y, seen)
         self.point: EnvelopePoint | None = None
@@ -580,13 +508,13 @@ class PenaltyPass:
             return self.y
         generator = torch.Generator().manual_seed(self.passed + len(self.stages))  # the same in a resumed run
         d = torch.randn(len(self.y), generator=generator, dtype=torch.float64, device="cpu").to(self.y)
-        far = max(TUNING.displaced_least * self.scales.y_size(self.y), TUNING.displaced * vector_norm(self.y - self.thetas[0]))
+        far = max(self.scales.tol * self.scales.y_size(self.y), TUNING.near * vector_norm(self.y - self.thetas[0]))
         return self.levels.inside(self.y + far / vector_norm(d) * d)
 
     def step(self) -> dict[str, float]:
         """Take a step in x, or end the stage; returns the numbers before it."""
         try:
-            with self.levels.until(self.end - TUNING.reserve * self.allowed):  # the last lower solve needs gradients, too
+            with self.levels.until(self.end - TUNING.small * self.allowed):  # the last lower solve needs gradients, too
                 return self._step()
         except BudgetError:
             last = self.stages[-1] if self.stages else None
@@ -610,11 +538,11 @@ class PenaltyPass:
         self._accept(point)
         change = abs(point.F - self.stages[-1].F) if self.stages else 0.0
         seen = self.seen = self.seen._replace(slope=max(self.seen.slope, point.slope), span=max(self.seen.span, change))
-        scale, span = scales.x_size(point.z), seen.span or abs(point.value) or 1.0
+        scale = scales.x_size(point.z)
         self.widest = max(self.widest, scale)
-        longest = 0.5 * max(1.0, TUNING.stride * self.widest / scale)  # x may cross zero, where its size is none
+        longest = 0.5 * max(1.0, TUNING.small * self.widest / scale)  # x may cross zero, where its size is none
         reach = scale / (vector_norm(point.gradient) or 1.0)
-        t = min(self.t, longest * reach) if self.t else TUNING.first_step * reach
+        t = min(self.t, longest * reach) if self.t else TUNING.near * reach
         project = self.levels.project if self.levels.constrained else None
         descent = QuasiNewtonDescent(
             self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1, clock=self.levels.clock
@@ -622,42 +550,37 @@ class PenaltyPass:
         d, remembered = descent.direction(point)
         residual, length = vector_norm(descent.residual(point).r), vector_norm(d) / scale
         # A direction may be short because the memory is wrong, so the gradient must have fallen as well.
-        small = length <= tau or -float(point.gradient @ d) <= TUNING.negligible * tau**2 * span
-        done = small and residual <= TUNING.stationary * seen.slope
-        done = done or residual <= max(TUNING.negligible * tau**2 * seen.slope, point.blur)
-
-        early = self.weight >= TUNING.lower_shapes_below
-        enough = self.failures >= TUNING.max_failures or self.steps >= (TUNING.early_steps if early else TUNING.late_steps)
-        if not done and not enough:
+        done = length <= tau and residual <= TUNING.small * seen.slope
+        done = done or residual <= max(TUNING.near * tau**2 * seen.slope, point.blur)
+        early, origin = self.weight >= 1, self.origin[0]  # F still shapes the stage, whose solution matters little
+        if done or self.failures >= TUNING.patience or self.steps >= (TUNING.early_steps if early else TUNING.late_steps):
+            if not done and early and TUNING.near * vector_norm(self.x - origin) > scales.x_size(origin):
+                self._abandon_stage()  # it went so far that no solution is nearby
+            else:
+                self._end_stage(point, residual, length, done)
+        else:
             self.steps += 1
             # As the gradient falls, y and theta must become more accurate, for Phi_c to show the decrease.
-            envelope.eps = min(
-                envelope.eps, max(TUNING.finest_solve_after_step, TUNING.in_step * min(1.0, residual / seen.slope))
-            )
+            envelope.eps = min(envelope.eps, max(TUNING.finest_solve, TUNING.small * min(1.0, residual / seen.slope)))
             self._move(descent, point, descent.step(point, d, remembered, min(1.0, longest / length)))
-        elif not done and early and vector_norm(self.x - self.origin[0]) > TUNING.wandered * scales.x_size(self.origin[0]):
-            self._abandon_stage()
-        else:
-            self._end_stage(point, residual, length, done)
         return {"upper": point.F, "lower": point.phi, "gap": point.gap, "residual": residual, "c": c}
 
     def _phi(self, x: Tensor) -> EnvelopePoint:
-        far = TUNING.far * max(self.scales.x_size(self.origin[0]), self.scales.x_largest)
-        point = self.envelope(x, self.y, self.thetas, far)
+        point = self.envelope(x, self.y, self.thetas, FAR * self.widest)
         lowest, highest = min(self.seen.lowest, point.F), max(self.seen.highest, point.F)  # NaN changes nothing
         self.seen = self.seen._replace(lowest=lowest, highest=highest)
         return point
 
     def _accept(self, point: EnvelopePoint) -> None:
         self.point, self.x, self.y, self.thetas = point, point.z, point.y, point.thetas  # warm starts of the next solves
-        if self.weight < TUNING.lower_shapes_below:
-            self.scales.note(self.x, self.y, self.thetas[0])
+        if self.weight < 1:  # before, y is no lower solution
+            self.scales.y_largest = max(self.scales.y_largest, *map(self.scales.y_size, (self.y, self.thetas[0])))
 
     def _move(self, descent: QuasiNewtonDescent[EnvelopePoint], point: EnvelopePoint, new: EnvelopePoint | None) -> None:
         """Accept a new point; without one, solve y and theta more accurately, then also clear the memory."""
         if new is None:
             self.failures, self.point = self.failures + 1, None
-            self.envelope.eps = max(TUNING.retry * self.envelope.eps, TUNING.finest_solve_after_failure)
+            self.envelope.eps = max(TUNING.small * self.envelope.eps, TUNING.finest_solve)
             if self.failures > 1:
                 self.pairs.clear()
         else:
@@ -696,19 +619,20 @@ class PenaltyPass:
         if (len(self.thetas) > 1 or self.inactive_basins) and self._select_basins(point.phi - point.gap):
             return self._begin_stage(c)  # the value function was wrong: an inactive basin is lower
         self.envelope.reweigh([weight / scales.growth for weight in self.envelope.weights])
-        moved = self._change_basin(point, stage)
+        # Within one basin, the gap falls as 1/c^2: y may be in another one than its theta, or on a maximum of f.
+        left = self.weight < 1 and bool(self.stages) and stage.gap > self.stages[-1].gap / TUNING.ratio
+        moved = self._change_basin(point, left)
         self.stages.append(stage)
         end = None if moved else stage_verdict(self.stages, scales, self.seen.spread)
         if end is not None:
             return self._close(limit_x, limit_y, end)
-        border = max(point.shares[1:], default=0.0) > TUNING.borderline * self.weight  # another basin has a multiplier
-        if (len(self.thetas) > 1 and apart > TUNING.joined) or self._left_basin(stage, self.stages[:-1]):
+        if left or (len(self.thetas) > 1 and apart > TUNING.near):
             # Theta starts beside y in the next stage, and would lose a basin that y has left.
             self.inactive_basins = [*self.inactive_basins, self.thetas[0]]
         if moved:  # stages of another basin have another limit
             self.passed += len(self.stages)
             self.stages = []
-        elif limits is not None and not border:  # predict: the error a / c of the next solution is smaller by the ratio
+        elif limits is not None:  # predict: the error a / c of the next solution is smaller by the ratio
             self.x = levels.project(limit_x + (x - limit_x) / TUNING.ratio)
             if not levels.composite:  # a predicted y would leave the kinks of g
                 self.y = levels.inside(limit_y + (y - limit_y) / TUNING.ratio)
@@ -720,64 +644,54 @@ class PenaltyPass:
         Returns:
             Whether an inactive basin turned out to be lower than ``least``, the lowest of the active ones.
         """
-        scales, known = self.scales, [*self.thetas[1:], *self.inactive_basins]
-        ends = [
-            self.envelope.lower(theta, theta, i) if i < len(self.thetas) else self.envelope.solve_elsewhere(theta)
-            for i, theta in enumerate(known, 1)
-        ]
-        order = sorted((i for i, end in enumerate(ends) if end.finite), key=lambda i: ends[i].value)
+        followed, known = len(self.thetas) - 1, [*self.thetas[1:], *self.inactive_basins]
+        solves = itertools.chain(self.envelope.solve_thetas[1:], itertools.repeat(None))
+        ends = [self.envelope.lower(theta, theta, solve) for theta, solve in zip(known, solves, strict=False)]
         kept: list[int] = []
-        for i in order:  # basins merge as x moves: each minimizer counts once
-            others = [self.thetas[0], *(ends[j].z for j in kept)]
-            if all(vector_norm(ends[i].z - other) > TUNING.merged * scales.y_size(other) for other in others):
+        for i in sorted((i for i, end in enumerate(ends) if end.finite), key=lambda i: ends[i].value):
+            others = [self.thetas[0], *(ends[j].z for j in kept)]  # basins merge as x moves: each minimizer counts once
+            if all(vector_norm(ends[i].z - other) > TUNING.same * self.scales.y_size(other) for other in others):
                 kept.append(i)
-        active, inactive = kept[: TUNING.basins], kept[TUNING.basins :]
-        n = len(self.thetas) - 1
-        active.sort(key=lambda i: i >= n)  # those with a solver and a weight come first, as choose() and extend() need
-        self.envelope.choose([0, *(i + 1 for i in active if i < n)])
+        # Those with a solver and a weight come first, as choose() and extend() need.
+        active = sorted(kept[: TUNING.basins], key=lambda i: i >= followed)
+        self.envelope.choose([0, *(i + 1 for i in active if i < followed)])
         self.thetas = [self.thetas[0], *(ends[i].z for i in active)]
-        self.inactive_basins = [ends[i].z for i in inactive]
+        self.inactive_basins = [ends[i].z for i in kept[TUNING.basins :]]
         self.envelope.extend(len(self.thetas))
-        return any(ends[i].value < least - ends[i].noise for i in active if i >= n)
+        return any(ends[i].value < least - ends[i].noise for i in active if i >= followed)
 
-    def _change_basin(self, point: EnvelopePoint, stage: PenaltyStage) -> bool:
-        """Move y to another basin if F + c (f + g) is smaller there; returns whether it moved."""
-        c, thetas = stage.c, self.thetas
-        left_basin = self._left_basin(stage, self.stages)
+    def _change_basin(self, point: EnvelopePoint, left: bool) -> bool:
+        """Move y to another basin, or to that of its theta if it ``left`` it, if F + c (f + g) is smaller there."""
+        c, thetas = self.envelope.c, self.thetas
         here = point.value + c * (point.phi - point.gap)  # F + c (f + g), less what the smoothing does not yet penalise
         best, least = None, here - TUNING.better * max(self.seen.spread, 0.0) - point.noise
-        for i in range(0 if left_basin else 1, len(thetas)):  # the first basin only if y is no longer in it
+        for i in range(0 if left else 1, len(thetas)):
             at = self.envelope.branch(thetas[i])
             if at.finite and c * at.value < least:
                 best, least = (i, at), c * at.value
-        if best is not None:
-            i, at = best
-            self.envelope.choose([i, *(j for j in range(len(thetas)) if j != i)])
-            self.thetas = thetas = [thetas[i], *thetas[:i], *thetas[i + 1 :]]
-            self.y = at.z
-            self.pairs.clear()
-            self.envelope.solve_y.pairs.clear()
-        return best is not None
-
-    def _left_basin(self, stage: PenaltyStage, before: Sequence[PenaltyStage]) -> bool:
-        """Whether y seems to be in another basin than its theta: within one basin, the gap falls as 1/c^2."""
-        return self.weight < TUNING.lower_shapes_below and bool(before) and stage.gap > TUNING.fallen * before[-1].gap
+        if best is None:
+            return False
+        i, at = best
+        order = [i, *(j for j in range(len(thetas)) if j != i)]
+        self.envelope.choose(order)
+        self.thetas, self.y = [thetas[j] for j in order], at.z
+        self.pairs.clear()
+        self.envelope.solve_y.pairs.clear()
+        return True
 
     def _close(self, x: Tensor, y: Tensor, end: Verdict) -> None:
         """End the pass: solve the lower level accurately at x, and set the result."""
-        self.envelope.eps = min(self.envelope.eps, TUNING.last_accuracy * self.scales.tol)
-        solved, lower = False, math.nan
-        with contextlib.suppress(BudgetError), self.levels.until(self.end):  # without gradients, y stays as it is
-            x, theta = self._settle(x, y)
-            if theta.finite:
-                y, lower, solved = theta.z, theta.value, self.envelope.solve_thetas[0].solved
+        self.envelope.eps = min(self.envelope.eps, TUNING.small * self.scales.tol)
         self.levels.move(x)
+        solved, lower, solve = False, math.nan, self.envelope.solve_thetas[0]
+        with contextlib.suppress(BudgetError), self.levels.until(self.end):  # without gradients, y stays as it is
+            theta = self.envelope.lower(y, y, solve)
+            if theta.finite:
+                y, lower, solved = theta.z, theta.value, solve.solved
         F = self.levels.upper(y)[0]
         last = self.stages[-1] if self.stages else None
         gap, residual, bias = (last.gap, last.residual, last.bias_x) if last else (math.nan, math.nan, math.inf)
-        course = f"c from {self.first:.2g} to {self.envelope.c:.2g} in {self.passed + len(self.stages)} stages"
         at = f"gap {gap:.1e} and stationarity {residual:.1e} at the last c"
-        accuracy = f"{self.scales.name} to about {bias:.1e} (an estimate, not a bound); {at}"
         self.result = Result(
             engine=EngineKind.PENALTY_CONTINUATION,
             start=self.name,
@@ -788,55 +702,10 @@ class PenaltyPass:
             solved=solved,
             spread=self.seen.spread,
             others=[*self.thetas[1:], *self.inactive_basins],
-            course=course,
-            accuracy=accuracy,
+            course=f"c from {self.first:.2g} to {self.envelope.c:.2g} in {self.passed + len(self.stages)} stages",
+            accuracy=f"{self.scales.name} to about {bias:.1e} (an estimate, not a bound); {at}",
             verdict=end,
         )
-
-    def _settle(self, x: Tensor, y: Tensor) -> tuple[Tensor, LowerPoint]:
-        """Solve the lower level at x; where another basin is slightly lower, move x to the border of the two basins.
-
-        An optimum on the border is only approximated, and just beyond it y is no solution of the lower level.
-        """
-        levels, scales = self.levels, self.scales
-        levels.move(x)
-        theta = self.envelope.lower(y, y)
-        for _ in range(TUNING.tie_steps):
-            others = [self.envelope.lower(other, theta.z, i) for i, other in enumerate(self.thetas) if i]
-            lowest = min(others, key=lambda other: other.value, default=theta)
-            difference, normal = theta.value - lowest.value, levels.pull(theta, lowest)
-            if not difference > theta.noise + lowest.noise or not vector_norm(normal) > 0:
-                break
-            new = levels.project(x - difference / float(normal @ normal) * normal)  # Newton step to equal values, the shortest
-            if not vector_norm(new - x) <= TUNING.tie_reach * scales.x_size(x):  # the optimum is not on this border
-                break
-            x = new
-            levels.move(x)
-            theta = self.envelope.lower(theta.z, theta.z)
-        return x, theta
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps need, in plain tensors and numbers."""
-        x, y, seen = self.origin
-        return {name: getattr(self, name) for name in self.PLAIN} | {
-            "seen": tuple(self.seen),
-            "origin": (x, y, tuple(seen)),
-            "stages": [tuple(stage) for stage in self.stages],
-            "point": self.point and vars(self.point) | {"seen": None},
-            "pairs": self.pairs.state_dict(),
-            "envelope": self.envelope.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another pass was."""
-        for name in self.PLAIN:
-            setattr(self, name, state[name])
-        x, y, seen = state["origin"]
-        self.seen, self.origin = StageEvaluation(*state["seen"]), (x, y, StageEvaluation(*seen))
-        self.stages = [PenaltyStage(*stage) for stage in state["stages"]]
-        self.point = state["point"] and EnvelopePoint(**state["point"])
-        self.pairs.load_state_dict(state["pairs"])
-        self.envelope.load_state_dict(state["envelope"])
 
 
 class PenaltyRun:
@@ -882,23 +751,13 @@ class PenaltyRun:
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps need, in plain tensors, numbers and text."""
         now = self.now
-        if now is None:
-            return {"now": None}
-        return {
-            "scales": vars(now.scales),
-            "curvatures": self.levels.curvatures,
-            "now": now.state_dict(),
-            "result": now.result and plain(now.result),
-        }
+        return {"scales": pack(now and now.scales), "curvatures": self.levels.curvatures, "now": pack(now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another run was."""
-        self.now = None
-        if state["now"] is not None:
-            self.levels.curvatures = state["curvatures"]
-            self.now = self._pass(Scales(**state["scales"]))
-            self.now.load_state_dict(state["now"])
-            self.now.result = state["result"] and restored(state["result"])
+        self.levels.curvatures = state["curvatures"]
+        self.now = None if state["now"] is None else self._pass(unpack(state["scales"]))
+        unpack(state["now"], self.now)
 
 
 @dataclass(frozen=True, kw_only=True)

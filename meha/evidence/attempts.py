@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha.engines.attempt import EngineKind, Result, Start, plain, restored
+from meha.engines.attempt import EngineKind, Result, Start
 from meha.engines.base import unverified
 from meha.engines.implicit_newton import HyperDescent
 from meha.engines.penalty_continuation import Scales, Sizes
 from meha.engines.tuning import TUNING
 from meha.evidence.sampling import Samples
 from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
-from meha.lower.multistart import TOGETHER, Evidence, LowerMultistart
+from meha.lower.multistart import HITS, Evidence, LowerMultistart
 from meha.lower.nearest import NearestSolution, solve_nearest
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.status import Status, Verdict
-from meha.numerics.limited_memory import LimitedMemory, vector_norm
+from meha.numerics.limited_memory import LimitedMemory
+from meha.tensors.state import Saved
+from meha.tensors.vectors import vector_norm
 
 
 def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSolution:
@@ -35,7 +36,7 @@ def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSol
         start = torch.cat([leaf.detach().reshape(-1) for leaf in response_term.centre(levels.x)]).to(sizes.y0)
     else:
         start = sizes.y0
-    return solve_nearest(levels, start, TUNING.last_accuracy * sizes.tol, levels.curvatures["f_yy"])
+    return solve_nearest(levels, start, TUNING.small * sizes.tol, levels.curvatures["f_yy"])
 
 
 def use_nearest(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
@@ -53,7 +54,7 @@ def attach_resolved_F(levels: FlatProblem, sizes: Sizes, result: Result) -> Resu
     """Re-solve the lower level from y0, and add F there to the result, unless that solution is in a higher basin than y."""
     fresh = nearest_solution(levels, sizes, result.x)
     fell = abs(levels.lower(sizes.y0).value - fresh.lower)  # the scale of differences of f + g
-    if fresh.lower - result.lower > TUNING.as_low * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
+    if fresh.lower - result.lower > TUNING.better * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
         return result
     return result._replace(F_nearest=levels.upper(fresh.y)[0])
 
@@ -73,12 +74,12 @@ def _verified(result: Result) -> Verdict:
     end, evidence = result.verdict, result.evidence
     if end.status is not Status.CONVERGED:
         return end
-    if evidence is None:
+    if evidence is None or not (evidence.starts or evidence.excess):
         doubt = "y could not be verified, because the gradient budget is exhausted (max_gradients)"
     elif evidence.excess:
         doubt = f"A better point of the lower level was found, and could not be used: {evidence}"
     elif not evidence.certain:
-        doubt = f"A better point of the lower level may exist: {evidence}"
+        doubt = f"A better point of the lower level may exist: {evidence}; a larger max_gradients allows more of them"
     else:
         return Verdict(Status.CONVERGED, f"{end.message} {evidence}.")
     return Verdict(Status.LOCAL, f"{end.message} {doubt}.")
@@ -87,7 +88,7 @@ def _verified(result: Result) -> Verdict:
 def _several_solutions_warning(result: Result) -> str:
     """A warning where F depends on the choice among several lower solutions; empty where it does not."""
     scale = max(result.spread, abs(result.F))
-    if result.F_nearest is None or not result.F_nearest - result.F > TUNING.hollow * scale:
+    if result.F_nearest is None or not result.F_nearest - result.F > TUNING.same * scale:
         return ""
     return (
         f"Warning: the lower level has several solutions at this x. F = {result.F:.3g} at the returned y, but"
@@ -96,11 +97,7 @@ def _several_solutions_warning(result: Result) -> str:
     )
 
 
-FLAGS = ("several", "explored", "confirmed")
-"""What a checkpoint keeps besides results, plan and basins."""
-
-
-class Attempts:
+class Attempts(Saved):
     """Collects the results of all attempts, verifies the best, and plans passes that may refute or confirm it.
 
     Args:
@@ -117,6 +114,8 @@ class Attempts:
         confirmed: whether passes were planned that may find the best solution again.
         pairs: the L-BFGS memory with which descents of the lower level begin.
     """
+
+    saves = ("results", "plan", "basins", "several", "explored", "confirmed")
 
     def __init__(self, levels: FlatProblem, sizes: Sizes, left: Callable[[], int]) -> None:
         self.levels, self.sizes, self.left = levels, sizes, left
@@ -175,9 +174,9 @@ class Attempts:
         cheap = all(result.engine is EngineKind.IMPLICIT_NEWTON for result in self.results)
         if rivals:
             # Attempts that ended at the same F count as one other solution.
-            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.least_agreement * abs(F) for G in rivals[:i])]
-            return alike >= (TUNING.agreeing_attempts + len(kinds) - 1 if cheap else TUNING.agreeing_passes)
-        return self.few_coordinates or not cheap or alike >= TUNING.agreeing_attempts_large_x
+            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.same * abs(F) for G in rivals[:i])]
+            return alike >= TUNING.agreeing + (len(kinds) if cheap else 0)
+        return self.few_coordinates or not cheap or alike >= TUNING.agreeing
 
     @property
     def few_coordinates(self) -> bool:
@@ -186,13 +185,13 @@ class Attempts:
 
     def same_solution(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F: x may not matter."""
-        alike = abs(a.F - b.F) <= TUNING.least_agreement * abs(a.F) + TUNING.alike * max(a.spread, b.spread)
+        alike = abs(a.F - b.F) <= TUNING.same * abs(a.F) + TUNING.better * max(a.spread, b.spread)
         return a is b or ((self.same_point(a, b.x, b.y) or alike) and rank_key(a) == rank_key(b))
 
     def same_point(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, within the accuracy of both."""
         sizes = self.sizes
-        same, y_size = max(TUNING.agreement * sizes.tol, TUNING.least_agreement), max(sizes.y_size(y), sizes.y_largest)
+        same, y_size = max(2 * sizes.tol, TUNING.same), max(sizes.y_size(y), sizes.y_largest)
         return vector_norm(result.x - x) <= same * sizes.x_size(x) and vector_norm(result.y - y) <= same * y_size
 
     # What to do next
@@ -213,7 +212,7 @@ class Attempts:
         points = torch.stack(list(itertools.islice(search.random(), len(elsewhere))))
         given = [self.sizes.y0, self.levels.inside(-result.y)]  # products and squares of y do not change with its sign
         assert engine.now is not None
-        origins = search.draw(given, TOGETHER)
+        origins = search.draw(given, HITS)
         # One batch: curvature at far points, descents of the lower level at x, and F at the other x.
         samples = Samples(engine.objective, engine.batch, engine.now.x, search.point, origins, (elsewhere, points), others)
         # A quadratic model of f needs no samples at x: its curvature is the same everywhere.
@@ -284,7 +283,7 @@ class Attempts:
 
     def _allowed(self) -> int:
         """The budget of one search, in gradients of f: a share of those spent so far."""
-        return min(self.left(), max(TUNING.least_search, int(TUNING.search * self.levels.spent)))
+        return min(self.left(), max(TUNING.least_search, self.levels.spent // 2))
 
     def _learn(self, search: LowerMultistart, evidence: Evidence) -> None:
         """Keep what a search learned about the basins of the lower level."""
@@ -311,7 +310,7 @@ class Attempts:
             self.results = [
                 r._replace(evidence=evidence) if self.same_point(r, result.x, result.y) else r for r in self.results
             ]
-            others = [basin.z for basin in basins if basin is not own][: TUNING.remembered]
+            others = [basin.z for basin in basins if basin is not own][: TUNING.samples]
             # With a larger c, F cannot pull y out of the lower basin again.
             holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
             self._add(Start("back from a higher basin", scales.starts[0], result.x, result.y, others))
@@ -329,8 +328,8 @@ class Attempts:
     def _remember_basins(self, basins: Sequence[LowerPoint]) -> None:
         """Keep the minimizers of basins for later searches, each once."""
         for basin in basins:
-            far = TUNING.merged * self.sizes.y_size(basin.z)
-            if len(self.basins) < TUNING.remembered and all(vector_norm(basin.z - known) > far for known in self.basins):
+            far = TUNING.same * self.sizes.y_size(basin.z)
+            if len(self.basins) < TUNING.samples and all(vector_norm(basin.z - known) > far for known in self.basins):
                 self.basins.append(basin.z)
 
     def _explore(self, i: int, scales: Scales) -> None:
@@ -345,20 +344,20 @@ class Attempts:
         levels = self.levels
         found: list[tuple[float, Tensor, list[Tensor]]] = []
         doubtful = self.several or len(self.basins) > 1 or bool(self._other_solutions(best)[0])
-        allowed = self._allowed() if doubtful else min(self.left(), int(TUNING.sampling_share * levels.spent))
+        allowed = self._allowed() if doubtful else min(self.left(), levels.spent // 2)
         with levels.until(levels.spent + allowed), contextlib.suppress(BudgetError):
             found.extend(self._lowest_basin(x, best.y) for x in self.samples(best.x))
             found.sort(key=lambda point: point[0])
             if not self.several:  # with one basin, F is continuous: without a barrier, a pass would end at the best again
-                barriers = [self._lowest_basin(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.explored]]
+                barriers = [self._lowest_basin(0.5 * (x + best.x), best.y)[0] > F for F, x, _ in found[: TUNING.restarts]]
                 found = [point for point, barrier in zip(found, barriers, strict=False) if barrier or point[0] < best.F]
-        return [point for point in found[: TUNING.explored] if math.isfinite(point[0])]
+        return [point for point in found[: TUNING.restarts] if math.isfinite(point[0])]
 
     def _confirm(self, i: int, scales: Scales) -> None:
         """Where several solutions were met, and the best not often enough, plan passes that may find it again."""
         best, self.confirmed = self.results[i], True
         if not self.is_confident:
-            for x in itertools.islice(self.samples(best.x), TUNING.confirming):
+            for x in itertools.islice(self.samples(best.x), TUNING.restarts):
                 self._add(Start("once more, from another x", scales.starts[0], x, best.y, []))
 
     def _lowest_basin(self, x: Tensor, y: Tensor) -> tuple[float, Tensor, list[Tensor]]:
@@ -372,7 +371,7 @@ class Attempts:
         search = self._search(x, y, solved=False)
         for start in (y, *((*self.basins, *itertools.islice(search.random(), 2)) if self.several else ())):
             search.descend(start)
-        basins = sorted(search.basins, key=lambda basin: basin.value)[: TUNING.remembered]
+        basins = sorted(search.basins, key=lambda basin: basin.value)[: TUNING.samples]
         if not basins:
             return math.inf, x, []
         self._remember_basins(basins[:1])
@@ -417,7 +416,7 @@ class Attempts:
         if not vector_norm(moved) > sizes.tol * sizes.x_size(x):  # x did not move: there is no direction to test
             return True
         furthest = distance >= 0.5 * distance.max()  # one coordinate may go to infinity while the others converge
-        if vector_norm(moved) <= TUNING.moved * sizes.x_size(x):  # a start near the solution says nothing about what is far
+        if vector_norm(moved) <= TUNING.same * sizes.x_size(x):  # a start near the solution says nothing about what is far
             moved = moved * (sizes.x_size(x) / vector_norm(moved))
         beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X bounds them
@@ -434,6 +433,7 @@ class Attempts:
             " lie at infinity. Bound x, for example with x_set=meha.sets.Box(-10.0, 10.0) for log-weights."
         )
         self.results[i] = result._replace(verdict=Verdict(Status.AT_INFINITY, message))
+        # Beyond a plateau, F may change again, and another solution may lie there.
         return all(abs(rise(share)) <= slack * result.spread for share in TUNING.further)
 
     def _upper_at(self, y: Tensor, x: Tensor) -> float:
@@ -449,7 +449,7 @@ class Attempts:
 
     def _add(self, start: Start) -> bool:
         """Plan a pass, if number and budget allow another one."""
-        may = len(self.results) + len(self.plan) < TUNING.passes and self.left() > TUNING.least_pass
+        may = len(self.results) + len(self.plan) < TUNING.passes and self.left() > 0
         if may:
             self.plan.append(start)
         return may
@@ -461,20 +461,3 @@ class Attempts:
         end = Verdict(Status.LOCAL, message)
         evidence = evidence._replace(excess=0.0)  # the excess was that of the refuted y
         self.results.append(result._replace(y=lowest.z, F=F, lower=lowest.value, verdict=end, evidence=evidence))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that later steps need, in plain tensors, numbers and text."""
-        return {
-            "results": [plain(result) for result in self.results],
-            "plan": [tuple(start) for start in self.plan],
-            "basins": self.basins,
-            **{name: getattr(self, name) for name in FLAGS},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where other attempts were."""
-        self.results = [restored(saved) for saved in state["results"]]
-        self.plan = [Start(*saved) for saved in state["plan"]]
-        self.basins = list(state["basins"])
-        for name in FLAGS:
-            setattr(self, name, state[name])

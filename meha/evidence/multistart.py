@@ -20,7 +20,9 @@ from meha.evidence.sampling import Samples
 from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.method.method import Numbers
 from meha.method.status import Status
-from meha.numerics.limited_memory import LimitedMemory, vector_norm
+from meha.numerics.limited_memory import LimitedMemory
+from meha.tensors.state import Saved
+from meha.tensors.vectors import vector_norm
 
 Sample = tuple[float, Tensor, Tensor]
 """F, x and y."""
@@ -28,10 +30,8 @@ Sample = tuple[float, Tensor, Tensor]
 FROM_OTHER_X = "implicit Newton, from another x"
 """The name of attempts after the first."""
 
-SAVED = ("ended", "answered", "cost", "spent", "sampled", "tried", "elsewhere", "seen")
 
-
-class Multistart:
+class Multistart(Saved):
     """Runs implicit Newton from x0, verifies its answer, and restarts it from other x.
 
     With few coordinates of x, restarts begin beyond the barriers of F that samples show around the answer, and the best of
@@ -50,14 +50,17 @@ class Multistart:
         spent: gradients of f, and products with its Hessian, in the first attempt.
         tried: number of restarts.
         elsewhere: points (x, y) of further restarts, the most promising first.
+        extended: whether the x that were not sampled at first are starts as well.
         seen: how many sampled x have no barrier to the answer, in words; empty if this is unknown.
     """
+
+    saves = ("engine", "ended", "answered", "cost", "spent", "sampled", "tried", "elsewhere", "extended", "seen")
 
     def __init__(self, levels: FlatProblem, attempts: Attempts, verify: bool, max_gradients: int) -> None:
         self.levels, self.attempts, self.verify, self.max_gradients = levels, attempts, verify, max_gradients
         self.ended, self.answered = self._refusal(), False
         self.cost = self.spent = self.sampled = self.tried = 0
-        self.seen = ""
+        self.seen, self.extended = "", False
         self.elsewhere: list[tuple[Tensor, Tensor]] = []
         self.engine = None if self.ended else self._engine()
 
@@ -73,7 +76,7 @@ class Multistart:
 
     def _engine(self) -> HyperDescent:
         """A descent from x0; it leaves a part of the budget to the penalty continuation, in case it fails."""
-        levels, allowed = self.levels, TUNING.newton_share * self.max_gradients
+        levels, allowed = self.levels, TUNING.budget_share * self.max_gradients
         return HyperDescent(levels.oracle, levels.x, levels.y, self.tol, allowed, levels.clock)
 
     def advance(self, engine: HyperDescent) -> Numbers:
@@ -156,10 +159,8 @@ class Multistart:
         at = now.response.at
         # The descents of the lower level begin with the Hessian that the engine knows, which saves most of their steps.
         levels.curvatures = {**engine.shape.curvatures(at), "F_yy": self._upper_curvature(now.y)}
-        inverse = engine.shape.inverse(at)
-        attempts.pairs = LimitedMemory.sized(
-            TUNING.rough_pairs if inverse is None else TUNING.pairs, len(now.y), inverse=inverse
-        )
+        hessian = engine.shape.hessian(at)
+        attempts.pairs = LimitedMemory.sized(TUNING.few_pairs if hessian is None else TUNING.pairs, len(now.y), matrix=hessian)
         return attempts.verify_newton(engine, others)
 
     def _upper_curvature(self, y: Tensor) -> float:
@@ -168,7 +169,7 @@ class Multistart:
         slope = vector_norm(gradient)
         if not slope:
             return 0.0
-        step = TUNING.displaced * self.attempts.sizes.y_size(y)
+        step = TUNING.same * self.attempts.sizes.y_size(y)
         return vector_norm(self.levels.upper(y - step / slope * gradient)[2] - gradient) / step
 
     # Restarts
@@ -182,11 +183,10 @@ class Multistart:
         (best,) = self.attempts.results
         if not self.attempts.few_coordinates:
             return [best.x.new_empty(0, len(best.x))]
-        most = max(TUNING.least_samples, int(TUNING.samples_share * engine.objective.calls))
-        samples = torch.stack(list(itertools.islice(self.attempts.samples(best.x), most)))
+        samples = torch.stack(list(itertools.islice(self.attempts.samples(best.x), TUNING.newton_samples)))
         if self.levels.bounded or len(best.x) == 1:
             return [samples]
-        shares = TUNING.segment_points if engine.batch.possible(best.x, best.y) else TUNING.segment_middle
+        shares = TUNING.segment_points if engine.batch.possible(best.x, best.y) else (0.5,)
         return [samples, *(best.x + share * (samples - best.x) for share in shares)]
 
     def _promising_starts(self, samples: list[Sample], number: int) -> list[tuple[Tensor, Tensor]]:
@@ -210,31 +210,31 @@ class Multistart:
     def _start_next(self, engine: HyperDescent) -> None:
         """Restart from the next point, if there is one and the budget allows it."""
         confident = self.attempts.is_confident
-        most, allowed = TUNING.restarts if confident else TUNING.most_restarts, self._allowed(confident=confident)
-        if self.tried >= most or not self.elsewhere or engine.objective.calls >= allowed:
+        enough, allowed = confident and self.tried >= TUNING.restarts, self._allowed()
+        if not confident and not self.elsewhere and not self.extended and self.attempts.few_coordinates:
+            best, self.extended = self.attempts.results[self.attempts.best], True
+            rest = itertools.islice(self.attempts.samples(best.x), TUNING.newton_samples, None)
+            self.elsewhere = [(x, best.y) for x in rest]  # attempts disagree: the other x of the hypercube are starts, too
+        if enough or not self.elsewhere or engine.objective.calls >= allowed:
             self.engine = None
             return
         self.tried += 1
         if not self.attempts.few_coordinates:
-            engine.lower.limit = min(self.max_gradients, self.levels.spent + TUNING.restart_share_large_x * self.spent)
+            engine.lower.limit = min(self.max_gradients, self.levels.spent + self.spent)
         x, y = self.elsewhere.pop(0)
-        engine.restart(x, y, max(self.tol, TUNING.restart_tol), allowed)  # most end at a known solution: coarse is enough
+        engine.restart(x, y, max(self.tol, TUNING.same), allowed)  # most end at a known solution: coarse is enough
 
-    def _allowed(self, *, confident: bool) -> float:
-        """The budget of evaluations of the hyper-objective, in all."""
-        least, share = TUNING.least_restart, TUNING.restart_share
-        if not self.attempts.few_coordinates:
-            share = TUNING.restart_share_large_x
-        elif not confident:  # several solutions were met: it is worth more to know which is the best
-            least, share = TUNING.least_restart_several, TUNING.restart_share_several
-        return self.cost + self.sampled + max(least, share * self.cost)  # the cost of the evidence stays in proportion
+    def _allowed(self) -> float:
+        """The budget of evaluations of the hyper-objective, in all: the cost of the evidence stays in proportion."""
+        share = TUNING.restart_share if self.attempts.few_coordinates else 1.0  # with many, the other start alone is as dear
+        return self.cost + self.sampled + max(TUNING.least_restart, share * self.cost)
 
     def _has_joined(self, engine: HyperDescent) -> bool:
-        """Whether the present attempt is about to end at a known solution."""
+        """Whether the present attempt has reached a known solution, so that its last steps can be saved."""
         return self._joined_result(engine) is not None
 
     def _joined_result(self, engine: HyperDescent) -> Result | None:
-        """The solution at which the present attempt is about to end; None if it is not known."""
+        """The known solution that the present attempt has reached; None if there is none."""
         now = engine.now
         assert now is not None
         if not math.isfinite(now.F):
@@ -255,10 +255,9 @@ class Multistart:
         segment = now.x - result.x
         # On a segment, a quadratic rises by the mean of the slopes at both ends (trapezoidal rule, exact for quadratics).
         turn, rise = float((now.gradient - result.gradient) @ segment), 0.5 * float((now.gradient + result.gradient) @ segment)
-        close = vector_norm(segment) <= TUNING.joining_distance * vector_norm(engine.start[0] - result.x)
-        noise = engine.eps**TUNING.resolved * (abs(now.F) + abs(result.F))
-        misfit = TUNING.quadratic_misfit if close else TUNING.quadratic_misfit_far
-        return abs(now.F - result.F - rise) <= misfit * turn + noise
+        close = vector_norm(segment) <= TUNING.small * vector_norm(engine.start[0] - result.x)
+        noise = math.sqrt(engine.eps) * (abs(now.F) + abs(result.F))
+        return abs(now.F - result.F - rise) <= (TUNING.small if close else TUNING.better) * turn + noise
 
     def _judge_attempt(self, engine: HyperDescent) -> bool:
         """Judge a restart; True if it goes on, because it met another solution that is not accurate enough yet."""
@@ -276,7 +275,7 @@ class Multistart:
             if lower:  # a better answer: its accuracy is worth the whole budget
                 engine.objective.limit, engine.lower.limit = math.inf, self.max_gradients
             else:
-                engine.objective.limit = self._allowed(confident=False)
+                engine.objective.limit = self._allowed()
             return True
         elif end.status is Status.CONVERGED or lower:
             self._add(engine, lower=lower)
@@ -301,17 +300,10 @@ class Multistart:
         if not self.answered:
             self.engine = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, in plain tensors, numbers and text."""
-        return {"engine": self.engine and self.engine.state_dict(), **{name: getattr(self, name) for name in SAVED}}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another multistart was."""
-        for name in SAVED:
-            setattr(self, name, state[name])
         self.engine = None if state["engine"] is None else self._engine()
-        if self.engine is not None:
-            self.engine.load_state_dict(state["engine"])
+        super().load_state_dict(state)
 
 
 def _segments(samples: list[Sample], x: Tensor, number: int) -> list[list[Sample]]:
@@ -332,5 +324,5 @@ def _is_monotone(values: list[float]) -> bool:
     >>> _is_monotone([1.0, 2.0, 4.0]), _is_monotone([1.0, 3.0, 2.0]), _is_monotone([1.0, 0.5])
     (True, False, False)
     """
-    least = TUNING.barrier * (values[-1] - values[0])  # smaller dips may be errors: samples have a coarse y
+    least = TUNING.same * (values[-1] - values[0])  # smaller dips may be errors: samples have a coarse y
     return all(not further < nearer - least for nearer, further in itertools.pairwise(values))

@@ -14,8 +14,8 @@ from meha.lower.flat_problem import BudgetError, LowerPoint
 from meha.lower.multistart import JOINED, StartingPoint
 from meha.lower.newton_on_faces import SmoothFace, semidefinite
 from meha.lower.newton_tuning import TUNING
-from meha.numerics.limited_memory import vector_norm
 from meha.tensors.torch_private import BREAKDOWNS
+from meha.tensors.vectors import vector_norm
 
 
 class Samples:
@@ -57,7 +57,7 @@ class Samples:
         x = torch.cat([far_x, self._x.expand(len(origins), -1), others])
         starts = torch.cat([far_y, torch.stack([origin.y for origin in origins]), y.expand(len(others), -1)])
         # An infinite tol takes no step; F at other x only ranks them, so a coarse y is enough.
-        tol = [math.inf] * len(far_x) + [TUNING.descended] * len(origins) + [TUNING.look_accuracy] * len(others)
+        tol = [math.inf] * len(far_x) + [JOINED] * (len(origins) + len(others))
         reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [0.0] * len(others)
         checked = torch.zeros(len(x), dtype=torch.bool, device=x.device)  # negative curvature at one of these ends the batch
         checked[: len(far_x)] = checked[self._random_rows] = True
@@ -77,9 +77,9 @@ class Samples:
         lower = self._lower
         at = lower.expand(lower.flat_x.at(x), y)
         # Conjugate gradients stop at negative curvature, and take far fewer products than a Hessian of that size.
-        if lower.flat_y.size > 2 * TUNING.looking_steps and lower.hessians.groups is None:
+        if lower.flat_y.size > TUNING.batched and lower.hessians.groups is None:
             right = torch.arange(len(y), dtype=y.dtype, device=y.device).cos()
-            _, _, positive = lower.iterate(at, SmoothFace(), right, lower.tol, TUNING.looking_steps, None)
+            _, _, positive = lower.iterate(at, SmoothFace(), right, lower.tol, TUNING.batched, None)
             return positive
         return bool(semidefinite(lower.hessians.at(at), lower.eps))
 
@@ -117,7 +117,7 @@ class Samples:
             x = self._points_to_sample[i]
             # From the solution itself, distant x would take more Newton steps, and fail more often.
             _, guess = min(known, key=lambda point: vector_norm(point[0] - x))
-            lower.accuracy = TUNING.look_accuracy
+            lower.accuracy = JOINED
             try:
                 F, y = self._objective.sample(x, guess)
             except (BudgetError, RuntimeError, *BREAKDOWNS):  # a sample that fails says nothing, and must not end the run

@@ -14,6 +14,9 @@ from meha.lower.flat_problem import BudgetError, LowerPoint
 from meha.lower.newton_on_faces import NewtonLower, semidefinite
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import matches_quadratic
+from meha.numerics.line_search import DECREASE, SHORTER
+from meha.numerics.tolerances import LOOSE, ROUNDING, STEPS
+from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back
 from meha.tensors.variables import Variable
 
@@ -34,7 +37,7 @@ class Ends(NamedTuple):
     convex: Tensor
 
 
-class Batch:
+class Batch(Saved):
     """f, F and Newton steps at several (x, y) at once, one in each row.
 
     It needs a problem without g and Y, with few unknowns and little data: there, the overhead of calls dominates. The methods
@@ -47,6 +50,8 @@ class Batch:
     Attributes:
         known: whether batches are possible; None before the first test.
     """
+
+    saves = ("known",)
 
     def __init__(self, lower: NewtonLower) -> None:
         self._lower = lower
@@ -104,9 +109,9 @@ class Batch:
             return Ends(y, torch.zeros_like(first), torch.zeros_like(convex), convex)
         values, lengths, (steps, strict) = first, torch.ones_like(first), _newton(gradients, hessians)
         goals = tol * torch.linalg.vector_norm(y, dim=1).clamp(min=self._lower.largest)
-        for _ in range(TUNING.lower_steps):
+        for _ in range(STEPS):
             near = torch.linalg.vector_norm(y - bottom.z, dim=1) <= reach
-            noise = bottom.noise + TUNING.rounding * eps * values.abs()
+            noise = bottom.noise + ROUNDING * eps * values.abs()
             joined = near & matches_quadratic(y, values, gradients, bottom, noise)
             done = joined | (torch.linalg.vector_norm(steps, dim=1) <= goals)
             if bool((done | ~torch.isfinite(values)).all()):
@@ -114,14 +119,14 @@ class Batch:
             trial = torch.where(done[:, None], y, y + lengths[:, None] * steps)  # rows that are done stay in the batch
             new, new_gradients, new_hessians = self._expand(x, trial)
             slopes = (gradients * steps).sum(1)
-            noise = eps**TUNING.loose_power * values.abs()
+            noise = eps**LOOSE * values.abs()
             # Armijo's rule, up to the rounding of the values.
-            better = ~done & (new <= values + torch.minimum(TUNING.decrease * lengths * slopes + noise, noise))
+            better = ~done & (new <= values + torch.minimum(DECREASE * lengths * slopes + noise, noise))
             rows = better[:, None]
             y, values = torch.where(rows, trial, y), torch.where(better, new, values)
             gradients = torch.where(rows, new_gradients, gradients)
             hessians = torch.where(rows[:, :, None], new_hessians, hessians)
-            lengths = torch.where(better, 1.0, TUNING.shorter * lengths)
+            lengths = torch.where(better, 1.0, SHORTER * lengths)
             steps, strict = _newton(gradients, hessians)
         solved = joined | (done & strict & torch.isfinite(values))
         # The last Newton step is shorter than the tolerance: it is taken without an evaluation.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meha.numerics.quadratic_program import Array, solve_program
-from meha.numerics.sqp import Stationary, minimise_sqp
-from meha.reduce.nonlinear_program import NonlinearProgram
+from meha.numerics.quadratic_program import Array
+from meha.numerics.sqp import Stationary, is_convex, minimise_sqp
+from meha.numerics.tolerances import FEASIBLE
+from meha.reduce.nonlinear_program import PROBES, REACH, NonlinearProgram
 
 Cut = Callable[[Array], tuple[float, Array]]
 """A function of z = (x, y) that gives the least f of another basin of the lower level at x, and its gradient in z."""
@@ -21,85 +22,49 @@ def _weighted(hessians: Array, weights: Array) -> Array:
 
 
 @dataclass(eq=False)
-class RelaxedProgram:
-    """min F(x, y) over all constraints, without the lower level; or the feasible point nearest to ``target``."""
+class SelectedProgram:
+    """The least value of one function of a coupled problem over its constraints, or the feasible point nearest to a target.
 
-    coupling: NonlinearProgram
-    target: Array | None = None
-    lower_only: bool = False
-
-    def values(self, w: Array) -> tuple[float, Array, Array]:
-        values, rows = self.coupling.values(w), self.coupling.rows
-        phi = float(values[rows.F]) if self.target is None else 0.5 * float((w - self.target) @ (w - self.target))
-        if self.lower_only:
-            return phi, values[rows.lower_equations], values[rows.lower]
-        equations = np.concatenate([values[rows.lower_equations], values[rows.upper_equations]])
-        return phi, equations, np.concatenate([values[rows.lower], values[rows.upper]])
-
-    def jacobians(self, w: Array) -> tuple[Array, Array, Array]:
-        J, rows = self.coupling.jacobian(w), self.coupling.rows
-        g = J[rows.F] if self.target is None else w - self.target
-        if self.lower_only:
-            return g, J[rows.lower_equations], J[rows.lower]
-        equations = np.vstack([J[rows.lower_equations], J[rows.upper_equations]])
-        return g, equations, np.vstack([J[rows.lower], J[rows.upper]])
-
-    def hessian(self, w: Array, mu: Array, lam: Array) -> Array:
-        coupling, rows = self.coupling, self.coupling.rows
-        weights = np.zeros(coupling.count)
-        weights[rows.F] = float(self.target is None)  # with a target, the objective is ||w - target||^2 / 2
-        split = rows.lower_equations.stop - rows.lower_equations.start
-        weights[rows.lower_equations] = mu[:split]
-        inner = rows.lower.stop - rows.lower.start
-        weights[rows.lower] = lam[:inner]
-        if not self.lower_only:
-            weights[rows.upper_equations], weights[rows.upper] = mu[split:], lam[inner:]
-        H = _weighted(coupling.hessians(w, weights != 0), weights)  # functions of weight 0 cost nothing
-        return H if self.target is None else H + np.eye(len(w))
-
-
-@dataclass(eq=False)
-class LowerProgram:
-    """The lower level at one x, min f(x, y) over its constraints; or the best of its solutions for F.
+    The unknowns are (x, y), or y alone where x is given: with f and the lower constraints, that is the lower level at x.
 
     Args:
-        level: if given, minimise F over the y with f(x, y) <= level and all constraints.
+        objective: the index of the function, or the target.
+        lower_only: leave out the upper constraints.
+        x: fixed, if given.
     """
 
     coupling: NonlinearProgram
-    x: Array
-    level: float | None = None
+    objective: int | Array
+    lower_only: bool = False
+    x: Array | None = None
 
-    def at(self, y: Array) -> Array:
+    def __post_init__(self) -> None:
+        rows, every = self.coupling.rows, np.arange(self.coupling.count)
+        both = [(rows.lower_equations, rows.lower), (rows.upper_equations, rows.upper)][: 1 if self.lower_only else 2]
+        self.equations = np.concatenate([every[equations] for equations, _ in both])
+        self.inequalities = np.concatenate([every[inequalities] for _, inequalities in both])
+        self.fixed = np.zeros(0) if self.x is None else self.x
+
+    def at(self, w: Array) -> Array:
         """(x, y)."""
-        return np.concatenate([self.x, y])
+        return np.concatenate([self.fixed, w])
 
     def values(self, w: Array) -> tuple[float, Array, Array]:
-        values, rows = self.coupling.values(self.at(w)), self.coupling.rows
-        if self.level is None:
-            return float(values[rows.f]), values[rows.lower_equations], values[rows.lower]
-        equations = np.concatenate([values[rows.lower_equations], values[rows.upper_equations]])
-        beyond = [values[rows.f] - self.level]
-        return float(values[rows.F]), equations, np.concatenate([values[rows.lower], values[rows.upper], beyond])
+        values, aim = self.coupling.values(self.at(w)), self.objective
+        phi = values[aim] if isinstance(aim, int) else 0.5 * (w - aim) @ (w - aim)
+        return float(phi), values[self.equations], values[self.inequalities]
 
     def jacobians(self, w: Array) -> tuple[Array, Array, Array]:
-        J, rows = self.coupling.jacobian(self.at(w))[:, self.coupling.n :], self.coupling.rows
-        if self.level is None:
-            return J[rows.f], J[rows.lower_equations], J[rows.lower]
-        equations = np.vstack([J[rows.lower_equations], J[rows.upper_equations]])
-        return J[rows.F], equations, np.vstack([J[rows.lower], J[rows.upper], J[rows.f]])
+        J, aim = self.coupling.jacobian(self.at(w))[:, len(self.fixed) :], self.objective
+        return J[aim] if isinstance(aim, int) else w - aim, J[self.equations], J[self.inequalities]
 
     def hessian(self, w: Array, mu: Array, lam: Array) -> Array:
-        coupling, rows = self.coupling, self.coupling.rows
-        weights = np.zeros(coupling.count)
-        if self.level is None:
-            weights[rows.f], weights[rows.lower_equations], weights[rows.lower] = 1.0, mu, lam
-        else:
-            split, inner = rows.lower_equations.stop - rows.lower_equations.start, rows.lower.stop - rows.lower.start
-            weights[rows.F], weights[rows.f] = 1.0, lam[-1]
-            weights[rows.lower_equations], weights[rows.upper_equations] = mu[:split], mu[split:]
-            weights[rows.lower], weights[rows.upper] = lam[:inner], lam[inner:-1]
-        return _weighted(coupling.hessians(self.at(w), weights != 0), weights)[coupling.n :, coupling.n :]
+        weights, aim, first = np.zeros(self.coupling.count), self.objective, len(self.fixed)
+        weights[self.equations], weights[self.inequalities] = mu, lam
+        if isinstance(aim, int):
+            weights[aim] = 1.0
+        H = _weighted(self.coupling.hessians(self.at(w), weights != 0), weights)[first:, first:]  # weight 0 costs nothing
+        return H if isinstance(aim, int) else H + np.eye(len(w))
 
 
 @dataclass(eq=False)
@@ -200,38 +165,21 @@ class PieceProgram:
         return H
 
 
-ROUNDS = 40
-"""Steps of one solve of the lower level."""
-
-LOOSE = 20
-"""Steps of a descent in the search for a lower basin."""
-
-MET = 1e-7
-"""Violation with which a point of the lower level counts as feasible."""
-
-SAMPLES, DESCENTS, FEW = 200, 6, 2
-"""Points at which a nonconvex lower level is sampled, and how many of them start descents: at most, and in a quick search."""
-
-WITHOUT_BOUND = 10.0
-"""Distance from the start within which unbounded coordinates are drawn."""
-
-WIDE = 1e4
-"""A range beyond this is taken for unbounded."""
-
-SCREENED = 12
-"""Largest number of unknowns whose ranges are computed by linear programs."""
-
-CONVEX = 1e-9
-"""Negative curvature, relative to the largest, that is due to rounding."""
-
-INDEPENDENT = 1e-6
-"""Singular values and curvatures, relative to the largest or 1, that count as more than zero."""
-
-CURVATURE_SAMPLES = 12
-"""Points at which the curvature of functions that are not quadratic is checked."""
+SAMPLES, DESCENTS = 200, 6
+"""Points at which a lower level with several basins is sampled, and how many of them start descents."""
 
 WEIGHT = 1e3
 """Weight of violations where points are compared."""
+
+
+def penalised(coupling: NonlinearProgram, values: Array, objective: int, *, lower_only: bool = False) -> Array:
+    """One function plus the weighted sum of violations, from the values of all functions at one point in each row."""
+    rows = coupling.rows
+    broken = np.maximum(values[:, rows.lower], 0.0).sum(axis=1) + np.abs(values[:, rows.lower_equations]).sum(axis=1)
+    if not lower_only:
+        broken += np.maximum(values[:, rows.upper], 0.0).sum(axis=1) + np.abs(values[:, rows.upper_equations]).sum(axis=1)
+    merits = values[:, objective] + WEIGHT * broken
+    return np.where(np.isfinite(merits), merits, math.inf)  # beside a pole
 
 
 @dataclass(eq=False)
@@ -243,32 +191,24 @@ class SampleBox:
 
     @classmethod
     def of(cls, coupling: NonlinearProgram, z: Array) -> SampleBox:
-        """Compute the box from linear constraints on single unknowns and, where there are few unknowns, by linear programs."""
+        """Compute the box by bound tightening: each linear row bounds one unknown where it has bounds of the others."""
         rows, size = coupling.rows, len(z)
         low, high = np.full(size, -math.inf), np.full(size, math.inf)
         values, J = coupling.values(z), coupling.jacobian(z)
         every = np.arange(coupling.count)
-        inequality = np.zeros(coupling.count, dtype=bool)
-        equation = np.zeros(coupling.count, dtype=bool)
-        inequality[rows.lower] = inequality[rows.upper] = True
-        equation[rows.lower_equations] = equation[rows.upper_equations] = True
-        i, e = every[inequality & coupling.linear], every[equation & coupling.linear]
-        A, b, C, d = J[i], J[i] @ z - values[i], J[e], J[e] @ z - values[e]
-        single = (A != 0).sum(axis=1) == 1  # bounds on one unknown need no program
-        for row, right in zip(A[single], b[single], strict=True):
-            k = int(np.flatnonzero(row)[0])
-            if row[k] > 0:
-                high[k] = min(high[k], right / row[k])
-            else:
-                low[k] = max(low[k], right / row[k])
-        if size <= SCREENED:  # two programs for each unknown
-            for k in range(size):
-                for sign, ends in ((1.0, low), (-1.0, high)):
-                    if not math.isfinite(ends[k]):
-                        answer = solve_program(np.zeros((size, size)), sign * np.eye(size)[k], A, b, C, d)
-                        if answer.solved and abs(answer.z[k]) < WIDE:
-                            ends[k] = answer.z[k]
-        reach = WITHOUT_BOUND + np.abs(z)  # relative to the start where that is large
+        i, e = (
+            np.concatenate([every[kind][coupling.linear[kind]] for kind in kinds])
+            for kinds in ((rows.lower, rows.upper), (rows.lower_equations, rows.upper_equations))
+        )
+        A = np.vstack([J[i], J[e], -J[e]])  # an equation bounds on both sides
+        b = A @ z - np.concatenate([values[i], values[e], -values[e]])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for k in list(range(size)) * 2:  # twice: the first unknowns may be bounded by the last
+                least = np.where(A != 0, A * np.where(A > 0, low, high), 0.0)  # of each term
+                limit = (b - np.delete(least, k, axis=1).sum(axis=1)) / A[:, k]
+                high[k] = min(high[k], limit[A[:, k] > 0].min(initial=math.inf))
+                low[k] = max(low[k], limit[A[:, k] < 0].max(initial=-math.inf))
+        reach = REACH + np.abs(z)  # relative to the start where that is large
         open_low, open_high = ~np.isfinite(low), ~np.isfinite(high)
         low[open_low] = np.where(open_high, z - reach, high - 2 * reach)[open_low]
         high[open_high] = np.maximum(z + reach, low + reach)[open_high]
@@ -287,12 +227,10 @@ class ConstrainedLower:
 
     Attributes:
         convex: whether it is convex in y: True if that is certain, None if sampled curvatures say so, False if not.
-        solves: the number of local solves so far.
     """
 
     def __init__(self, coupling: NonlinearProgram, region: SampleBox) -> None:
         self.coupling, self.region = coupling, region
-        self.solves = 0
         self.convex = self._convexity()
 
     def _convexity(self) -> bool | None:
@@ -304,41 +242,36 @@ class ConstrainedLower:
         if not coupling.linear[rows.lower_equations].all():  # its feasible set is not convex
             return False
         certain = bool(coupling.quadratic[which].all())  # then the curvature is the same everywhere
-        points = self.region.draw(np.random.default_rng(0), 1 if certain else CURVATURE_SAMPLES)
+        points = self.region.draw(np.random.default_rng(0), 1 if certain else PROBES)
         for z in points:
             hessians = coupling.hessians(z, which)[which][:, coupling.n :, coupling.n :]
             if not np.isfinite(hessians).all():  # beside a pole
                 continue
-            for H in hessians:
-                values = np.linalg.eigvalsh(H)
-                if values[0] < -CONVEX * (1 + float(np.abs(values).max())):
-                    return False
+            if not all(is_convex(H) for H in hessians):
+                return False
         return True if certain else None
 
-    def solve(self, x: Array, y: Array, rounds: int = ROUNDS) -> Stationary:
+    def solve(self, x: Array, y: Array) -> Stationary:
         """Find a local solution from y, with its multipliers."""
-        self.solves += 1
-        return minimise_sqp(LowerProgram(self.coupling, x), y, rounds)
+        return minimise_sqp(SelectedProgram(self.coupling, self.coupling.rows.f, lower_only=True, x=x), y)
 
     def search(self, x: Array, y: Array, seed: int = 0, *, quick: bool = False) -> Stationary | None:
         """Multistart: the best feasible solution of descents from y and from sampled points; None without a feasible one."""
         ends = [self.solve(x, y)]
         if self.convex is not True and not (quick and self.convex is None):
             starts = self._starts(x, np.random.default_rng(seed))
-            few = quick or self.convex is None
-            ends += [self.solve(x, start, LOOSE) for start in starts[: FEW if few else DESCENTS]]
-        good = [point for point in ends if point.violation <= MET]
+            few = quick or self.convex is None  # then the best sample alone
+            ends += [self.solve(x, start) for start in starts[: 1 if few else DESCENTS]]
+        good = [point for point in ends if point.violation <= FEASIBLE]
         return min(good, key=lambda point: point.value) if good else None
 
     def _starts(self, x: Array, generator: np.random.Generator) -> list[Array]:
         """The sampled points of least penalised f that are far apart from each other."""
-        coupling, rows, n = self.coupling, self.coupling.rows, self.coupling.n
+        coupling, n = self.coupling, self.coupling.n
         box = SampleBox(self.region.low[n:], self.region.high[n:])
         points = box.draw(generator, SAMPLES)
         values = coupling.many(np.hstack([np.tile(x, (SAMPLES, 1)), points]))
-        broken = np.maximum(values[:, rows.lower], 0.0).sum(axis=1) + np.abs(values[:, rows.lower_equations]).sum(axis=1)
-        merits = values[:, rows.f] + WEIGHT * broken
-        order = np.argsort(np.where(np.isfinite(merits), merits, math.inf))
+        order = np.argsort(penalised(coupling, values, coupling.rows.f, lower_only=True))
         width = np.maximum(box.high - box.low, np.finfo(float).tiny)
         chosen: list[Array] = []
         # Starts close to each other would end in the same basin.
@@ -350,29 +283,9 @@ class ConstrainedLower:
                 chosen.append(points[k])
         return chosen
 
-    def strict(self, x: Array, at: Stationary) -> bool:
-        """Whether a solution is isolated: strong second-order sufficient conditions hold there."""
-        coupling, rows = self.coupling, self.coupling.rows
-        J = coupling.jacobian(np.concatenate([x, at.w]))[:, coupling.n :]
-        # Active constraints without a multiplier leave their directions open (strong second-order condition; Robinson, 1980).
-        binding = at.lam > CONVEX * (1 + float(np.abs(at.lam).max(initial=0.0)))
-        held = np.vstack([J[rows.lower][binding], J[rows.lower_equations]])
-        _, sizes, directions = np.linalg.svd(held, full_matrices=True)
-        # The gradients of the constraints may be dependent.
-        rank = int((sizes > INDEPENDENT * max(float(sizes.max(initial=0.0)), 1.0)).sum())
-        H = LowerProgram(coupling, x).hessian(at.w, at.mu, at.lam)
-        if not np.isfinite(H).all():
-            return False
-        least = np.linalg.eigvalsh(directions[rank:] @ H @ directions[rank:].T)[:1]
-        return bool((least > INDEPENDENT * (1 + float(np.abs(H).max(initial=0.0)))).all())
-
-    def best_for_upper(self, x: Array, y: Array, level: float) -> Stationary:
-        """Minimise F over the feasible y with f(x, y) <= level (the optimistic choice)."""
-        return minimise_sqp(LowerProgram(self.coupling, x, level), y, ROUNDS)
-
     def meet(self, z: Array, *, lower_only: bool = False) -> Stationary:
         """Project z on all constraints, or on those of the lower level; a local solution where they are not convex."""
-        return minimise_sqp(RelaxedProgram(self.coupling, z, lower_only), z, ROUNDS)
+        return minimise_sqp(SelectedProgram(self.coupling, z, lower_only), z)
 
     def cut(self, y: Array) -> Cut:
         """The least f of the basin around y as a function of z = (x, y), with its gradient."""
@@ -386,7 +299,7 @@ class ConstrainedLower:
             if key not in known:
                 solution = self.solve(x, seed)
                 gradient = np.zeros(len(z))
-                if solution.violation > MET:  # the basin ends before this x, and no longer bounds f
+                if solution.violation > FEASIBLE:  # the basin ends before this x, and no longer bounds f
                     known[key] = math.inf, gradient
                 else:
                     J = coupling.jacobian(np.concatenate([x, solution.w]))[:, : coupling.n]

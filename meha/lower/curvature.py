@@ -8,23 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from meha.numerics.tolerances import DIFFERENCE
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable
-
-STEP_POWER = 1 / 3
-"""Differences are taken over this power of the rounding error, relative to the point, which balances rounding and curvature."""
+from meha.tensors.vectors import vector_norm
 
 LENGTHS = (1.0, 10.0, 100.0)
-"""Multiples of that step, tried in turn until a difference exceeds rounding."""
+"""Multiples of the step of a difference, tried in turn until it exceeds rounding."""
 
 SEEN = 30.0
 """A difference counts if it exceeds this multiple of the rounding error of the gradients."""
-
-MOVED = 0.3
-"""If the projection on a set leaves less than this share of a step, the opposite step is taken."""
-
-HARMLESS = 1e-3
-"""A prox that is only meant to project y on its set moves it by at most this share of a step."""
 
 Curvatures = dict[str, float]
 """Norms of second derivatives by name: F_xx, F_yy, F_xy, f_yy, and f_xy, in which f stands for f + g."""
@@ -120,7 +113,7 @@ def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], 
 
     def note(name: str, image: Tensor, start: str = "") -> bool:
         """Record the norm of the image of a unit vector, and make it the next start; False if it is zero or not finite."""
-        size = float(torch.linalg.vector_norm(image))
+        size = vector_norm(image)
         if not 0 < size < math.inf:
             return False
         norms[name] = max(norms[name], size)  # any image is a lower bound of the norm
@@ -162,7 +155,7 @@ class _Here:
         accuracy, scale = torch.finfo(start.dtype).eps, float(start.norm()) or 1.0
         zero = torch.zeros_like(self.x), torch.zeros_like(self.y)
         for longer in LENGTHS:
-            moved = self._go(along, start, vector / vector.norm(), longer * accuracy**STEP_POWER * scale)
+            moved = self._go(along, start, vector / vector.norm(), longer * accuracy**DIFFERENCE * scale)
             new, old = gradients(self.oracle, self.first, self.second), self.gradients[gradients]
             write(start, along)
             pairs = [(a - b, float(a.norm() + b.norm())) for a, b in zip(new[1:], old[1:], strict=True)]
@@ -178,19 +171,18 @@ class _Here:
         # A corner of the set may block one side only.
         for step in (h, -h):
             write(start + step * direction, variable)
-            self._enter(variable, h)
+            self._enter(variable)
             moved = float((flatten(variable) - start).norm())
-            if moved > MOVED * h:
+            if moved > 0.5 * h:
                 break
         return moved
 
-    def _enter(self, variable: Variable, h: float) -> None:
+    def _enter(self, variable: Variable) -> None:
         """Project a variable on its set; for y by its prox, with a step too short for g to move it."""
         if variable is self.first:
             self.oracle.project(self.first.value, variable.leaves, 1.0)
         else:
-            slope = float(self.gradients[lower_gradients][2].norm())
-            self.oracle.prox(self.first.value, variable.leaves, HARMLESS * h / (slope or 1.0))
+            self.oracle.prox(self.first.value, variable.leaves, torch.finfo(variable.leaves[0].dtype).tiny)
 
 
 def _joined(leaves: list[Tensor]) -> Tensor:

@@ -9,21 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha.lower.curvature import LENGTHS, SEEN
+from meha.numerics.tolerances import DIFFERENCE, LOOSE
 from meha.problem.constants import Constants
 from meha.problem.oracle import Function, Oracle, Term
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_count
 from meha.tensors.distributed import distribute, is_dtensor, local, total
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm, subtract
-
-NOISE = 1e3
-"""Differences of gradients below this multiple of their rounding error are noise; a longer step is taken."""
-
-LONGER = 30
-"""Factor by which the step of a difference grows when rounding prevails."""
-
-INVARIANT = 1e-6
-"""Lanczos' method ends when the remainder is this small relative to what it has seen: its space is invariant."""
 
 NEGATIVE = 1e-3
 """Negative curvature below this share of the largest curvature is within the error of the differences."""
@@ -113,9 +106,7 @@ class Probe:
                 for leaf, origin in zip(variable.leaves, start, strict=True):
                     leaf.copy_(origin + size * self._draw(leaf))
             self.oracle.project(self.x.value, self.x.leaves, 1.0)
-            for part, chosen in [] if self.oracle.problem.y_set is None else self.oracle.problem.y_set.parts(self.y):
-                leaves = local([self.y.leaves[i] for i in chosen])
-                copy_(leaves, part.project_leaves(leaves))
+            self.oracle.problem.domains[1].project_(self.y)
 
     def gradient(self, function: Function, wrt: Variable) -> Leaves:
         """The gradient of ``function`` in ``wrt`` here."""
@@ -132,8 +123,8 @@ class Probe:
             return zero
         eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
         start = [leaf.detach().clone() for leaf in along.leaves]
-        h = eps ** (1 / 3) * (float(norm(start)) or 1.0) / size  # balances rounding and truncation of a central difference
-        for _ in range(3):
+        for longer in LENGTHS:
+            h = longer * eps**DIFFERENCE * (float(norm(start)) or 1.0) / size
             with torch.no_grad():
                 add_(along.leaves, vector, h)
                 up = self.gradient(function, wrt)
@@ -142,9 +133,8 @@ class Probe:
                 down = self.gradient(function, wrt)
                 copy_(along.leaves, start)  # bit for bit, unlike a step back
                 difference = subtract(up, down)
-                if float(norm(difference)) > NOISE * eps * float(norm(up, down)):
+                if float(norm(difference)) > SEEN * eps * float(norm(up, down)):
                     return [part / (2 * h) for part in difference]
-            h *= LONGER
         return zero
 
     def spectrum(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> tuple[float, float]:
@@ -161,7 +151,7 @@ class Probe:
             if not math.isfinite(alpha + size):  # what was measured before still counts
                 break
             diagonal.append(alpha)
-            if size <= INVARIANT * max(abs(alpha), *coupling, 0.0):
+            if size <= torch.finfo(like[0].dtype).eps ** LOOSE * max(abs(alpha), *coupling, 0.0):
                 break
             coupling.append(size)
             before, vector, beta = vector, [leaf / size for leaf in rest], size

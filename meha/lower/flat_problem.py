@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from meha.lower.curvature import Curvatures, flatten, upper_gradients, write
-from meha.numerics.limited_memory import INSIDE, EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
+from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Prox
 from meha.tensors.variables import Variable
@@ -20,9 +20,6 @@ from meha.tensors.vectors import Clock
 
 SUMMANDS = 5.0
 """Number of rounding errors that a value is assumed to have."""
-
-ENDLESS = 1e30
-"""A coordinate that a projection leaves as large as this is unbounded."""
 
 
 class BudgetError(Exception):
@@ -155,7 +152,7 @@ class FlatProblem:
 
     def inside(self, y: Tensor) -> Tensor:
         """Project y on Y and the domain of g, by a proximal map with a vanishing step."""
-        return self.prox(y, INSIDE)
+        return self.prox(y, torch.finfo(y.dtype).tiny)
 
     def y_bounds(self) -> tuple[Tensor, Tensor]:
         """Lower and upper bounds of y in each coordinate; infinite where Y is not a box."""
@@ -169,9 +166,10 @@ class FlatProblem:
 
     @staticmethod
     def _bounds(project: Callable[[Tensor], Tensor], like: Variable, coordinatewise: bool) -> tuple[Tensor, Tensor]:
-        far = torch.full_like(flatten(like), ENDLESS)  # its projection on a box shows the bounds
+        far = flatten(like)
+        far = torch.full_like(far, torch.finfo(far.dtype).max)  # its projection on a box shows the bounds
         low, high = (project(-far), project(far)) if coordinatewise else (-far, far)
-        return (torch.where(low > -ENDLESS, low, -math.inf), torch.where(high < ENDLESS, high, math.inf))
+        return (torch.where(low > -far, low, -math.inf), torch.where(high < far, high, math.inf))
 
     def move(self, x: Tensor, y: Tensor | None = None) -> None:
         """Write flat vectors into the variables."""

@@ -19,30 +19,25 @@ from torch import Tensor
 
 from meha.lower.curvature import flatten
 from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
+from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel, in_same_quadratic
-from meha.numerics.limited_memory import LimitedMemory, vector_norm
+from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.tolerances import FAR, ROUNDING, STEPS
+from meha.tensors.vectors import vector_norm
 
-STEPS = 200  # upper bound on the steps of a descent
-ENOUGH = 1e-13  # a descent ends when its next step promises less than this share of what it has gained
-NOISE = 10.0  # or less than this many errors of the value
-LEAP = 10.0  # longest plain step, relative to y
-FAR = 1e4  # a descent that goes this many times further away than its start has no end
-NEARER, MUCH_NEARER = 0.1, 1e-3  # a descent may join a basin when its distance fell by this factor; from close by, by this one
-JOINED = 1e-4  # distance, relative to y, at which two ends are the same
-PARALLEL = 1e-4  # difference of height, relative to what descents gain, that x must cause if it doubles, for slopes to differ
+NEARER = 0.1  # a descent may join a basin when its distance fell by this factor
+JOINED = (
+    1e-4  # distance, relative to y, at which two points are the same; difference of height, relative to what descents gain,
+)
+# that x must cause if it doubles, for slopes to differ
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
 CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
 NEAR, AWAY = 0.3, 3.0  # distances of random starts from y, where Y does not bound them: from the first, relative to y,
 # to the second, relative to y or to where F or x could draw it
-RUNG, RUNGS = 3.0, 6  # ratio of two distances between them, unless that gives more than this number
+RUNGS = 6  # number of distances between them
 ENDING = 0.1  # the search ends when fewer further values than this are to be expected
-CERTAIN = 0.5  # where gradients are short, a result is still trusted with fewer than this
-ENDING_HITS = 20  # the search also ends when as many random starts led to the lowest basin
-CERTAIN_HITS = 10  # a result is still trusted with this many: a lower basin half as wide is missed with a chance below 1 %
-TOGETHER = 21  # random starts from which descents go together, where that is possible: enough if all end at y
-MIXED = 40  # largest dimension of y in which coordinates of basins are exchanged one by one
-KEPT = 50  # basins that are kept
-SEED = 17  # of the random starts
+HITS = 20  # and when as many random starts led to the lowest basin: one half as wide is missed with a chance below 0.1 %
+MOST = 50  # basins with which it ends in any case
 
 
 class Evidence(NamedTuple):
@@ -94,8 +89,7 @@ class LowerMultistart:
         model: f around a solved y, if it seems quadratic, and g and Y are convex; dropped where a point contradicts it.
 
     Attributes:
-        basins: the distinct ends of the descents, of which the lowest are kept, in the order in which they were met; the first
-            is y, if it is solved.
+        basins: the distinct ends of the descents, in the order in which they were met; the first is y, if it is solved.
         starts: the number of descents.
         heights: the values at which those from random starts ended.
         between: starts in the middle of two basins.
@@ -116,9 +110,8 @@ class LowerMultistart:
         model: QuadraticModel | None = None,
     ) -> None:
         self.levels, self.pairs, self.scale, self.tolerance, self.slack = levels, pairs, scale, tolerance, slack
-        rho = levels.oracle.problem.g.rho
-        self.t = min(t, 0.5 / rho if rho else math.inf)  # below 1 / rho, the proximal map of a weakly convex g has one value
-        self.generator = torch.Generator().manual_seed(SEED)
+        self.t = min(t, levels.oracle.longest_prox)
+        self.generator = torch.Generator().manual_seed(0)
         self.point = levels.lower(y)
         self.basins = [self.point] if solved else []
         self.model = model if solved else None
@@ -141,8 +134,7 @@ class LowerMultistart:
         return self.origins
 
     def _reach(self, start: Tensor) -> float:
-        distance = vector_norm(start - self.point.z)
-        return distance * (MUCH_NEARER if distance <= 2 * CLOSE * self.scale else NEARER)
+        return NEARER * vector_norm(start - self.point.z)
 
     def close(self) -> Iterable[Tensor]:
         """Two points beside y, on opposite sides, from which descents leave a maximum or a saddle."""
@@ -160,9 +152,10 @@ class LowerMultistart:
         y, low, high = self.point.z, self.low, self.high
         bounded = torch.isfinite(low) & torch.isfinite(high)
         free = not bool(bounded.any())
+        rung = self._radii[1] / self._radii[0]
         for radius in itertools.cycle(self._radii):
-            direction, shorter = self._random(y), RUNG ** -float(torch.rand(1, generator=self.generator, device="cpu"))
-            away = radius * shorter / vector_norm(direction) * direction
+            direction, power = self._random(y), float(torch.rand(1, generator=self.generator, device="cpu"))
+            away = radius * rung**-power / vector_norm(direction) * direction
             share = torch.rand(len(y), generator=self.generator, dtype=torch.float64, device="cpu").to(y)
             # Antithetic pairs: a basin on one side of y is not missed because all draws went to the other.
             for d, s in ((away, share), (-away, 1 - share)):
@@ -177,8 +170,7 @@ class LowerMultistart:
         moved = curvatures.get("f_xy", 0.0) * vector_norm(flatten(self.levels.x)) / (curvatures["f_yy"] or math.inf)
         least = NEAR * self.scale
         most = AWAY * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
-        rungs = min(RUNGS, 1 + math.ceil(math.log(most / least) / math.log(RUNG)))
-        return [least * (most / least) ** (i / (rungs - 1)) for i in range(rungs)]
+        return [least * (most / least) ** (i / (RUNGS - 1)) for i in range(RUNGS)]
 
     def _random(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64, device="cpu").to(like)
@@ -187,8 +179,7 @@ class LowerMultistart:
 
     def descend(self, start: Tensor) -> LowerPoint | None:
         """Descend from a start, and record the basin at the end; None if the descent does not converge."""
-        close = vector_norm(start - self.point.z) <= 2 * CLOSE * self.scale
-        end = self._descend(self.levels.lower(start), MUCH_NEARER if close else NEARER)
+        end = self._descend(self.levels.lower(start))
         if end is not None:
             self.starts += 1
             self._note(end)
@@ -208,7 +199,7 @@ class LowerMultistart:
             self.heights += [self.point.value] if origin.random else []
         self.origins = left
 
-    def _descend(self, point: LowerPoint, nearer: float) -> LowerPoint | None:
+    def _descend(self, point: LowerPoint) -> LowerPoint | None:
         """Descend by quasi-Newton steps, until the end or until a known basin is certain to be the end."""
         if self.model is not None and self.model.matches(point, self.point):
             self.gains.append(point.value - self.point.value)
@@ -216,9 +207,7 @@ class LowerMultistart:
         self.model = None
         levels, pairs, start = self.levels, self.pairs.copy(), point.z
         descent = levels.descent(levels.lower, pairs, self.t)
-        first, bounds = point.value, [nearer * vector_norm(start - basin.z) for basin in self.basins]
-        # A steep start must not throw the first plain step over several basins.
-        descent.t = min(descent.t, LEAP * self.scale / (vector_norm(point.gradient) or math.inf) or descent.t)
+        first, bounds = point.value, [NEARER * vector_norm(start - basin.z) for basin in self.basins]
         cleared = False
         for _ in range(STEPS):
             if not point.finite or vector_norm(point.z - start) > FAR * max(self.scale, vector_norm(start)):
@@ -229,7 +218,7 @@ class LowerMultistart:
                     return basin
             d, remembered = descent.direction(point)
             promise = -float(descent.residual(point).r @ d)
-            if promise <= max(NOISE * point.noise, ENOUGH * (first - point.value)):
+            if promise <= point.noise:
                 break
             new = descent.step(point, d, remembered)
             if new is None:
@@ -261,9 +250,6 @@ class LowerMultistart:
             middle, d = 0.5 * (end.z + nearest), self._random(end.z)
             self.between.append(self.levels.inside(middle + CLOSE * self.scale * d / vector_norm(d)))
         self.basins.append(end)
-        if len(self.basins) > KEPT:
-            # The highest goes; the first is y, with which the others are compared.
-            del self.basins[max(range(1, len(self.basins)), key=lambda i: self.basins[i].value)]
 
     def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
         """Whether two ends of the same height lie in one flat basin, i.e. their midpoint has that height, too."""
@@ -275,7 +261,7 @@ class LowerMultistart:
 
         Where f is a sum over coordinates, this finds the best of all combinations.
         """
-        if not 1 < len(self.point.z) <= MIXED:
+        if not 1 < len(self.point.z) <= TUNING.batched:
             return
         for other in list(self.basins):
             best = self.lowest
@@ -298,7 +284,7 @@ class LowerMultistart:
 
     def equal(self, point: LowerPoint) -> float:
         """The difference below which a value counts as equal to that at a point."""
-        return NOISE * point.noise + EQUAL * self._gain
+        return ROUNDING * point.noise + EQUAL * self._gain
 
     @property
     def _gain(self) -> float:
@@ -320,7 +306,7 @@ class LowerMultistart:
         coupling = self.levels.curvatures.get("f_xy", 0.0)
         blur = 2 * math.sqrt(self.levels.eps) * self.scale * coupling  # the slopes' error, from that of the ends
         turn = (vector_norm(self.levels.pull(a, b)) - blur) * (vector_norm(flatten(self.levels.x)) or 1.0)
-        return turn <= PARALLEL * self._gain + NOISE * (a.noise + b.noise)
+        return turn <= JOINED * self._gain + ROUNDING * (a.noise + b.noise)
 
     @property
     def values(self) -> int:
@@ -345,9 +331,9 @@ class LowerMultistart:
 
     @property
     def _enough(self) -> bool:
-        return self.expected < ENDING or (bool(self.basins) and self.hits >= ENDING_HITS)
+        return self.expected < ENDING or (bool(self.basins) and self.hits >= HITS)
 
-    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = KEPT) -> Evidence:
+    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = MOST) -> Evidence:
         """Descend from points beside y, the ``given`` points, corners of Y and random points until the evidence is enough.
 
         Args:
@@ -375,5 +361,4 @@ class LowerMultistart:
         lowest = self.lowest if self.basins else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.basins if not self.same(v, lowest)), default=math.nan)
-        certain = self.expected < CERTAIN or (bool(self.basins) and self.hits >= CERTAIN_HITS)
-        return Evidence(self.starts, self.values, excess, above, certain)
+        return Evidence(self.starts, self.values, excess, above, self._enough)

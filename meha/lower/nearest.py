@@ -9,22 +9,13 @@ from torch import Tensor
 
 from meha.lower.flat_problem import FlatProblem, LowerPoint
 from meha.numerics.extrapolation import richardson
-from meha.numerics.limited_memory import LimitedMemory, vector_norm
+from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.tolerances import FAR, PATIENCE, STEPS, TIGHT
+from meha.tensors.vectors import vector_norm
 
-FIRST = 0.1  # weight of the proximal term at first, relative to the curvature of f in y
-RATIO = 10.0  # factor by which it falls
-LEAST = 2 / 3  # power of the rounding error: the smallest weight; below, the term is lost in that of f
-STEPS = 400  # upper bound on the steps for one weight
-PAIRS, COMPOSITE_PAIRS = 300, 50  # memory of curvature; with g, under which the free coordinates change, less
+RATIO = 10.0  # from the curvature of f in y to the first weight of the proximal term, and from each weight to the next
+PAIRS = 100  # memory of curvature: lower levels with many solutions are ill-conditioned
 ENOUGH = 0.01  # part of the pull of the proximal term, times the accuracy, to which each problem is solved
-PATIENCE = 8  # steps without half the residual after which the solve ends, as only rounding is left
-SHRINKING = 0.5  # largest ratio of changes from weight to weight that is extrapolated; 1/10 where the error is of their order
-FAR = 1e6  # a solve that goes this many times further away than the start and y has no end
-
-
-@dataclass(eq=False, kw_only=True)
-class _TiedPoint(LowerPoint):
-    """f + g and the proximal term at y; ``upper`` is the gradient of the term, without its weight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,17 +44,17 @@ def solve_nearest(levels: FlatProblem, start: Tensor, tol: float, curvature: flo
         BudgetError: the budget of gradients of f is used up.
     """
     curvature, tol = curvature or 1.0, max(tol, math.sqrt(levels.eps))
-    weights = [FIRST * curvature]
-    while weights[-1] > RATIO * levels.eps**LEAST * curvature:
+    weights = [curvature / RATIO]
+    while weights[-1] > RATIO * levels.eps**TIGHT * curvature:
         weights.append(weights[-1] / RATIO)
-    pairs = LimitedMemory.sized(COMPOSITE_PAIRS if levels.composite else PAIRS, len(start))
+    pairs = LimitedMemory.sized(PAIRS, len(start))
     ys, limits, y, solved = [], list[Tensor](), levels.inside(start), False
     for weight in weights:
         y = _solve(levels, y, start, weight, curvature, pairs, tol)
         ys.append(y)
         limit = y
-        if len(ys) > 2 and vector_norm(ys[-1] - ys[-2]) <= SHRINKING * vector_norm(ys[-2] - ys[-3]):
-            # The error is of the order of the weight once changes shrink like it.
+        if len(ys) > 2 and vector_norm(ys[-1] - ys[-2]) <= 0.5 * vector_norm(ys[-2] - ys[-3]):
+            # The error is of the order of the weight once changes shrink like it, and not, say, like its root.
             limit = levels.inside(richardson(ys[-1], ys[-2], RATIO))
         limits.append(limit)
         scale = max(vector_norm(limit), vector_norm(limit - start))
@@ -79,15 +70,15 @@ def _solve(
 ) -> Tensor:
     """Minimise f + g + weight / 2 ||. - start||^2 from y on."""
 
-    def evaluate(z: Tensor) -> _TiedPoint:
+    def evaluate(z: Tensor) -> LowerPoint:
+        """f + g and the term; ``upper`` is the gradient of the term without its weight."""
         at, away = levels.lower(z), z - start
         square = 0.5 * weight * float(away @ away)
         noise = at.noise + levels.eps * square
-        return _TiedPoint(z, at.smooth + square, at.gradient + weight * away, at.nonsmooth, noise, upper=away, f_x=at.f_x)
+        return LowerPoint(z, at.smooth + square, at.gradient + weight * away, at.nonsmooth, noise, upper=away, f_x=at.f_x)
 
     pairs.reweigh(weight)  # what was learned with other weights stays exact
-    rho = levels.oracle.problem.g.rho
-    descent = levels.descent(evaluate, pairs, min(1 / (curvature + weight), 0.5 / rho if rho else math.inf))
+    descent = levels.descent(evaluate, pairs, min(1 / (curvature + weight), levels.oracle.longest_prox))
     point = descent.evaluate(y)
     smallest, idle, far, cleared = math.inf, 0, FAR * (1 + vector_norm(y) + vector_norm(start)), False
     for _ in range(STEPS):
@@ -116,8 +107,7 @@ def _solve(
 def _polish(levels: FlatProblem, y: Tensor, curvature: float, pairs: LimitedMemory, reach: float) -> LowerPoint:
     """Take a few steps on f + g alone, within ``reach``: they bring the extrapolated point back to the set of solutions."""
     pairs.reweigh(0.0)
-    rho = levels.oracle.problem.g.rho
-    descent = levels.descent(levels.lower, pairs, min(1 / curvature, 0.5 / rho if rho else math.inf))
+    descent = levels.descent(levels.lower, pairs, min(1 / curvature, levels.oracle.longest_prox))
     point = first = descent.evaluate(y)
     for _ in range(PATIENCE):
         new = descent.step(point, descent.residual(point).target - point.z, False)

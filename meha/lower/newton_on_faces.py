@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +14,14 @@ from torch import Tensor
 from meha.lower.expansion import Expansion
 from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_tuning import TUNING
+from meha.numerics.line_search import SHORTER, TRIALS, LineTrial, line_search
+from meha.numerics.linear_systems import CurvatureError, conjugate_gradients
+from meha.numerics.tolerances import AGREE, LOOSE, PATIENCE, ROUNDING, STEPS, TIGHT
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
+from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable
-from meha.tensors.vectors import Clock, Flat
+from meha.tensors.vectors import Clock, Flat, vector_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +177,7 @@ class Factor:
         part = self.face.reduce(vector)
         if not part.numel():
             return torch.zeros_like(vector)
-        if self.lower is not None and len(part) <= TUNING.inverted and self.pivot >= TUNING.well_conditioned:
-            solution = self._inverse @ part
-        elif self.lower is not None:
+        if self.lower is not None:
             solution = torch.cholesky_solve(part[:, None], self.lower)[:, 0]
         else:
             scale, values, vectors = self._eigen()
@@ -186,11 +187,6 @@ class Factor:
             solution = vectors @ ((vectors.T @ (part / scale)) / sizes) / scale
         return self.face.extend(solution, vector.numel())
 
-    @cached_property
-    def _inverse(self) -> Tensor:
-        assert self.lower is not None
-        return torch.cholesky_inverse(self.lower)
-
     def shortest(self, vector: Tensor) -> tuple[Tensor, float]:
         """Solve H v = vector along the face by the pseudo-inverse; returns v and the relative residual."""
         part = self.face.reduce(vector)
@@ -198,14 +194,14 @@ class Factor:
         cutoff = TUNING.singular * len(values) * torch.finfo(values.dtype).eps * float(values.abs().max())
         inverse = torch.where(values.abs() > cutoff, 1 / values, 0.0)
         image = vectors.T @ (part / scale)
-        size = float(torch.linalg.vector_norm(image))
-        missed = float(torch.linalg.vector_norm(torch.where(inverse == 0, image, 0.0)))  # in the kernel of H
+        size = vector_norm(image)
+        missed = vector_norm(torch.where(inverse == 0, image, 0.0))  # in the kernel of H
         return self.face.extend(vectors @ (inverse * image) / scale, vector.numel()), missed / size if size else 0.0
 
     @property
     def indefinite(self) -> bool:
         """Whether H has a direction of negative curvature, beyond rounding."""
-        least = torch.finfo(self.values.dtype).eps ** TUNING.loose_power if self.values is not None else 0.0
+        least = torch.finfo(self.values.dtype).eps ** LOOSE if self.values is not None else 0.0
         return self.values is not None and float(self.values[0]) < -least * float(self.values.abs().max())
 
     def downwards(self, size: int) -> Tensor | None:
@@ -220,15 +216,6 @@ class Factor:
         assert self.values is not None
         assert self.vectors is not None
         return self.scale, self.values, self.vectors
-
-    def state_dict(self) -> dict[str, object]:
-        """All fields as plain tensors and numbers, for a checkpoint."""
-        return {**{field.name: getattr(self, field.name) for field in fields(self)}, "face": vars(self.face)}
-
-    @classmethod
-    def restored(cls, state: dict[str, object]) -> Factor:
-        """Rebuild a factor from its :meth:`state_dict`."""
-        return cls(**{**state, "face": SmoothFace(**state["face"])})  # type: ignore[arg-type]
 
 
 def factorise(matrix: Tensor, face: SmoothFace, clock: Clock) -> Factor:
@@ -268,45 +255,7 @@ def semidefinite(hessians: Tensor, eps: float) -> Tensor:
     return torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye).info == 0
 
 
-def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    right: Tensor,
-    tol: float,
-    steps: int,
-    precondition: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, float, bool]:
-    """Solve H v = right with at most ``steps`` products; returns v, its relative residual, and whether H seems positive.
-
-    At a direction without positive curvature it stops: v is the solution so far, or that direction if it is the first (the
-    truncated Newton rule of Dembo and Steihaug, 1983).
-    """
-    v, r = torch.zeros_like(right), right.clone()
-    size = float(torch.linalg.vector_norm(right))
-    residual = size
-    z = r if precondition is None else precondition(r)
-    p, rz = z.clone(), float(torch.dot(r, z))
-    for k in range(steps):
-        if residual <= tol * size:
-            break
-        image = apply(p)
-        curvature = float(torch.dot(p, image))
-        if not curvature > 0:  # or NaN
-            return (p if k == 0 else v), residual / size, False
-        length = rz / curvature
-        v.add_(p, alpha=length)
-        r.sub_(image, alpha=length)
-        residual = float(torch.linalg.vector_norm(r))
-        z = r if precondition is None else precondition(r)
-        old, rz = rz, float(torch.dot(r, z))
-        p.mul_(rz / old).add_(z)
-    return v, residual / size if size else 0.0, True
-
-
-SAVED_HESSIANS = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
-"""The attributes of :class:`Hessians` that a checkpoint keeps."""
-
-
-class Hessians:
+class Hessians(Saved):
     """A cache of the last Hessian of f in y that learns what changes from one Hessian to the next.
 
     A product with a fixed vector shows whether a Hessian has changed. Where it has, and changes were seen to have a pattern (a
@@ -325,6 +274,8 @@ class Hessians:
         dense: whether changes have no such pattern.
         formulas: whether losses in f may give the Hessian by their formulas.
     """
+
+    saves = ("quadratic", "constant", "varies", "matrix", "groups", "dense", "formulas")
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
@@ -373,7 +324,7 @@ class Hessians:
 
     def _computed(self, at: Expansion) -> Tensor:
         """The Hessian by the closed forms of losses, if a product confirms it; otherwise row by row."""
-        if self.formulas and len(at.y) >= TUNING.formulas:
+        if self.formulas:
             matrix, probe = at.by_formula(), self.probe(at.y)
             if matrix is not None and self.agrees(matrix, at.product(probe, g=False), probe):
                 return matrix
@@ -388,7 +339,7 @@ class Hessians:
         """Whether ``product`` (or each row of it) equals ``matrix @ vector`` up to rounding."""
         expected = matrix @ vector
         change = float(torch.linalg.vector_norm(product - expected, dim=-1).max())
-        return change <= TUNING.same * self.eps * float(torch.linalg.vector_norm(expected))
+        return change <= AGREE * self.eps * vector_norm(expected)
 
     def _updated(self, at: Expansion, known: Tensor, probe: Tensor) -> Tensor | None:
         """The Hessian from the cached one and a few products; None if changes have no pattern or leave it."""
@@ -413,20 +364,15 @@ class Hessians:
         """Learn the pattern of changes from two complete Hessians; returns the new one."""
         if not self.dense:
             change = (new - known).abs()
-            pattern = change > TUNING.same * self.eps * new.abs().max()
+            pattern = change > AGREE * self.eps * new.abs().max()
             group = colours(pattern)
             self.dense, self.groups = group is None, None if group is None else (pattern, group)
             self._vectors = None
         return new
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was learned, as plain tensors and numbers."""
-        return {name: getattr(self, name) for name in SAVED_HESSIANS}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` saved."""
-        for name in SAVED_HESSIANS:
-            setattr(self, name, state[name])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another cache was."""
+        super().load_state_dict(state)
         self._x = self._vectors = None  # x is recognised by identity, so the next Hessian is checked by a product
 
     def probe(self, y: Tensor) -> Tensor:
@@ -437,7 +383,7 @@ class Hessians:
 
 
 def colours(pattern: Tensor) -> Tensor | None:
-    """Group the columns of a symmetric pattern so that no row has two entries in one group; None if that saves little.
+    """Group the columns of a symmetric pattern so that no row has two entries in one group; None if that saves less than half.
 
     The greedy rule of Curtis, Powell and Reid (1974).
 
@@ -450,7 +396,7 @@ def colours(pattern: Tensor) -> Tensor | None:
     """
     n = len(pattern)
     pattern = pattern | pattern.T
-    if int(pattern.sum(1).max()) > TUNING.sparse * n:  # a row with r entries needs r groups
+    if int(pattern.sum(1).max()) > 0.5 * n:  # a row with r entries needs r groups
         return None
     weights = pattern.to(torch.float32)
     near = (weights @ weights).bool().cpu()  # columns that share a row
@@ -458,11 +404,7 @@ def colours(pattern: Tensor) -> Tensor | None:
     for i in range(n):
         taken = set(group[:i][near[i, :i]].tolist())
         group[i] = next(k for k in range(n) if k not in taken)
-    return group.to(pattern.device) if int(group.max()) + 1 <= TUNING.sparse * n else None
-
-
-SAVED_SOLVER = ("accuracy", "curved", "failed", "largest", "limit", "scale", "step")
-"""The attributes of :class:`NewtonLower` that a checkpoint keeps."""
+    return group.to(pattern.device) if int(group.max()) + 1 <= 0.5 * n else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -487,7 +429,7 @@ class LowerResponse:
         return self.at.y
 
 
-class NewtonLower:
+class NewtonLower(Saved):
     """A Newton solver of the lower level at any x, which reuses the last Hessian.
 
     A step solves the Newton equation on the face of y, which the proximal map of g + indicator of Y finds. A factor of an old
@@ -506,11 +448,13 @@ class NewtonLower:
             :class:`BudgetError` is raised.
     """
 
+    saves = ("accuracy", "curved", "failed", "largest", "limit", "scale", "step", "hessians", "factor")
+
     def __init__(self, oracle: Oracle, flat_x: Flat, flat_y: Flat, clock: Clock) -> None:
         self.oracle, self.flat_x, self.flat_y, self.clock = oracle, flat_x, flat_y, clock
         self.faces = Faces(oracle, flat_y)
         self.eps = flat_y.eps
-        self.tol = self.accuracy = self.eps**TUNING.lower_power
+        self.tol = self.accuracy = self.eps**TIGHT
         self.factor: Factor | None = None
         self.hessians = Hessians(self.eps)
         self.curved = False
@@ -534,28 +478,28 @@ class NewtonLower:
         """Minimise f + g over Y at ``x``, from ``y``."""
         response = self._solve(x, y)
         # Tolerances are relative to the largest y of the solve; where y became much smaller, they were too loose.
-        shrank = float(torch.linalg.vector_norm(response.y)) < TUNING.contraction * self.scale
+        shrank = vector_norm(response.y) < TUNING.contraction * self.scale
         return self._solve(x, response.y) if response.solved and shrank and self.scale > self._least_scale else response
 
     @property
     def _least_scale(self) -> float:
-        return self.eps**TUNING.loose_power * self.largest  # tolerances must not vanish where the solution is y = 0
+        return self.eps**LOOSE * self.largest  # tolerances must not vanish where the solution is y = 0
 
     def _solve(self, x: Variable, y: Tensor) -> LowerResponse:
         at = self.expand(x, y)
-        self.scale = max(float(torch.linalg.vector_norm(y)), self._least_scale)
+        self.scale = max(vector_norm(y), self._least_scale)
         if not math.isfinite(at.value):
             return LowerResponse(at, self.faces.at(y), math.inf, solved=False)
         stalled, last, old_steps = 0, math.inf, TUNING.old_steps + TUNING.old_steps_by_size * self.flat_y.size
-        first = 0.0 if self.small else float(torch.linalg.vector_norm(at.f_y))
+        first = 0.0 if self.small else vector_norm(at.f_y)
         attempt = math.inf  # the length of the first step with an old factor
-        for _ in range(TUNING.lower_steps):
+        for _ in range(STEPS):
             at, face = self._identify(at)
-            self.scale = max(self.scale, float(torch.linalg.vector_norm(at.y)))
+            self.scale = max(self.scale, vector_norm(at.y))
             self.largest = max(self.largest, self.scale)
             gradient = at.gradient
             direction, exact = self._direction(at, face, gradient, first)
-            size = float(torch.linalg.vector_norm(direction))
+            size = vector_norm(direction)
             if exact and self._exact_at is not at and size > TUNING.contraction * last:  # f may not be quadratic
                 exact = self.hessians.still_quadratic(at)
             if not exact and attempt == math.inf:
@@ -564,7 +508,7 @@ class NewtonLower:
                 self.failed = min(self.failed, attempt)  # so that the next first step as long as this renews the factor at once
                 self.renew(at, face)
                 direction, exact = self._direction(at, face, gradient, first)
-                size = float(torch.linalg.vector_norm(direction))
+                size = vector_norm(direction)
             if not math.isfinite(size):
                 break
             if self._enough(size, last):
@@ -573,15 +517,15 @@ class NewtonLower:
                     at, last = lower, math.inf
                     continue
                 # A long step that left no error suggests a quadratic f: comparing the Hessians here decides.
-                if self.small and self.hessians.quadratic is None and TUNING.telling * self.scale < last < math.inf:
+                if self.small and self.hessians.quadratic is None and self.eps**LOOSE * self.scale < last < math.inf:
                     self.hessians.at(at)
                 return LowerResponse(at, face, size / self.scale if self.scale else 0.0, solved=True)
             slope = float(torch.dot(gradient, direction))
             blurred = -slope <= self._noise(at)  # the promised decrease is lost in rounding
-            stalled = stalled + 1 if blurred and size > TUNING.level * last else 0
-            if stalled > TUNING.stalls:  # only rounding is left
+            stalled = stalled + 1 if blurred and size > 0.5 * last else 0
+            if stalled > PATIENCE:  # only rounding is left
                 break
-            moved = self._move(at, direction, slope, blurred, patient=exact)
+            moved = self._move(at, direction, slope, patient=exact)
             if moved is None and not exact:  # the old factor may be to blame
                 self.renew(at, face)
                 continue
@@ -593,8 +537,8 @@ class NewtonLower:
         # Ended by rounding or by the number of steps: the next Newton step estimates the error.
         at, face = (at, self.faces.at(at.y))
         direction, _ = self._direction(at, face, at.gradient, first)
-        error = float(torch.linalg.vector_norm(direction)) / (self.scale or 1.0)
-        return LowerResponse(at, face, error, solved=error <= self.eps**TUNING.loose_power)
+        error = vector_norm(direction) / (self.scale or 1.0)
+        return LowerResponse(at, face, error, solved=error <= self.eps**LOOSE)
 
     def renew(self, at: Expansion, face: SmoothFace) -> Factor | None:
         """Factorise the Hessian on the face at this point; None if the face is too large for that."""
@@ -641,7 +585,7 @@ class NewtonLower:
                 most = TUNING.cg_steps if large else steps
                 v, residual, positive = self.iterate(at, face, right, self.accuracy, most, factor)
                 if large or (positive and residual <= self.accuracy):  # a large system has no other solver
-                    return v, positive and residual <= max(self.accuracy, self.eps**TUNING.loose_power), residual
+                    return v, positive and residual <= max(self.accuracy, self.eps**LOOSE), residual
             factor = self.renew(at, face)
         assert factor is not None
         begin = time.perf_counter()
@@ -649,27 +593,34 @@ class NewtonLower:
             v, consistent = factor.solve(right), True
         else:
             v, missed = factor.shortest(right)
-            consistent = missed <= TUNING.inconsistent  # a singular system is solvable if the right side is in its range
+            consistent = missed <= self.eps**LOOSE  # a singular system is solvable if the right side is in its range
         self.clock.algebra += time.perf_counter() - begin
         return v, consistent, 0.0
 
     def iterate(
         self, at: Expansion, face: SmoothFace, right: Tensor, tol: float, steps: int, factor: Factor | None
     ) -> tuple[Tensor, float, bool]:
-        """Solve on the face by conjugate gradients; returns v, its relative residual, and whether H seems positive."""
+        """Solve on the face by conjugate gradients; returns v, its relative residual, and whether H seems semidefinite."""
         size = right.numel()
-        precondition = None if factor is None else lambda part: face.reduce(factor.solve(face.extend(part, size)))
-        v, residual, positive = conjugate_gradients(
-            lambda part: face.reduce(at.product(face.extend(part, size))), face.reduce(right), tol, steps, precondition
-        )
-        return face.extend(v, size), residual, positive
+
+        def product(part: Leaves) -> Leaves:
+            return [face.reduce(at.product(face.extend(part[0], size)))]
+
+        def precondition(part: Leaves) -> Leaves:
+            return part if factor is None else [face.reduce(factor.solve(face.extend(part[0], size)))]
+
+        try:
+            (v,), residual = conjugate_gradients(product, [face.reduce(right)], steps=steps, tol=tol, precondition=precondition)
+        except CurvatureError as met:  # its v is a descent direction all the same
+            return face.extend(met.v[0], size), met.residual, met.curvature > 0
+        return face.extend(v, size), residual, True
 
     def _direction(self, at: Expansion, face: SmoothFace, gradient: Tensor, first: float) -> tuple[Tensor, bool]:
         """The Newton direction, and whether it uses the Hessian at this point (not an older one)."""
         if face.count(self.flat_y.size) > TUNING.dense:
-            size = float(torch.linalg.vector_norm(face.reduce(gradient)))
-            # Inexact Newton (Dembo et al., 1982): tighter as the gradient falls, which keeps superlinear convergence.
-            tol = min(TUNING.forcing, math.sqrt(size / first)) if first else TUNING.forcing
+            size = vector_norm(face.reduce(gradient))
+            # Inexact Newton (Nocedal and Wright, 2006, 7.1): tighter as the gradient falls, for superlinear convergence.
+            tol = min(0.5, math.sqrt(size / first)) if first else 0.5
             v, _, _ = self.iterate(at, face, gradient, tol, TUNING.cg_steps, None)
             return -v, True
         if self.factor is None or not self.factor.face.equals(face):
@@ -693,7 +644,7 @@ class NewtonLower:
         if self._enough(size, last):
             return True
         if last == math.inf:
-            return size <= TUNING.level * self.failed
+            return size <= 0.5 * self.failed
         ratio = size / last
         end = (self.accuracy if ratio <= TUNING.quick else self.tol) * self.scale
         # Linear convergence: the steps to go are log(end / size) / log(ratio), and log(ratio) is negative.
@@ -705,33 +656,27 @@ class NewtonLower:
         Where the Hessian is not positive definite, a smaller gradient is no sign of a lower value, so values must decide.
         """
         definite = self.factor is None or self.factor.definite
-        return (self.eps**TUNING.loose_power if definite else TUNING.rounding * self.eps) * (abs(at.f) + abs(at.g))
+        return (self.eps**LOOSE if definite else ROUNDING * self.eps) * (abs(at.f) + abs(at.g))
 
-    def _move(self, at: Expansion, direction: Tensor, slope: float, blurred: bool, *, patient: bool) -> Expansion | None:
-        """Backtrack along the direction until f + g decreases enough (Armijo, 1966); None if it never does."""
-        length = 1.0
-        for _ in range(TUNING.shortenings if patient else 1):  # an old factor gets one trial: then a new one pays
+    def _move(self, at: Expansion, direction: Tensor, slope: float, *, patient: bool) -> Expansion | None:
+        """Search along the direction for a point of lower f + g; None if there is none."""
+
+        def trial(length: float) -> LineTrial[Expansion]:
             end = torch.add(at.y, direction, alpha=length)
             new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
-            least = at.value + TUNING.decrease * length * slope
-            if new.value <= least:
-                return new
-            # Values within rounding decide nothing: the slope must fall (approximate Wolfe rule, Hager and Zhang, 2005).
-            if blurred and new.value <= at.value + self._noise(at):
-                left = float(torch.dot(new.gradient, direction))
-                if abs(left) <= TUNING.level * abs(slope):
-                    return new
-            length *= TUNING.shorter
-        return None
+            return LineTrial(new, new.value, float(torch.dot(new.gradient, direction)), length * slope)
+
+        # An old factor gets one trial: then a new one pays.
+        return line_search(trial, at.value, slope, noise=self._noise(at), wolfe=False, trials=TRIALS if patient else 1)
 
     def _escape(self, at: Expansion, face: SmoothFace) -> Expansion | None:
         """Leave a saddle: find a lower point along the direction of most negative curvature; None if there is none."""
         direction = None if self.factor is None else self.factor.downwards(len(at.y))
         if direction is None:
             return None
-        direction = direction * ((self.scale or 1.0) / float(torch.linalg.vector_norm(direction)))
-        for _ in range(TUNING.escapes):
-            direction = TUNING.shorter * direction
+        direction = direction * ((self.scale or 1.0) / vector_norm(direction))
+        for _ in range(TRIALS):
+            direction = SHORTER * direction
             for end in (at.y + direction, at.y - direction):  # curvature does not tell the two sides apart
                 new = self.expand(at.x, end if self.faces.smooth else self.faces.feasible(at.x, end, at.y))
                 if new.value < at.value - self._noise(at):
@@ -757,7 +702,7 @@ class NewtonLower:
 
     def _proximal(self, at: Expansion) -> Expansion | None:
         """A proximal gradient step with backtracking; None if y is a fixed point or no step is short enough."""
-        for _ in range(TUNING.shortenings):
+        for _ in range(TRIALS):
             image = self.faces.prox(at.x, at.y - self.step * at.f_y, self.step)
             move = image - at.y
             square = float(torch.dot(move, move))
@@ -768,7 +713,7 @@ class NewtonLower:
             model = at.f + float(torch.dot(at.f_y, move)) + square / (2 * self.step)
             if new.f <= model + self._noise(at):
                 return new
-            self.step *= TUNING.shorter
+            self.step *= SHORTER
         return None
 
     def first_step(self, at: Expansion) -> float:
@@ -778,22 +723,12 @@ class NewtonLower:
         for _ in range(TUNING.probes):
             v = v / torch.linalg.vector_norm(v)
             v = at.product(v, g=False) if matrix is None else matrix @ v
-            size = float(torch.linalg.vector_norm(v))
+            size = vector_norm(v)
             if not size:
                 break
-        # Below 1 / rho the proximal map of a weakly convex g has one value.
-        limit = 0.5 / self.oracle.problem.g.rho if self.oracle.problem.g.rho else math.inf
-        return min(1 / size if size else 1.0, limit)
+        return min(1 / size if size else 1.0, self.oracle.longest_prox)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the solver remembers, as plain tensors and numbers."""
-        saved = {name: getattr(self, name) for name in SAVED_SOLVER}
-        return {**saved, "hessians": self.hessians.state_dict(), "factor": self.factor and self.factor.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` saved."""
-        for name in SAVED_SOLVER:
-            setattr(self, name, state[name])
-        self.factor = None if state["factor"] is None else Factor.restored(state["factor"])
-        self.hessians.load_state_dict(state["hessians"])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where another solver was."""
+        super().load_state_dict(state)
         self._exact_at = None  # an expansion holds a graph, which cannot be saved

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, ROUNDING
 from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_count
 from meha.tensors.variables import Leaves, Variable, copy_, inner, norm, subtract
@@ -20,26 +21,8 @@ from meha.tensors.variables import Leaves, Variable, copy_, inner, norm, subtrac
 PATIENCE = 1000
 """Iterations without a smaller residual after which the solver gives up."""
 
-FIRST_MOVE = 1e-4
-"""Length of the step that measures the curvature at the start, relative to y: short enough to stay in its surroundings."""
-
 GROWTH = 1.2
 """Factor by which the step grows after each success, so that it recovers from a wall of curvature in some ten steps."""
-
-CONCAVE_STEP = 0.5
-"""Largest step times rho of a weakly convex g: below 1, where its prox is a single point."""
-
-SMALLEST_STEP = 1e-30
-"""Below this step length the solver gives up: no shorter step will descend."""
-
-FAR = 1e12
-"""At this distance, relative to 1 + ||y||, the solver gives up: the lower level seems to have no minimum."""
-
-SLACK = 1e-9
-"""Relative excess of the curvature in a step that is accepted as rounding."""
-
-VALUE_ROUNDING, STEP_ROUNDING = 32, 16
-"""Multiples of the rounding error by which values may rise, and within which a step counts as none."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +89,7 @@ def solve_lower(
         return new
 
     with torch.no_grad():
-        limit = CONCAVE_STEP / oracle.problem.g.rho if oracle.problem.g.rho else math.inf
+        limit = oracle.longest_prox
         here = [leaf.clone() for leaf in y.leaves]
         f, d_here = differentiate(here)
         value = objective(f)
@@ -114,23 +97,23 @@ def solve_lower(
         step = min(limit, 1.0 if gamma is None else gamma)
         slope = float(norm(d_here))
         if slope > 0:  # measure the curvature at y, so that the first step does not leave its basin
-            near = prox_step(here, d_here, min(step, FIRST_MOVE * (float(norm(here)) or 1.0) / slope))
+            near = prox_step(here, d_here, min(step, eps**DIFFERENCE * (float(norm(here)) or 1.0) / slope))
             bend, length = float(norm(subtract(differentiate(near)[1], d_here))), float(norm(subtract(near, here)))
             step = min(step, length / bend) if math.isfinite(bend) and bend > 0 and length > 0 else step
         bound = FAR * (1 + float(norm(here)))
         momentum, residual, least, since, steps = 1.0, math.inf, math.inf, 0, 0
         converged = was_small = False
-        while steps < max_steps and step > SMALLEST_STEP:
+        while steps < max_steps and step > torch.finfo(point[0].dtype).tiny:
             steps += 1
             new = prox_step(ahead, d_ahead, step)
             move = subtract(new, ahead)
             f, d_new = differentiate(new)
             length, turn, slope = _numbers(norm(move), inner(subtract(d_new, d_ahead), move), norm(d_ahead))
-            if turn > length * length / step * (1 + SLACK) + eps * slope * length:  # curvature > 1 / step
+            if turn > length * length / step * (1 + eps**LOOSE) + eps * slope * length:  # curvature > 1 / step
                 step /= 2
                 continue
             value_new = objective(f)
-            rounding = VALUE_ROUNDING * eps * max(abs(value), abs(value_new))
+            rounding = 2 * ROUNDING * eps * max(abs(value), abs(value_new))  # sums of many terms have larger errors
             if not (math.isfinite(turn) and value_new <= value + rounding):  # it rises, or is NaN
                 if ahead is here:  # a plain step was too long; otherwise the momentum is to blame
                     step /= 2
@@ -141,7 +124,7 @@ def solve_lower(
             mapping, size, moved, uphill = _numbers(norm(left), norm(new), norm(subtract(new, y.leaves)), back)
             residual, size = mapping / step, max(size, moved)
             curvature = max(turn, 0.0) / (length * length) if length * length > 0 else 0.0
-            small = residual <= max(tol * curvature * size, STEP_ROUNDING * eps * size / step)
+            small = residual <= max(tol * curvature * size, 2 * ROUNDING * eps * size / step)
             converged = small and (was_small or residual == 0)  # twice: one step may have met a wall of curvature
             was_small = small
             least, since = (residual, 0) if residual < least else (least, since + 1)

@@ -6,7 +6,6 @@ problem, its variables and a state. A method writes two functions, ``init`` and 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import time
@@ -22,13 +21,13 @@ from meha.lower.estimation import Probe
 from meha.method.optimizers import text
 from meha.method.status import Status, Verdict
 from meha.problem.constants import Constants
-from meha.problem.loaders import Stateful
 from meha.problem.oracle import Counts, Oracle
 from meha.problem.problem import Problem, takes
 from meha.problem.responses import Response, Trained
 from meha.problem.schedules import evaluate, rests
 from meha.tensors.checks import check_switch
 from meha.tensors.distributed import Group
+from meha.tensors.state import Saved, restore
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, all_finite, copy_
 
@@ -346,7 +345,8 @@ class Run:
         Raises:
             ValueError: the state is of another method or other hyper-parameters, or does not fit; the run is unchanged.
         """
-        missing = {"method", "given", "chosen", "counts", "state"} - set(state if isinstance(state, Mapping) else ())
+        parts = {"method", "given", "chosen", "counts", "state", "selection"}
+        missing = parts - set(state if isinstance(state, Mapping) else ())
         if missing:
             raise ValueError(f"state: lacks {sorted(missing)}; pass what Run.state_dict() returned.")
         own = (self.method.name, self._given.describe(exact=True))
@@ -361,13 +361,13 @@ class Run:
             raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
         # First what may be refused: a failure leaves the run as it was.
         self.state.load_state_dict(state["state"])
-        self.oracle.response_term.load_state_dict(state.get("selection", {}))  # absent in older checkpoints
+        self.oracle.response_term.load_state_dict(state["selection"])
         self.method, self.oracle.counts, self._verdict = method, counts, None
         self._resolved = self._resolved or self.k > 0
 
 
 @dataclass
-class State:
+class State(Saved):
     """What changes from step to step: variables, optimizers and numbers. Methods add fields of their own.
 
     Attributes:
@@ -396,42 +396,23 @@ class State:
                 if optimizer is not None:
                     optimizer.forget()  # moments of the last solve would push the next one
 
-    def state_dict(self) -> dict[str, Any]:
-        """All fields as plain tensors and numbers, for a checkpoint."""
-        saved = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Stateful):  # optimizers go on to change the tensors that they hand out
-                value = value.state_dict() if isinstance(value, Variable) else copy.deepcopy(value.state_dict())
-            saved[field.name] = value
-        return saved
+    def check(self) -> None:
+        """Raise if the state cannot be that of a run."""
+        if not isinstance(self.k, int) or self.k < 0:
+            raise ValueError(f"state: k must be the number of steps done, got {self.k!r}; the state is damaged.")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` saved; a state that does not fit changes nothing."""
-        names = {field.name for field in dataclasses.fields(self)}
-        if not isinstance(state, Mapping) or names != set(state):
-            raise ValueError(f"state: this run needs {sorted(names)}, and gets something else; it is of another method.")
-        if not isinstance(state["k"], int) or state["k"] < 0:
-            raise ValueError(f"state: k must be the number of steps done, got {state['k']!r}; the state is damaged.")
         before = self.state_dict()  # fields are loaded one by one: a failure in the middle is undone
         try:
-            self._load(state)
+            restore(self, state)
+            self.check()
         except ValueError:
-            self._load(before)
+            restore(self, before)
             raise
         except Exception as error:  # what a damaged optimizer state raises is up to the optimizer
-            self._load(before)
+            restore(self, before)
             raise ValueError(f"state: cannot be read ({error!r}); it is damaged.") from error
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Variable):
-                value.load_state_dict(state[field.name])
-            elif isinstance(value, Stateful):
-                value.load_state_dict(copy.deepcopy(state[field.name]))  # optimizers keep the tensors that they are given
-            else:
-                setattr(self, field.name, state[field.name])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from meha.methods.bvfim import BVFIM
 from meha.methods.darts import DARTS
 from meha.methods.default import Default, default_method
 from meha.methods.f2sa import F2SA
-from meha.methods.galet import GALET
 from meha.methods.iaptt import IAPTT
-from meha.methods.implicit import CG, NS
+from meha.methods.implicit import CG, GALET, NS
 from meha.methods.lvhba import LVHBA
 from meha.methods.meha import MEHA
 from meha.methods.rhg import RHG

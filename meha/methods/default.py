@@ -21,14 +21,15 @@ from meha.evidence.attempts import Attempts
 from meha.evidence.multistart import Multistart
 from meha.lower import curvature as curvatures
 from meha.lower.flat_problem import BudgetError, FlatProblem
-from meha.method.method import Method, Numbers
+from meha.method.method import Method, Numbers, Run
 from meha.method.status import Verdict
 from meha.methods.rhg import RHG
 from meha.methods.stochastic_meha import StochasticMEHA
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained
-from meha.problem.sets import Intersection, Polyhedron
+from meha.reduce.as_constraints import lacking
+from meha.tensors.state import Saved, pack, unpack
 from meha.tensors.variables import Variable, modules_of
 
 __all__ = ["Default", "DefaultRun", "default_method"]
@@ -38,7 +39,7 @@ STARTS = ("upper level first", "lower level first")
 """The names of the first two passes, which begin with a small and a large c."""
 
 
-class DefaultRun:
+class DefaultRun(Saved):
     """Runs the policy: implicit Newton first, because it is fastest; without a verified answer, the penalty continuation.
 
     Args:
@@ -52,6 +53,8 @@ class DefaultRun:
         now: the present pass; None before the first.
         over: whether the run has ended.
     """
+
+    saves = ("newton", "over", "attempts", "now")
 
     def __init__(
         self, levels: FlatProblem, tol: float, second_order: bool, both_starts: bool, verify: bool, max_gradients: int
@@ -140,10 +143,8 @@ class DefaultRun:
         return [result for result in self.attempts.results if result.engine is EngineKind.PENALTY_CONTINUATION]
 
     def _pass(self, scales: Scales) -> PenaltyPass:
-        first = len(self._passes) < len(scales.starts)
-        # The first passes share the budget, and leave a part for verification; each later one takes a part of what is left.
-        allowed = TUNING.first_pass_share * self.max_gradients if first else TUNING.next_pass_share * self._left()
-        return PenaltyPass(self.levels, scales, self.attempts.plan.pop(0), int(min(allowed, self._left())))
+        # Each pass takes a part of what is left, so that there is always some for verification.
+        return PenaltyPass(self.levels, scales, self.attempts.plan.pop(0), int(TUNING.budget_share * self._left()))
 
     # What is known
 
@@ -180,30 +181,17 @@ class DefaultRun:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later steps need, in plain tensors, numbers and text."""
-        return {
-            "newton": self.newton and self.newton.state_dict(),
-            "over": self.over,
-            "attempts": self.attempts.state_dict(),
-            "sizes": vars(self.sizes),
-            "measured": self.scales is not None,
-            "curvatures": self.levels.curvatures,
-            "now": self.now and self.now.state_dict(),
-        }
+        return {**super().state_dict(), "sizes": pack(self.sizes), "curvatures": self.levels.curvatures}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another course was."""
-        self.now, self.over = None, state["over"]
-        self.scales = Scales(**state["sizes"]) if state["measured"] else None
-        self.sizes = self.attempts.sizes = self.scales or Sizes(**state["sizes"])
+        sizes = self.sizes = self.attempts.sizes = unpack(state["sizes"])  # one object, as in _measure
+        self.scales = sizes if isinstance(sizes, Scales) else None
         self.levels.curvatures = state["curvatures"]
-        if self.newton is not None:
-            self.newton.load_state_dict(state["newton"])
-        self.attempts.load_state_dict(state["attempts"])
-        if state["now"] is not None:
-            assert self.scales is not None
-            # The start and the budget are placeholders, which the saved state overwrites.
-            self.now = PenaltyPass(self.levels, self.scales, Start("", 1.0, self.scales.x0, self.scales.y0, []), 0)
-            self.now.load_state_dict(state["now"])
+        # The start and the budget are placeholders, which the saved state overwrites.
+        start = Start("", 1.0, sizes.x0, sizes.y0, [])
+        self.now = None if state["now"] is None else PenaltyPass(self.levels, sizes, start, 0)
+        super().load_state_dict({name: state[name] for name in self.saves})
 
 
 SMALL = 300
@@ -251,7 +239,7 @@ class Default(Engine):
             answer, the status "rule met", and nothing is said about other basins and other solutions.
         max_gradients: upper bound on the gradients of f in a run, those of the searches included (those that probe the problem
             at the start, some 50, are taken in any case). A product with the Hessian of f counts as one. ImplicitNewton may
-            take 70 % of them, each of the first two passes 45 %.
+            take 70 % of them, each pass 70 % of what is left.
 
     A step is one step in x, with the solves in y that it needs. Its numbers: ``upper`` F, ``lower`` f + g, ``residual`` the
     norm of the projected hypergradient or gradient of Phi_c, ``run`` the number of the attempt, and in passes ``gap``
@@ -292,17 +280,22 @@ class Default(Engine):
 
 
 def _use_active_sets(problem: Problem, x: Variable, y: Variable) -> bool:
-    """Whether X or Y is polyhedral, and the problem small and smooth enough for the active-set engine."""
-    # The other engines only project on such sets; their faces, on which Newton steps could be taken, are not known there.
-    known = any(isinstance(domain, Polyhedron | Intersection) for domain in (problem.x_set, problem.y_set))
+    """Whether X or Y is better taken by its inequalities, and the problem small and smooth enough for the active-set engine."""
+    # The other engines only project on such sets, which is a numerical solve each time.
+    iterative = any(domain.iterative for domain in problem.domains)
     plain = problem.nonsmooth is None and problem._selected_response is None and x.numel + y.numel <= SMALL
-    return known and plain and not (x.has_modules or y.has_modules)
+    return iterative and plain and not (x.has_modules or y.has_modules) and not lacking(problem, x, y)
 
 
 HALF = (torch.float16, torch.bfloat16)  # their rounding errors hide the differences that line searches compare
 
 RATE = 0.01
 """Learning rate of x where Adam takes its steps."""
+
+
+def start_default(problem: Problem, x: Any, y: Any, tol: float, max_gradients: int) -> Run:
+    """A run of the default for tensors from a point, for :func:`meha.verify`."""
+    return Default(tol=min(tol, Default.tol), max_gradients=max_gradients).start(problem, x, y)
 
 
 def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | None = None) -> Method:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from meha.problem.oracle import Function, Oracle
 from meha.problem.problem import Problem
 from meha.problem.schedules import Power, Schedule, check_schedule
 from meha.tensors.checks import check_positive
+from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable, norm
 
 __all__ = ["Lagrangian", "LagrangianMethod", "LagrangianState"]
@@ -23,7 +23,7 @@ GROWING = Power(1.0, p=0.3)
 """The penalty of the first experiment of both papers."""
 
 
-class Lagrangian:
+class Lagrangian(Saved):
     """L(x, y; w) = f(x, y) + <w, h(x, y)>, with inequalities first and equations after them.
 
     Attributes:
@@ -40,13 +40,6 @@ class Lagrangian:
     def multipliers(self, like: Tensor) -> Tensor:
         """Return zero multipliers, one for each row."""
         return like.detach().new_zeros(sum(self.sizes))
-
-    def state_dict(self) -> dict[str, str]:
-        """Return nothing, because the Lagrangian does not change in a run."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Do nothing."""
 
     def values(self, x: Variable, y: Variable) -> Tensor:
         """Return h(x, y) and the equations as one vector."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from meha.lower.constrained import RelaxedProgram
+from meha.lower.constrained import SelectedProgram
 from meha.method.method import At, Numbers
 from meha.methods.lagrangian import Lagrangian, LagrangianMethod, LagrangianState
 from meha.numerics.quadratic_program import solve_program
@@ -116,7 +116,7 @@ class LVHBA(LagrangianMethod):
         """Project (x, y) on C."""
         coupling = state.coupling
         target = coupling.read()
-        program = RelaxedProgram(coupling, target)
+        program = SelectedProgram(coupling, target)
         if coupling.linear[2:].all():  # of the rows after F and f, the constraints; then one quadratic program is exact
             _, e, h = program.values(target)
             _, J, A = program.jacobians(target)

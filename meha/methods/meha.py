@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from meha.analysis.theory import Constants, check, estimate, step_bounds
-from meha.analysis.theory.lemmas import warn
+from meha.analysis.theory import Constants, check, estimate, step_bounds, warn
 from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods.frames import check_step, move

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.lower.proximal_gradient import solve_lower
-from meha.lower.semismooth import QuadraticLower
+from meha.lower.proximal_gradient import ProximalSolution, solve_lower
 from meha.method.method import At, Method, Numbers, State
 from meha.method.status import Status, Verdict
 from meha.problem.oracle import Oracle
@@ -23,7 +22,7 @@ from meha.tensors.checks import check_count, check_tolerance
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, copy_, select
 
-__all__ = ["TPE", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
+__all__ = ["TPE", "DrawnSearch", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,6 @@ class SearchState(State):
         failed: number of candidates that failed.
         tried: the parameters of each candidate.
         values: F of each candidate; NaN where it failed.
-        lower: f as tensors, where the method knows that it is quadratic.
     """
 
     start: Variable
@@ -127,13 +125,12 @@ class SearchState(State):
     failed: int = 0
     tried: list[Tensor] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    lower: list[Tensor] = field(default_factory=list)
 
-    def _load(self, state: Mapping[str, Any]) -> None:
-        lengths = {len(state[name]) if isinstance(state[name], list) else -1 for name in ("tried", "values")}
-        if lengths != {state["k"]}:  # TPE rebuilds its study from both lists
-            raise ValueError(f"state: must hold {state['k']} tried candidates and their values; it is damaged.")
-        super()._load(state)
+    def check(self) -> None:
+        super().check()
+        lengths = {len(part) if isinstance(part, list) else -1 for part in (self.tried, self.values)}
+        if lengths != {self.k}:  # TPE rebuilds its study from both lists
+            raise ValueError(f"state: must hold {self.k} tried candidates and their values; it is damaged.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +150,6 @@ class Search(Method):
         warm_start: whether a lower solve starts at the previous solution, or always at y0.
         inner_steps: upper bound on the FISTA steps per candidate.
         lower_tol: relative accuracy of the lower solve, as in :func:`meha.lower.proximal_gradient.solve_lower`.
-        quadratic: whether f is a convex quadratic function of y alone, and g a :class:`meha.nonsmooth.GroupL2`. f is then read
-            once, by products with its Hessian, and ``inner_steps`` are semismooth Newton steps, of which some thirty do what
-            takes FISTA thousands; they count no gradients.
 
     A candidate outside X is projected on X. The start x0 is not a candidate: x is x0 until a candidate succeeds. A candidate
     fails if F is not finite, if the lower level is not solved to ``lower_tol`` in ``inner_steps`` (then its F says nothing), or
@@ -173,7 +167,6 @@ class Search(Method):
     warm_start: bool = True
     inner_steps: int = 10_000
     lower_tol: float = 1e-8
-    quadratic: bool = False
 
     def __post_init__(self) -> None:
         named = isinstance(self.space, Mapping)
@@ -194,21 +187,14 @@ class Search(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
         self._blocks(x)  # names that do not fit x are refused now, not in the first step
-        state = SearchState(x, y, y.copy(), settled=False)  # a best x that stays is no sign of convergence
-        if self.quadratic:
-            state.lower = QuadraticLower.read(oracle, x, y, f"{type(self).__name__}(quadratic=True)").parts
-        return state
+        return SearchState(x, y, y.copy(), settled=False)  # a best x that stays is no sign of convergence
 
     def step(self, oracle: Oracle, state: SearchState, at: At) -> Numbers:
         values = self.propose(state, self._blocks(state.x))
         x = self._candidate(oracle, state.x, values)
         residual, upper, solved = math.inf, math.nan, False
         try:
-            if self.quadratic:
-                solver = QuadraticLower(oracle, state.lower)
-                lower = solver.solve(x, state.start, tol=self.lower_tol, max_steps=self.inner_steps)
-            else:
-                lower = solve_lower(oracle, x, state.start, tol=self.lower_tol, max_steps=self.inner_steps, batch=at.batch)
+            lower = self.solve_candidate(oracle, state, x, at.batch)
             residual, upper = lower.residual, float(oracle.upper(x, lower.theta, at.batch))
             solved = lower.converged and math.isfinite(upper)  # at an unsolved y, F may be smaller than any true value
         except BREAKDOWNS:
@@ -222,7 +208,7 @@ class Search(Method):
         if solved and self.warm_start:  # a failed solve may have ended far away
             _assign(state.start, lower.theta)
         state.failed += not solved
-        state.tried = [*state.tried, values]  # new lists, because a state_dict holds the old ones
+        state.tried = [*state.tried, values]
         state.values = [*state.values, upper if solved else math.nan]
         best = {"upper": state.best} if math.isfinite(state.best) else {}  # an infinite F would look like a failed run
         return {**best, "trial": upper, "residual": residual, "failed": float(state.failed)}
@@ -236,6 +222,10 @@ class Search(Method):
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
         return "Allow more inner_steps or a larger lower_tol, or search elsewhere."
+
+    def solve_candidate(self, oracle: Oracle, state: SearchState, x: Variable, batch: Any) -> ProximalSolution:
+        """Solve the lower level at a candidate."""
+        return solve_lower(oracle, x, state.start, tol=self.lower_tol, max_steps=self.inner_steps, batch=batch)
 
     @abstractmethod
     def total(self, x: Variable) -> int:
@@ -294,7 +284,7 @@ class GridSearch(Search):
 
     Args:
         points: number of values for each parameter; with 1, the middle of the interval.
-        space, to_x, warm_start, inner_steps, lower_tol, quadratic: see :class:`Search`.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
     A grid of more than 100,000 points is refused.
 
@@ -334,13 +324,31 @@ class GridSearch(Search):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomSearch(Search):
+class DrawnSearch(Search):
+    """Base class of searches that draw their candidates."""
+
+    trials: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("trials", self.trials)
+        seed: object = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+            raise ValueError(f"seed: must be a whole number >= 0, got {seed!r}.")
+
+    def total(self, x: Variable) -> int:
+        return self.trials
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomSearch(DrawnSearch):
     """Random search (Bergstra & Bengio 2012): parameters are drawn independently from their intervals.
 
     Args:
         trials: number of candidates.
         seed: seed of the draws; candidate k depends on (seed, k) only.
-        space, to_x, warm_start, inner_steps, lower_tol, quadratic: see :class:`Search`.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
     >>> import meha
     >>> problem = meha.problems.lasso(n=2)
@@ -350,16 +358,6 @@ class RandomSearch(Search):
     -0.39, -0.5
     """
 
-    trials: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_trials(self.trials, self.seed)
-
-    def total(self, x: Variable) -> int:
-        return self.trials
-
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
         # A generator for each candidate needs no state: a resumed run draws the same ones.
         shares = np.random.default_rng([self.seed, state.k]).random(sum(block.size for block in blocks))
@@ -367,7 +365,7 @@ class RandomSearch(Search):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TPE(Search):
+class TPE(DrawnSearch):
     """Tree-structured Parzen estimator (Bergstra et al. 2011), by Optuna (``pip install "meha[search]"``).
 
     The first ten candidates are drawn at random. Then each parameter is chosen separately: among draws from a density l of the
@@ -377,7 +375,7 @@ class TPE(Search):
     Args:
         trials: number of candidates.
         seed: seed of the draws; candidate k depends on (seed, k) and the earlier candidates only.
-        space, to_x, warm_start, inner_steps, lower_tol, quadratic: see :class:`Search`.
+        space, to_x, warm_start, inner_steps, lower_tol: see :class:`Search`.
 
     >>> import meha
     >>> problem = meha.problems.lasso(n=2)
@@ -387,22 +385,12 @@ class TPE(Search):
     (True, -0.5)
     """
 
-    trials: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_trials(self.trials, self.seed)
-
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
         try:
             import optuna  # noqa: F401
         except ImportError as error:
             raise ImportError('TPE needs optuna; install it with: pip install "meha[search]"') from error
         return super().init(oracle, x, y)
-
-    def total(self, x: Variable) -> int:
-        return self.trials
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
         import optuna
@@ -431,12 +419,6 @@ class TPE(Search):
             study.add_trial(trial)
         chosen = study.ask(space).params
         return torch.tensor([chosen[name] for name in space], dtype=torch.float64)
-
-
-def _check_trials(trials: object, seed: object) -> None:
-    check_count("trials", trials)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise ValueError(f"seed: must be a whole number >= 0, got {seed!r}.")
 
 
 def _values(blocks: list[_Block], shares: Tensor) -> Tensor:

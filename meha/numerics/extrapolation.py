@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from meha.numerics.tolerances import TIGHT
+
 T = TypeVar("T", float, Tensor)
 
 
@@ -17,9 +19,6 @@ def richardson(new: T, old: T, ratio: float) -> T:
     1.0
     """
     return new + (new - old) / (ratio - 1)
-
-
-RIDGE = 1e-10  # regularises the least squares problem, whose columns become dependent near convergence
 
 
 def combine(images: Tensor, residuals: Tensor) -> Tensor:
@@ -41,6 +40,6 @@ def combine(images: Tensor, residuals: Tensor) -> Tensor:
     kept = lengths > 0  # a point that occurs twice gives no difference
     steps = steps[kept] / lengths[kept, None]  # of one length, or the ridge would count for small ones only
     gram = steps @ steps.T
-    gram.diagonal().add_(RIDGE)
+    gram.diagonal().add_(torch.finfo(gram.dtype).eps ** TIGHT)  # near convergence, the columns become dependent
     weights = torch.linalg.solve(gram, -(steps @ residuals[-1].double())) / lengths[kept]
     return images[-1] + weights.to(images) @ images.diff(dim=0)[kept]

@@ -11,38 +11,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from meha.tensors.vectors import Clock
+from meha.numerics.line_search import SHORTER, TRIALS, LineTrial, line_search
+from meha.tensors.vectors import Clock, vector_norm
 
-DESCENT, CURVATURE = 1e-4, 0.9  # the constants of Wolfe's conditions
-TRIALS, COMPOSITE_TRIALS = 12, 3  # lengths tried along a direction; fewer with g, where plain steps follow
-PLAIN_TRIALS, PLAIN_SHRINKAGE = 60, 0.4  # plain steps tried, and the factor from one to the next
-GROWTH, SHRINKAGE = 4.0, 0.3  # factors for a length that is too short or too long, where no interpolation helps
-NEAREST, FURTHEST = 0.05, 0.9  # where in its interval an interpolated length may lie; beyond, it is not trusted
-RESOLUTION = 1e-12  # relative width of the interval at which the search for a length ends
-INSIDE = 1e-30  # a step so short that a proximal map only brings a point into its domain
-SPREAD, ENOUGH = 100.0, 3  # ratio of curvatures and number of pairs from which the first guess of the Hessian is a diagonal
-POSITIVE, POSITIVE_FREE = 1e-10, 1e-8  # least cosine between the changes of a pair; on the free coordinates, where many fail
-DOWNHILL = 1e-10  # least cosine between a direction and -r
-TINY = 1e-300  # keeps a quotient finite
-FEWEST_PAIRS = 5  # kept in any case
-SPARE_PAIRS = 10  # kept beyond twice the dimension, at most: more repeat themselves
+SPARE_PAIRS = 10  # kept in any case, and beyond twice the dimension at most: more repeat themselves
 MOST_NUMBERS = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
 
 Prox = Callable[[Tensor, float], Tensor]
-
-
-class _Trial(NamedTuple):
-    """A step length along a direction, with the value and the slope there."""
-
-    length: float
-    value: float
-    slope: float
 
 
 class ProximalResidual(NamedTuple):
@@ -69,7 +50,7 @@ class EvaluatedPoint:
     nonsmooth: float = 0.0
     noise: float = 0.0
     upper: Tensor | None = None
-    seen: tuple[float, ProximalResidual] | None = None
+    seen: tuple[float, ProximalResidual] | None = field(default=None, metadata={"saved": False})
 
     @property
     def value(self) -> float:
@@ -85,11 +66,6 @@ class EvaluatedPoint:
 PointT = TypeVar("PointT", bound=EvaluatedPoint)
 
 
-def vector_norm(z: Tensor) -> float:
-    """The Euclidean norm."""
-    return float(torch.linalg.vector_norm(z))
-
-
 class LimitedMemory:
     """L-BFGS: the inverse of a Hessian from changes of z and of the gradient, in compact form (Byrd, Nocedal, Schnabel 1994).
 
@@ -99,7 +75,8 @@ class LimitedMemory:
     Args:
         limit: the largest number of pairs to keep.
         damping: this fraction of the largest curvature seen is added to that of each pair, which bounds the steps.
-        inverse: multiplies columns by the initial inverse Hessian, for all coordinates; a diagonal by default.
+        matrix: the first guess of the Hessian; by default the multiple of the identity that fits the last pair (Oren and
+            Luenberger, 1974), since the curvature in unexplored directions is best guessed by that of the last one.
 
     >>> pairs = LimitedMemory(5)
     >>> A = torch.diag(torch.tensor([1.0, 10.0], dtype=torch.float64))
@@ -109,21 +86,21 @@ class LimitedMemory:
     tensor([-1.0000, -0.1000], dtype=torch.float64)
     """
 
-    def __init__(self, limit: int, damping: float = 0.0, inverse: Callable[[Tensor], Tensor] | None = None) -> None:
-        self.limit, self.damping, self.inverse = limit, damping, inverse
+    def __init__(self, limit: int, damping: float = 0.0, matrix: Tensor | None = None) -> None:
+        self.limit, self.damping, self.matrix = limit, damping, matrix
         self.weight = 0.0
         self.rows: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._forget()
 
     @classmethod
-    def sized(cls, most: int, n: int, damping: float = 0.0, inverse: Callable[[Tensor], Tensor] | None = None) -> LimitedMemory:
+    def sized(cls, most: int, n: int, damping: float = 0.0, matrix: Tensor | None = None) -> LimitedMemory:
         """Return a memory for vectors of n numbers that keeps at most ``most`` pairs."""
         useful = 2 * n + SPARE_PAIRS
-        return cls(max(FEWEST_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping, inverse)
+        return cls(max(SPARE_PAIRS, min(most, useful, MOST_NUMBERS // n)), damping, matrix)
 
     def copy(self) -> LimitedMemory:
         """Return an independent copy with the same pairs."""
-        other = LimitedMemory(self.limit, self.damping, self.inverse)
+        other = LimitedMemory(self.limit, self.damping, self.matrix)
         other.rows, other.weight = list(self.rows), self.weight
         return other
 
@@ -136,9 +113,24 @@ class LimitedMemory:
         return len(self.rows)
 
     def clear(self) -> None:
-        """Drop all pairs and the initial inverse Hessian."""
-        self.rows, self.inverse = [], None
+        """Drop all pairs and the matrix."""
+        self.rows, self.matrix = [], None
         self._forget()
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a pair or a matrix."""
+        return bool(self.rows) or self.matrix is not None
+
+    def replace(self, matrix: Tensor, free: Tensor, size: int) -> None:
+        """Replace the pairs by a measured Hessian of the free coordinates, if it is positive definite."""
+        matrix = (matrix + matrix.T) / 2  # differences of gradients are not symmetric
+        _, info = torch.linalg.cholesky_ex(matrix)
+        if not int(info):
+            self.clear()
+            # Coordinates at a bound were not measured, and may become free: they get the mean curvature.
+            self.matrix = float(matrix.diagonal().mean()) * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+            self.matrix[free[:, None], free] = matrix
 
     def reweigh(self, weight: float) -> None:
         """Change the weight of the second gradient in all pairs."""
@@ -153,7 +145,7 @@ class LimitedMemory:
             return
         s, y, upper = s / length, y / length, None if upper is None else upper / length  # keeps products in range
         change = self._weighted_change(y, upper)
-        if not bool(torch.isfinite(change).all()) or not float(s @ change) > POSITIVE * vector_norm(change):
+        if not bool(torch.isfinite(change).all()) or not float(s @ change) > torch.finfo(s.dtype).eps * vector_norm(change):
             return
         self.rows.append((s, y, upper))
         if len(self.rows) > self.limit:
@@ -167,34 +159,36 @@ class LimitedMemory:
 
     def _prepare(self, mask: Tensor | None) -> None:
         """Compute the matrices of the pairs that have positive curvature on the free coordinates."""
+        self._mask, self._prepared = mask, len(self.rows)
+        if self.matrix is not None:  # of which the free block is inverted, not the free block of the inverse taken
+            self._triangle = torch.linalg.cholesky(self.matrix if mask is None else self.matrix[mask][:, mask])
+        if not self.rows:
+            return
         S = torch.stack([row[0] for row in self.rows])
         Y = torch.stack([self._weighted_change(y, upper) for _, y, upper in self.rows])
         if mask is not None:
             S, Y = S * mask, Y * mask  # for the inverse of the free block of the Hessian
         products, sizes = (S * Y).sum(1), S.square().sum(1)
         if self.damping:
-            largest = (products / sizes.clamp(min=TINY)).max()
+            largest = (products / sizes.clamp(min=torch.finfo(S.dtype).tiny)).max()
             Y = Y + self.damping * largest.clamp(min=0) * S
             products = (S * Y).sum(1)
-        good = products > POSITIVE_FREE * (sizes * Y.square().sum(1)).sqrt()
+        good = products > torch.finfo(S.dtype).eps * (sizes * Y.square().sum(1)).sqrt()
         S, Y, products = S[good], Y[good], products[good]
-        diagonal = torch.ones(S.shape[1], dtype=S.dtype, device=S.device)
-        if len(S) >= ENOUGH and self.inverse is None:
-            diagonal = ((S.square() / products[:, None]).sum(0) / (Y.square() / products[:, None]).sum(0)).sqrt()
-            inside = torch.isfinite(diagonal) & (diagonal > 0)
-            middle = diagonal[inside].median() if bool(inside.any()) else torch.ones_like(products[0])
-            diagonal = torch.where(inside, diagonal, middle)  # coordinates that never moved
-            if not float(diagonal.max()) > SPREAD * float(diagonal.min()):
-                diagonal = torch.ones_like(diagonal)
-        self._S, self._Y, self._diagonal = S, Y, diagonal
+        self._S, self._Y = S, Y
         if len(S):
             self._HY = self._guess(Y)
             self._SY, self._YY = S @ Y.T, Y @ self._HY.T
-        self._mask, self._prepared = mask, len(self.rows)
 
     def _guess(self, rows: Tensor) -> Tensor:
-        """Multiply rows by the initial inverse Hessian, without the scale of the diagonal one."""
-        return rows * self._diagonal if self.inverse is None else self.inverse(rows.T).T
+        """Multiply rows by the inverse of the first guess; up to its scale, if that is the identity."""
+        if self.matrix is None:
+            return rows
+        if self._mask is None:
+            return torch.cholesky_solve(rows.T, self._triangle).T
+        result = torch.zeros_like(rows)
+        result[:, self._mask] = torch.cholesky_solve(rows[:, self._mask].T, self._triangle).T
+        return result
 
     def _append(self, s: Tensor, y: Tensor) -> None:
         """Extend the matrices by a pair, which takes less time than computing all of them again."""
@@ -206,7 +200,7 @@ class LimitedMemory:
         if self.damping:
             largest = max(float((self._SY.diagonal() / self._S.square().sum(1)).max()), float(s @ y / s.square().sum()))
             y = y + self.damping * largest * s
-        if not float(s @ y) > POSITIVE_FREE * float(torch.linalg.vector_norm(s) * torch.linalg.vector_norm(y)):
+        if not float(s @ y) > torch.finfo(s.dtype).eps * vector_norm(s) * vector_norm(y):
             return
         weighted = self._guess(y[None])[0]
         below, right, corner = self._Y @ s, self._S @ y, (s @ y).reshape(1, 1)
@@ -217,36 +211,36 @@ class LimitedMemory:
         self._HY = torch.cat([self._HY, weighted[None]])
 
     def direction(self, r: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        """Return -H r on the coordinates of ``mask``, zero elsewhere; None without usable pairs or if that is no descent."""
-        if not self.rows:
-            return None if self.inverse is None else -self.inverse(r[:, None])[:, 0]
+        """Return -H r on the coordinates of a boolean ``mask``, zero elsewhere; None if nothing is known, or uphill."""
+        if not self.known:
+            return None
         same = self._mask is mask or (self._mask is not None and mask is not None and torch.equal(self._mask, mask))
         if not (self._prepared and same):
             self._prepare(mask)
-        if not len(self._S):
-            return None
         r = r if mask is None else r * mask
+        if not self.rows or not len(self._S):
+            return None if self.matrix is None else -self._guess(r[None])[0]
         S, HY = self._S, self._HY
         products = self._SY.diagonal()
-        scale = products[-1] / self._YY[-1, -1] if self.inverse is None else 1.0  # Oren-Luenberger scaling, of the last pair
+        scale = products[-1] / self._YY[-1, -1] if self.matrix is None else 1.0  # Oren-Luenberger scaling, of the last pair
         upper = self._SY.triu()
         u = torch.linalg.solve_triangular(upper, (S @ r)[:, None], upper=True)[:, 0]
         rest = products * u + scale * (self._YY @ u - HY @ r)
         v = torch.linalg.solve_triangular(upper.T, rest[:, None], upper=False)[:, 0]
         step = scale * (self._guess(r[None])[0] - u @ HY) + v @ S
         step = -step if mask is None else -step * mask
-        slope, bound = float(step @ r), float(torch.linalg.vector_norm(step) * torch.linalg.vector_norm(r))
-        return step if slope < -DOWNHILL * bound and math.isfinite(bound) else None
+        slope, bound = float(step @ r), vector_norm(step) * vector_norm(r)
+        return step if slope < -torch.finfo(r.dtype).eps * bound and math.isfinite(bound) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pairs, and with how many of them the matrices were computed, as plain tensors and numbers."""
         rows = [list(row) for row in self.rows]
-        return {"rows": rows, "weight": self.weight, "mask": self._mask, "prepared": self._prepared}
+        return {"rows": rows, "weight": self.weight, "matrix": self.matrix, "mask": self._mask, "prepared": self._prepared}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the pairs of another memory; the matrices are computed in the same order, so they agree bit for bit."""
         rows = [(s, y, upper) for s, y, upper in state["rows"]]
-        self.weight, prepared = state["weight"], state["prepared"]
+        self.weight, self.matrix, prepared = state["weight"], state["matrix"], state["prepared"]
         self.rows = rows[:prepared] if prepared else rows
         self._forget()
         if prepared:
@@ -292,7 +286,7 @@ class QuasiNewtonDescent(Generic[PointT]):
         # A coordinate is fixed if the proximal map returns the same number for inputs a little above and below.
         nudge = torch.finfo(ahead.dtype).eps ** 0.5 * (ahead.abs() + self.t * point.gradient.abs())
         free = (self.prox(ahead + nudge, self.t) != target) | (self.prox(ahead - nudge, self.t) != target)
-        return ProximalResidual((point.z - target) / self.t, free.to(point.z.dtype), target)
+        return ProximalResidual((point.z - target) / self.t, free, target)
 
     def direction(self, point: EvaluatedPoint) -> tuple[Tensor, bool]:
         """Return the full step of the line search, and whether it is a quasi-Newton step."""
@@ -303,7 +297,7 @@ class QuasiNewtonDescent(Generic[PointT]):
             self.clock.algebra += time.perf_counter() - begin
         if d is None:
             return target - point.z, False
-        return d if free is None else torch.where(free > 0, d, target - point.z), True
+        return d if free is None else torch.where(free, d, target - point.z), True
 
     def step(self, point: PointT, d: Tensor, remembered: bool, first: float = 1.0) -> PointT | None:
         """Search for a point with a smaller value, from the step ``first * d`` on; return None if there is none."""
@@ -325,58 +319,37 @@ class QuasiNewtonDescent(Generic[PointT]):
             upper = new.upper - point.upper
             change = change - self.pairs.weight * upper
         if free is not None and still is not None:  # a coordinate that became fixed or free tells nothing about h
-            free = free * still
+            free = free & still
             s, change, upper = s * free, change * free, None if upper is None else upper * free
         self.pairs.add(s, change, upper)
 
-    def _search(self, point: PointT, d: Tensor, tau: float, remembered: bool) -> PointT | None:
-        """Search along d for a point that satisfies Armijo's condition.
+    def _search(self, point: PointT, d: Tensor, first: float, remembered: bool) -> PointT | None:
+        """Search along d; unless its length comes from the memory, the curvature condition of Wolfe must hold as well."""
 
-        If the length of d is only a guess, the curvature condition of Wolfe must hold as well; otherwise longer steps are
-        tried.
-        """
-        first = float(point.gradient @ d)
-        low, high = _Trial(0.0, point.value, first), _Trial(math.inf, math.nan, 0.0)
-        best: PointT | None = None
-        for _ in range(COMPOSITE_TRIALS if self.composite else TRIALS):
-            ahead = point.z + tau * d
-            z = ahead if self.prox is None else self.prox(ahead, INSIDE)  # in the domain of g
+        def trial(length: float) -> LineTrial[PointT]:
+            ahead = point.z + length * d
+            z = ahead if self.prox is None else self.prox(ahead, torch.finfo(ahead.dtype).tiny)  # in the domain of g
             new = self.evaluate(z)
-            model = float(point.gradient @ (z - point.z)) + new.nonsmooth - point.nonsmooth
-            change, noise = new.value - point.value, point.noise + new.noise
             clipped = self.prox is not None and not torch.equal(z, ahead)
-            slope = float(new.gradient @ d) if new.finite and not clipped else math.nan
-            lower = new.finite and change <= DESCENT * min(model, 0.0) and (model < 0 or change < 0)
-            if not lower and new.finite and abs(change) <= noise:  # then compare residuals and slopes
-                lower = vector_norm(self.residual(new).r) < vector_norm(self.residual(point).r)
-                lower = lower or (not self.composite and abs(slope) <= (1 - 2 * DESCENT) * abs(first))  # Hager and Zhang, 2005
-            shortened = high.length < math.inf
-            if not lower:
-                high = _Trial(tau, new.value, slope)
-            elif self.composite or clipped or slope >= CURVATURE * first or (remembered and not (self.kinks and shortened)):
-                return new
-            else:
-                best, low = new, _Trial(tau, new.value, slope)
-            tau = self._next(low, high)
-            if high.length < math.inf and high.length - low.length <= RESOLUTION * high.length:
-                break
-        return best
+            slope = math.nan if self.composite or clipped else float(new.gradient @ d)
+            promised = float(point.gradient @ (z - point.z)) + new.nonsmooth - point.nonsmooth
+            return LineTrial(new, new.value if new.finite else math.inf, slope, promised)
 
-    def _next(self, low: _Trial, high: _Trial) -> float:
-        """Return the next length: the zero of the interpolated slope or, near a kink, where the tangents meet."""
-        if math.isinf(high.length):
-            return GROWTH * low.length
-        width = high.length - low.length
-        share = SHRINKAGE
-        if math.isfinite(high.slope) and high.slope > 0 > low.slope:
-            turn = high.slope - low.slope
-            share = (high.slope - (high.value - low.value) / width if self.kinks and low.length else -low.slope) / turn
-            share = max(share, NEAREST) if share <= FURTHEST else SHRINKAGE
-        return low.length + share * width
+        return line_search(
+            trial,
+            point.value,
+            float(point.gradient @ d),
+            noise=2 * point.noise,
+            first=first,
+            wolfe=not remembered,
+            kinks=self.kinks,
+            flatter=lambda new: vector_norm(self.residual(new).r) < vector_norm(self.residual(point).r),
+            trials=1 if self.composite else TRIALS,  # with g, a plain step follows, which changes the free coordinates
+        )
 
     def _plain(self, point: PointT) -> PointT | None:
         """Take a proximal gradient step, with t reduced until h is below its quadratic bound (as in ISTA)."""
-        for _ in range(PLAIN_TRIALS):
+        for _ in range(TRIALS):
             target = self.residual(point).target
             moved = target - point.z
             if not vector_norm(moved) > 0:
@@ -387,5 +360,5 @@ class QuasiNewtonDescent(Generic[PointT]):
                 return new
             if new.finite and float((new.gradient - point.gradient) @ moved) <= float(moved @ moved) / self.t:
                 return new  # the same for a quadratic h, without rounding
-            self.t *= PLAIN_SHRINKAGE
+            self.t *= SHORTER
         return None

@@ -7,22 +7,36 @@ from collections.abc import Callable
 
 import torch
 
+from meha.numerics.tolerances import TIGHT
 from meha.tensors.variables import Leaves, add_, inner, norm
 
 Operator = Callable[[Leaves], Leaves]
 
 
 class CurvatureError(ArithmeticError):
-    """Conjugate gradients met a direction p with <p, H p> <= 0."""
+    """Conjugate gradients met a direction p with <p, H p> <= 0, up to rounding.
+
+    Attributes:
+        curvature: <p, H p>; positive if only rounding may have made it so.
+        v, residual: the solution so far and its relative residual; p itself if it is the first direction, along which a convex
+            function of Hessian H would fall without end (the truncated Newton rule of Dembo and Steihaug, 1983).
+    """
+
+    def __init__(self, curvature: float, v: Leaves, residual: float) -> None:
+        super().__init__("the Hessian of lower in y is not positive definite")
+        self.curvature, self.v, self.residual = curvature, v, residual
 
 
-def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float = 0.0) -> tuple[Leaves, float]:
+def conjugate_gradients(
+    apply: Operator, rhs: Leaves, *, steps: int, tol: float = 0.0, precondition: Operator | None = None
+) -> tuple[Leaves, float]:
     """Solve H v = rhs by conjugate gradients (Hestenes and Stiefel, 1952) from v = 0; return v and its relative residual.
 
     Args:
         apply: v -> H v for a positive definite H.
         steps: the largest number of products.
         tol: relative residual at which to stop; at least a few units of rounding.
+        precondition: r -> P r, where P resembles the inverse of H.
 
     Raises:
         CurvatureError: H has a direction without positive curvature, so the system may have no solution or many.
@@ -34,52 +48,26 @@ def conjugate_gradients(apply: Operator, rhs: Leaves, *, steps: int, tol: float 
     eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
     exponent = math.frexp(float(norm(rhs)))[1]
     scale = math.ldexp(1.0, max(-100, min(-exponent, 100)))  # a power of two, so that squares neither vanish nor overflow
-    v = [torch.zeros_like(leaf) for leaf in rhs]
-    r, p = [leaf * scale for leaf in rhs], [leaf * scale for leaf in rhs]
-    size = float(norm(r))
-    rr = size * size
-    for _ in range(steps):
-        if math.sqrt(rr) <= max(tol, 4 * eps) * size:  # below a few eps, only rounding is left
+    v, r = [torch.zeros_like(leaf) for leaf in rhs], [leaf * scale for leaf in rhs]
+    z = r if precondition is None else precondition(r)
+    p, rz = [leaf.clone() for leaf in z], float(inner(r, z))
+    size = left = float(norm(r))
+    for k in range(steps):
+        if left <= max(tol, 4 * eps) * size:  # below a few eps, only rounding is left
             break
         image = apply(p)
         curvature = float(inner(p, image))
         # Relative to |p| |H p|: rounding alone may turn a curvature of zero into a small positive one.
-        if curvature <= eps**0.75 * float(norm(p)) * float(norm(image)):
-            raise CurvatureError("the Hessian of lower in y is not positive definite")
-        length = rr / curvature
+        if not curvature > eps**TIGHT * float(norm(p)) * float(norm(image)):
+            raise CurvatureError(curvature, [leaf / scale for leaf in (v if k else p)], left / size)
+        length = rz / curvature
         add_(v, p, length)
         add_(r, image, -length)
-        rr_next = float(norm(r)) ** 2
-        p = [a + (rr_next / rr) * b for a, b in zip(r, p, strict=True)]
-        rr = rr_next
-    return [leaf / scale for leaf in v], math.sqrt(rr) / size if size else 0.0
-
-
-def least_squares(apply: Operator, rhs: Leaves, *, steps: int, tol: float) -> tuple[Leaves, float]:
-    """Minimise ||H v - rhs|| for a symmetric H, which may be singular; return the shortest v and its relative residual.
-
-    The method is conjugate gradients on the normal equations H^2 v = H rhs, with two products per iteration.
-
-    >>> least_squares(lambda v: [v[0] * torch.tensor([2.0, 0.0])], [torch.tensor([3.0, 4.0])], steps=5, tol=0.0)
-    ([tensor([1.5000, 0.0000])], 0.8)
-    """
-    eps = max(torch.finfo(leaf.dtype).eps for leaf in rhs)
-    v, r = [torch.zeros_like(leaf) for leaf in rhs], [leaf.clone() for leaf in rhs]
-    s = apply(r)  # of r itself: H^2 is never applied as such, which keeps its rounding errors out
-    p = [leaf.clone() for leaf in s]
-    ss = float(inner(s, s))
-    least, size = max(tol, 4 * eps) ** 2 * ss, float(norm(rhs))
-    for _ in range(steps):
-        if ss <= least:
-            break
-        image = apply(p)
-        length = ss / float(inner(image, image))
-        add_(v, p, length)
-        add_(r, image, -length)
-        s = apply(r)
-        old, ss = ss, float(inner(s, s))
-        p = [a + (ss / old) * b for a, b in zip(s, p, strict=True)]
-    return v, float(norm(r)) / size if size else 0.0
+        left = float(norm(r))
+        z = r if precondition is None else precondition(r)
+        old, rz = rz, float(inner(r, z))
+        p = [a + (rz / old) * b for a, b in zip(z, p, strict=True)]
+    return [leaf / scale for leaf in v], left / size if size else 0.0
 
 
 def neumann_series(apply: Operator, rhs: Leaves, *, step: float, terms: int) -> Leaves:

@@ -8,17 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meha.numerics.tolerances import FEASIBLE, ZERO
+
 Array = NDArray[Any]
 
-ROUNDS = 60  # most iterations of the interior point method; 10 to 25 are usual
-ACCURACY = 1e-11  # residuals, relative to the data, at which the interior point method stops
-USABLE = 1e-7  # residuals, relative to the data, up to which a point counts as a solution
 DAMPING = 1e-13  # multiple of the identity, relative to the matrix, that keeps a singular system solvable
 BACKOFF = 0.995  # fraction of the distance to the boundary that a step may go: slacks and multipliers stay positive
-GROWN = 1e14  # multipliers beyond this size, relative to the data, mean that no feasible point exists
-SINGULAR = 1e-12  # singular values below this, relative to the largest, count as zero
-POLISHES = 3  # guesses of the active set that are tried
-SLIGHT = 1e-9  # violations and negative multipliers, relative to the data, that are accepted as rounding
+STALLED = 10  # iterations without half the residual after which the interior point method stops, and guesses of the active set
 
 
 class Program(NamedTuple):
@@ -60,11 +56,11 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, gu
             return quick
     if not len(A) and not len(C):
         z = np.linalg.lstsq(H, -g, rcond=None)[0]  # H may be singular; an unbounded problem shows in the residual
-        solved = bool(np.abs(H @ z + g).max(initial=0.0) <= USABLE * (1 + np.abs(g).max(initial=0.0)))
+        solved = bool(np.abs(H @ z + g).max(initial=0.0) <= FEASIBLE * (1 + np.abs(g).max(initial=0.0)))
         return Program(z, np.zeros(0), np.zeros(0), solved)
     rows, columns = _lengths(A), _lengths(C)
     kept = np.isfinite(b) & (rows > 0)
-    dropped = (rows == 0) & (b < -USABLE)  # 0 z <= b < 0 contradicts itself
+    dropped = (rows == 0) & (b < -FEASIBLE)  # 0 z <= b < 0 contradicts itself
     scale = max(1.0, np.abs(H).max(initial=0.0), np.abs(g).max(initial=0.0))  # makes the tolerances relative
     As, bs = A[kept] / rows[kept, None], b[kept] / rows[kept]
     there = columns > 0
@@ -72,8 +68,8 @@ def solve_program(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, gu
     z, s, lam, mu = _interior(H / scale, g / scale, As, bs, Cs, ds)
     z, lam, mu = _polish(H / scale, g / scale, As, bs, Cs, ds, z, s, lam, mu)
     error = max(_errors(H / scale, g / scale, As, bs, Cs, ds, z, lam, mu))
-    solved = math.isfinite(error) and error <= USABLE * (1 + np.abs(z).max(initial=0.0)) and not dropped.any()
-    solved = bool(solved and np.abs(d[~there]).max(initial=0.0) <= USABLE)  # 0 z = d has a solution for d = 0 only
+    solved = math.isfinite(error) and error <= FEASIBLE * (1 + np.abs(z).max(initial=0.0)) and not dropped.any()
+    solved = bool(solved and np.abs(d[~there]).max(initial=0.0) <= FEASIBLE)  # 0 z = d has a solution for d = 0 only
     whole_lam, whole_mu = np.zeros(len(b)), np.zeros(len(d))
     whole_lam[kept] = scale * lam / rows[kept]  # undoes the scaling of objective and rows
     whole_mu[there] = scale * mu / columns[there]
@@ -95,9 +91,9 @@ def _guessed(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array, active:
     size = 1 + float(np.abs(solution).max(initial=0.0))
     with np.errstate(invalid="ignore"):  # infinite entries of b
         wrong = (
-            np.abs(K @ solution - right).max(initial=0.0) > SLIGHT * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
-            or (A @ z - b).max(initial=0.0) > SLIGHT * size
-            or lam.min(initial=0.0) < -SLIGHT * size
+            np.abs(K @ solution - right).max(initial=0.0) > ZERO * (1 + np.abs(right[np.isfinite(right)]).max(initial=0.0))
+            or (A @ z - b).max(initial=0.0) > ZERO * size
+            or lam.min(initial=0.0) < -ZERO * size
         )
     if wrong or not np.isfinite(solution).all():
         return None
@@ -110,7 +106,7 @@ def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array
     Violations are measured with all rows scaled to length 1.
     """
     n = len(near)
-    rows, columns = np.maximum(_lengths(A), SLIGHT), np.maximum(_lengths(C), SLIGHT)
+    rows, columns = np.maximum(_lengths(A), ZERO), np.maximum(_lengths(C), ZERO)
     A, b, C, d = A / rows[:, None], b / rows, C / columns[:, None], d / columns
     kept = np.isfinite(b)
     A, b = A[kept], b[kept]
@@ -118,8 +114,8 @@ def feasible(A: Array, b: Array, C: Array, d: Array, near: Array) -> tuple[Array
     left = np.hstack([np.vstack([A, C, -C, np.zeros((1, n))]), level])
     right = np.concatenate([b, d, -d, [0.0]])
     H = np.zeros((n + 1, n + 1))
-    H[:n, :n] = USABLE * np.eye(n)  # a small proximal term chooses the minimiser near the given point
-    g = np.concatenate([-USABLE * near, [1.0]])
+    H[:n, :n] = FEASIBLE * np.eye(n)  # a small proximal term chooses the minimiser near the given point
+    g = np.concatenate([-FEASIBLE * near, [1.0]])
     answer = solve_program(H, g, left, right, np.zeros((0, n + 1)), np.zeros(0))
     z = answer.z[:n]
     broken = max(float((A @ z - b).max(initial=0.0)), float(np.abs(C @ z - d).max(initial=0.0)))
@@ -160,16 +156,17 @@ def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tup
     s = np.maximum(b - A @ z, 1.0)  # slacks must start well inside; A z + s = b is reached later
     lam = np.ones(m)
     K = np.zeros((n + p, n + p))
-    best, kept = math.inf, (z, s, lam, mu)
-    for _ in range(ROUNDS):
+    best, kept, stalled = math.inf, (z, s, lam, mu), 0
+    while stalled < STALLED:
         r_d = H @ z + g + A.T @ lam + C.T @ mu
         r_p, r_e = A @ z + s - b, C @ z - d
         gap = float(s @ lam) / m if m else 0.0
         parts = (np.abs(r_d).max(initial=0.0), np.abs(r_p).max(initial=0.0), np.abs(r_e).max(initial=0.0), gap)
         error = float(max(parts))
+        stalled = 0 if error < 0.5 * best else stalled + 1
         if error < best:  # the last iterates may get worse by rounding, so the best is returned
             best, kept = error, (z, s, lam, mu)
-        if error <= ACCURACY * size or not math.isfinite(error) or np.abs(lam).max(initial=0.0) > GROWN * size:
+        if error <= ZERO * size or not math.isfinite(error):
             break
         weights = lam / s
         K[:n, :n] = H + (A.T * weights) @ A  # the normal equations: slacks and multipliers are eliminated
@@ -211,8 +208,8 @@ def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tup
 def _length(values: Array, steps: Array) -> float:
     """Return the longest step, at most 1 / BACKOFF, that keeps all values non-negative."""
     falling = steps < 0
-    longest = float((values[falling] / -steps[falling]).min(initial=math.inf)) if falling.any() else math.inf
-    return min(longest, 1 / BACKOFF)
+    with np.errstate(over="ignore"):  # a step near zero gives infinity, which is meant
+        return min(float((values[falling] / -steps[falling]).min(initial=math.inf)), 1 / BACKOFF)
 
 
 def _polish(
@@ -223,7 +220,7 @@ def _polish(
     size = 1 + max(np.abs(b).max(initial=0.0), np.abs(z).max(initial=0.0))
     before = max(_errors(H, g, A, b, C, d, z, lam, mu))
     active = lam > s  # at a strictly complementary solution one of both tends to zero
-    for _ in range(POLISHES):
+    for _ in range(STALLED):
         rows = np.vstack([A[active], C])
         q = len(rows)
         K = np.block([[H, rows.T], [rows, np.zeros((q, q))]])
@@ -235,11 +232,11 @@ def _polish(
         mu_new = mu + step[n + q - p :]
         error = max(_errors(H, g, A, b, C, d, new, lam_new, mu_new))
         wrong = float((-lam_new).max(initial=0.0)) / (1 + np.abs(lam_new).max(initial=0.0))
-        if math.isfinite(error) and max(error, wrong) <= max(SLIGHT * size, min(before, USABLE)):
+        if math.isfinite(error) and max(error, wrong) <= max(ZERO * size, min(before, FEASIBLE)):
             return new, np.maximum(lam_new, 0.0), mu_new
         if not np.isfinite(new).all():
             break
-        active = (active & (lam_new >= 0)) | (A @ new > b + SLIGHT * size)  # one step of an active-set method
+        active = (active & (lam_new >= 0)) | (A @ new > b + ZERO * size)  # one step of an active-set method
     return z, lam, mu
 
 
@@ -250,9 +247,9 @@ def _step(K: Array, right: Array) -> Array:
     except np.linalg.LinAlgError:
         step = np.full(len(right), math.inf)
     size = np.abs(right).max(initial=0.0)
-    if np.isfinite(step).all() and np.abs(K @ step - right).max(initial=0.0) <= USABLE * size:
+    if np.isfinite(step).all() and np.abs(K @ step - right).max(initial=0.0) <= FEASIBLE * size:
         return step
     try:
-        return np.asarray(np.linalg.lstsq(K, right, rcond=SINGULAR)[0])  # active rows may depend on each other
+        return np.asarray(np.linalg.lstsq(K, right, rcond=None)[0])  # active rows may depend on each other
     except np.linalg.LinAlgError:
         return step

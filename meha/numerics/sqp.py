@@ -8,21 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from meha.numerics.quadratic_program import Array, Program, solve_program
+from meha.numerics.quadratic_program import STALLED, Array, Program, solve_program
+from meha.numerics.tolerances import FAR, FEASIBLE, FLAT, ZERO
 
 ROUNDS = 60  # most iterations of one run
-STEP = 1e-9  # length of a step, relative to the point, at which a run has converged
-FEASIBLE = 1e-8  # violation up to which a point counts as feasible
-CURVATURE = 1e-8  # least eigenvalue of the Hessian of a model, relative to its largest entry
-STRONG = (1e1, 1e3, 1e5)  # weights of the equations that are tried to make a model convex without changing its solution
-PENALTY, GROWTH, LEAST = 1.0, 1.5, 1e-2  # the first weights of violations, their ratio to the multipliers, and the least ones
-DECREASE, SHORTEST = 1e-4, 1e-7  # Armijo constant, and the shortest step that is tried
+STRONG = 1e3  # weight of the equations, relative to the curvature, that may make a model convex without changing its solution
+DECREASE = 1e-4  # Armijo constant
 ELASTIC = 10.0  # weight of violations in an infeasible model, relative to the penalty
-LONG = 1e2  # longest step, relative to 1 plus the size of the point
-FAR = 1e7  # size of a point beyond which a run is taken to diverge
-ROUNDING = 1e-14  # change of the merit function, relative to its size, that counts as rounding
-STALLED = 3  # steps without progress after which a run ends
-SINGULAR = 1e-12  # singular values below this, relative to the largest, count as zero
 
 Pair = tuple[Array, Array]
 """One array for the equations and one for the inequalities."""
@@ -64,7 +56,7 @@ class Stationary:
     converged: bool
 
 
-def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: float = STEP) -> Stationary:
+def minimise_sqp(problem: SmoothProgram, w: Array) -> Stationary:
     """Search for a local solution from w, which need not be feasible.
 
     Each step solves a quadratic model with linearised constraints; if these contradict each other, their violations are
@@ -73,10 +65,9 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
     """
     phi, e, h = problem.values(w)
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
-    weights = np.full(len(e), PENALTY), np.full(len(h), PENALTY)
-    stalled = 0
-    converged = False
-    for _ in range(rounds):
+    weights = np.ones(len(e)), np.ones(len(h))
+    stalled, converged = 0, False
+    for _ in range(ROUNDS):
         g, J, A = problem.jacobians(w)
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
             break
@@ -84,16 +75,17 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
         H = _convex(H if np.isfinite(H).all() else np.eye(len(w)), J)  # the gradient alone still gives descent
         model = solve_program(H, g, A, -h, J, -e, lam > 0)  # near a solution, the active set is that of the last model
         if not model.solved:
-            model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=PENALTY), weights[1].max(initial=PENALTY)))
+            model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=1.0), weights[1].max(initial=1.0)))
         d = model.z
         length = float(np.abs(d).max(initial=0.0))
         size = 1 + float(np.abs(w).max(initial=0.0))
         if not math.isfinite(length) or size > FAR:
             break
-        if length > LONG * size:  # a nearly flat model steps too far to be trusted
-            d, length = d * (LONG * size / length), LONG * size
+        if length > FAR:  # a nearly flat model
+            d, length = d * (FAR / length), FAR
         mu, lam = model.mu, model.lam
-        if length <= step * size and _violation(e, h) <= FEASIBLE:
+        feasible = _violation(e, h) <= FEASIBLE
+        if length <= ZERO * size and feasible:
             converged = True
             break
         if model.solved:  # multipliers of an elastic model reflect its own weight
@@ -103,10 +95,10 @@ def minimise_sqp(problem: SmoothProgram, w: Array, rounds: int = ROUNDS, step: f
         moved = _search(problem, w, d, before, min(slope, 0.0), weights, (H, J, A))  # a slope > 0 must not allow an increase
         if moved is None:
             # Near a minimum the objective changes by the square of a step, so rounding hides steps below the square root.
-            converged = bool(_violation(e, h) <= FEASIBLE and length <= math.sqrt(step) * size)
+            converged = feasible and length <= math.sqrt(ZERO) * size
             break
         w, phi, e, h = moved
-        stalled = stalled + 1 if before - phi - _sum(e, h, weights) <= ROUNDING * (1 + abs(before)) else 0
+        stalled = stalled + 1 if before - phi - _sum(e, h, weights) <= ZERO * (1 + abs(before)) else 0
         if stalled >= STALLED:
             converged = _violation(e, h) <= FEASIBLE
             break
@@ -118,8 +110,8 @@ def _search(
 ) -> tuple[Array, float, Array, Array] | None:
     """Return the first point along d, or along the corrected full step, that satisfies Armijo's condition; None without one."""
     t = 1.0
-    slack = ROUNDING * (1 + abs(before))
-    while t > SHORTEST:
+    slack = ZERO * (1 + abs(before))
+    while t > ZERO:
         new = w + t * d
         phi, e, h = problem.values(new)
         after = phi + _sum(e, h, weights)
@@ -143,20 +135,26 @@ def _correction(H: Array, J: Array, A: Array, e: Array, h: Array) -> Array:
         return np.zeros(rows.shape[1])
     n, q = len(H), len(right)
     K = np.block([[H, rows.T], [rows, np.zeros((q, q))]])
-    return -np.linalg.lstsq(K, np.concatenate([np.zeros(n), right]), rcond=SINGULAR)[0][:n]
+    return -np.linalg.lstsq(K, np.concatenate([np.zeros(n), right]), rcond=None)[0][:n]
 
 
 def _weights(before: Array, multipliers: Array) -> Array:
     """Return weights of violations that exceed the multipliers, so that the penalty is exact (Powell's rule, 1978)."""
-    wanted = GROWTH * np.abs(multipliers)
-    return np.maximum(np.maximum(wanted, 0.5 * (before + wanted)), LEAST)  # too large weights fall only slowly
+    wanted = 2 * np.abs(multipliers)
+    return np.maximum(wanted, 0.5 * (before + wanted))  # too large weights fall only slowly
+
+
+def is_convex(H: Array) -> bool:
+    """Whether a symmetric matrix is positive semidefinite up to rounding."""
+    values = np.linalg.eigvalsh(H) if len(H) else np.zeros(1)
+    return bool(values[0] >= -FLAT * (1 + float(np.abs(values).max())))
 
 
 def _convex(H: Array, J: Array) -> Array:
     """Return a positive definite matrix that equals H along the directions that satisfy the equations, if possible."""
     H = 0.5 * (H + H.T)
     size = max(float(np.abs(H).max(initial=0.0)), 1.0)
-    least = CURVATURE * size
+    least = FLAT * size
     values, vectors = np.linalg.eigh(H)
     if len(values) and values[0] >= -least:
         return H + np.eye(len(H)) * max(least - float(values[0]), 0.0)
@@ -164,10 +162,9 @@ def _convex(H: Array, J: Array) -> Array:
         lengths = np.maximum(np.sqrt((J * J).sum(axis=1)), least)
         rows = J / lengths[:, None]
         # J'J vanishes where J d = 0, so it changes nothing along the equations (as in the augmented Lagrangian).
-        for weight in STRONG:
-            changed = H + weight * size * rows.T @ rows
-            if np.linalg.eigvalsh(changed)[0] > least:
-                return changed
+        changed = H + STRONG * size * rows.T @ rows
+        if np.linalg.eigvalsh(changed)[0] > least:
+            return changed
     return (vectors * np.maximum(np.abs(values), least)) @ vectors.T  # negative curvature is reversed: steps stay bounded
 
 
@@ -177,7 +174,7 @@ def _elastic(H: Array, g: Array, A: Array, h: Array, J: Array, e: Array, weight:
     size = n + 2 * p + q
     big_H = np.zeros((size, size))
     big_H[:n, :n] = H
-    big_H[range(n, size), range(n, size)] = CURVATURE  # makes the slack variables unique
+    big_H[range(n, size), range(n, size)] = FLAT  # makes the slack variables unique
     big_g = np.concatenate([g, np.full(2 * p + q, weight)])
     C = np.hstack([J, np.eye(p), -np.eye(p), np.zeros((p, q))])  # an equation has a slack for each sign
     upper = np.hstack([A, np.zeros((q, 2 * p)), -np.eye(q)])

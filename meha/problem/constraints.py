@@ -10,31 +10,29 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meha.problem.sets.base import Rows
 from meha.tensors.variables import Leaves, Variable
+from meha.tensors.vectors import join
 
 __all__ = ["Bounds", "Constraint", "Linear", "Smooth"]
-
-
-Values = tuple[Tensor, Tensor]
-"""Inequalities (not positive where they hold) and equations (zero where they hold), as vectors."""
 
 
 class Constraint(ABC):
     """Inequalities and equations in x and y."""
 
-    def __call__(self, x: Any, y: Any) -> Values:
+    def __call__(self, x: Any, y: Any) -> Rows:
         """Return the values of the inequalities and of the equations at (x, y), which have the structure of the start."""
         return self.values(Variable.of(x, "x"), Variable.of(y, "y"))
 
     @abstractmethod
-    def values(self, x: Variable, y: Variable) -> Values:
+    def values(self, x: Variable, y: Variable) -> Rows:
         """Return the values of the inequalities and of the equations at variables."""
 
     def violation(self, x: Any, y: Any) -> float:
@@ -102,8 +100,8 @@ class Linear(Constraint):
                     f"Linear: {name} has {matrix.shape[1]} columns, but {variable.argument} has {variable.numel} coordinates."
                 )
 
-    def values(self, x: Variable, y: Variable) -> Values:
-        flat = _flat(x), _flat(y)
+    def values(self, x: Variable, y: Variable) -> Rows:
+        flat = join(x.leaves), join(y.leaves)
         return _rows(self.A, self.B, self.b, *flat), _rows(self.A_eq, self.B_eq, self.b_eq, *flat)
 
 
@@ -131,7 +129,7 @@ class Smooth(Constraint):
             if function is not None and not callable(function):
                 raise TypeError(f"Smooth: {name} must be a function of (x, y), got {type(function).__name__}.")
 
-    def values(self, x: Variable, y: Variable) -> Values:
+    def values(self, x: Variable, y: Variable) -> Rows:
         return _vector(self.h, "h", x, y), _vector(self.equations, "equations", x, y)
 
 
@@ -158,10 +156,10 @@ class Bounds(Constraint):
             bound = getattr(self, name)
             if isinstance(bound, list | tuple):
                 object.__setattr__(self, name, _tensor(bound, f"Bounds: {name}"))
-            elif callable(bound) and not _one_argument(bound):  # a function of (x, y) belongs into Smooth
+            elif callable(bound) and not takes(bound, 1):  # a function of (x, y) belongs into Smooth
                 raise TypeError(f"Bounds: {name} must be a function of x alone, a number or a tensor.")
 
-    def values(self, x: Variable, y: Variable) -> Values:
+    def values(self, x: Variable, y: Variable) -> Rows:
         parts = []
         for sign, name in ((-1.0, "low"), (1.0, "high")):
             bound = getattr(self, name)
@@ -175,10 +173,10 @@ class Bounds(Constraint):
         return torch.cat(parts), y.leaves[0].new_zeros(0)
 
 
-def _one_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function can be called with one argument."""
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with this number of arguments."""
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
     except ValueError:  # a builtin without a signature
@@ -190,7 +188,7 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     """Return the bound for each leaf of y."""
     if isinstance(bound, int | float):
         return [torch.full(leaf.shape, float(bound), dtype=leaf.dtype, device=leaf.device) for leaf in y.leaves]
-    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else _named(bound, "")
+    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else dict(_named(bound, ""))
     if set(named) != set(y.names):
         raise ValueError(f"Bounds: {name} has the tensors {sorted(named)}, but y has {sorted(y.names)}; give one for each.")
     leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
@@ -201,19 +199,13 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
         raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
 
 
-def _named(value: Any, prefix: str) -> dict[str, Any]:
-    """Return the tensors or numbers in nested dicts and lists, by dotted name."""
+def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors or numbers in nested dicts and lists with their dotted names."""
     if not isinstance(value, dict | list | tuple):
-        return {prefix: value}
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    named: dict[str, Any] = {}
-    for key, item in items:
-        named |= _named(item, f"{prefix}.{key}" if prefix else str(key))
-    return named
-
-
-def _flat(variable: Variable) -> Tensor:
-    return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
+        yield prefix, value
+        return
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _named(item, f"{prefix}.{key}" if prefix else str(key))
 
 
 def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
@@ -231,29 +223,18 @@ def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, 
     """Return all values of a function of (x, y), or of y alone, as one vector; an empty vector without a function."""
     if function is None:
         return y.leaves[0].new_zeros(0)
-    try:
-        arguments = inspect.signature(function).bind(x.value, y.value).args
-    except TypeError:  # a function of y alone
-        arguments = (y.value,)
-    except ValueError:  # a builtin without a signature
-        arguments = (x.value, y.value)
+    arguments = (x.value, y.value) if takes(function, 2) else (y.value,)
     like = y.leaves[0]
-    parts = [part.reshape(-1) for part in _tensors(function(*arguments), name, like)]
+    parts = []
+    for _, value in _named(function(*arguments), ""):
+        if isinstance(value, int | float):
+            value = like.new_tensor(float(value))  # a constant, for which a function need not make a tensor
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
+            )
+        parts.append(value.reshape(-1))
     return torch.cat(parts) if parts else like.new_zeros(0)
-
-
-def _tensors(value: Any, name: str, like: Tensor) -> list[Tensor]:
-    """Return the tensors and numbers in nested dicts and lists as tensors."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, int | float):
-        return [like.new_tensor(float(value))]  # a constant, for which a function need not make a tensor
-    if not isinstance(value, dict | list | tuple):
-        raise TypeError(
-            f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
-        )
-    items = value.values() if isinstance(value, dict) else value
-    return [tensor for item in items for tensor in _tensors(item, name, like)]
 
 
 def _tensor(value: Any, label: str) -> Tensor:

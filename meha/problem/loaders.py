@@ -6,13 +6,14 @@ import itertools
 import random
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from meha.tensors.checks import check_count
+from meha.tensors.state import Saved, Stateful
 from meha.tensors.torch_private import pytree
 
 __all__ = [
@@ -77,15 +78,6 @@ class BatchSource(Iterator[Any]):
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A loader or callback that can be saved and restored."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 EMPTY = (  # what to do about a loader without batches
     "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
     " can be iterated over only once)"
@@ -126,6 +118,10 @@ class Endless(Iterator[Any]):
     Args:
         loader: an iterable of batches.
 
+    Attributes:
+        taken: number of batches taken since the loader was last restarted.
+        fruitful: whether it has ever yielded a batch.
+
     >>> batches = Endless(["a", "b", "c"])
     >>> [next(batches) for _ in range(5)]
     ['a', 'b', 'c', 'a', 'b']
@@ -143,9 +139,9 @@ class Endless(Iterator[Any]):
         self.loader = loader
         self._batches: Iterator[Any] | None = None
         self._start_states: dict[str, Any] = {}
-        self._position, self._epoch = 0, -1
+        self.taken, self._epoch = 0, -1
         self._restored = False
-        self.fruitful = False  # whether it has ever yielded a batch
+        self.fruitful = False
 
     def __next__(self) -> Any:
         if self._restored:
@@ -158,14 +154,9 @@ class Endless(Iterator[Any]):
                 pass
         return self._take(self._restart())
 
-    @property
-    def taken(self) -> int:
-        """Number of batches taken since the loader was last restarted."""
-        return self._position
-
     def _restart(self) -> Iterator[Any]:
         fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # need no random states, which take time
-        self._start_states, self._position = {} if fixed else random_states(self.loader), 0
+        self._start_states, self.taken = {} if fixed else random_states(self.loader), 0
         self._epoch += 1  # a DistributedSampler shuffles by the number of the pass
         for name in ("sampler", "batch_sampler", "dataset"):
             part: Any = getattr(self.loader, name, None)
@@ -176,7 +167,7 @@ class Endless(Iterator[Any]):
 
     def _take(self, batches: Iterator[Any]) -> Any:
         batch = next(batches)
-        self._position += 1
+        self.taken += 1
         self.fruitful = True
         return batch
 
@@ -184,7 +175,7 @@ class Endless(Iterator[Any]):
         """Return the position, as plain tensors and numbers."""
         if isinstance(self.loader, Stateful):
             return {"loader": self.loader.state_dict()}
-        return {"start_states": self._start_states, "position": self._position, "epoch": self._epoch}
+        return {"start_states": self._start_states, "position": self.taken, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position. This uses the random number generators; set their states afterwards."""
@@ -293,7 +284,7 @@ class Owned:
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
-class Accumulated(Iterator[Any]):
+class Accumulated(Saved, Iterator[Any]):
     """Group n successive batches of a loader into :class:`MicroBatches`, forever: ``batches=Accumulated(loader, 4)``.
 
     A step then averages the objectives over n batches, with the memory of one. The loader restarts when it ends, also within a
@@ -309,6 +300,8 @@ class Accumulated(Iterator[Any]):
     >>> list(Accumulated(iter("abc"), 2))
     [('a', 'b')]
     """
+
+    saves = ("n", "stream")
 
     def __init__(self, loader: Iterable[Any], n: int) -> None:
         check_count("Accumulated: n", n)
@@ -328,15 +321,11 @@ class Accumulated(Iterator[Any]):
             raise StopIteration
         return MicroBatches(group)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loader, and n."""
-        return {"n": self.n, "batches": self.stream.state_dict()}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position. This uses the random number generators; set their states afterwards."""
         if state["n"] != self.n:
             raise ValueError(f"batches: the state is for Accumulated with n = {state['n']}, got n = {self.n}; pass the same.")
-        self.stream.load_state_dict(state["batches"])
+        super().load_state_dict(state)
 
 
 def position(batches: Endless) -> str:
@@ -389,17 +378,23 @@ def check_resumable(loader: Any, argument: str) -> None:
 
 def check_divided(loader: Any) -> None:
     """Raise if a sampler divides the data among processes in a run without a group."""
-    waiting = [loader]
-    for part in waiting:  # the list grows as inner loaders are found
+    for part in _inside(loader):
         number = getattr(part, "num_replicas", 1)
         if isinstance(number, int) and number > 1:
             raise ValueError(
                 f"group: a sampler divides the batches among {number} processes, but each of them would solve a problem of its"
                 " own; pass solve(..., group=torch.distributed.group.WORLD), or other batches."
             )
-        inner = [getattr(part, name, None) for name in ("sampler", "batch_sampler", "loader")]
+
+
+def _inside(loader: Any) -> Iterator[Any]:
+    """Yield a loader, its data set, its samplers and the loaders inside it, each once."""
+    waiting = [loader]
+    for part in waiting:  # the list grows as inner loaders are found
+        yield part
+        inner = [getattr(part, name, None) for name in ("dataset", "sampler", "batch_sampler", "loader")]
         inner += part.loaders.values() if isinstance(part, Together) else []
-        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]  # each once
+        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
 
 
 def random_states(loader: Any = None) -> dict[str, Any]:
@@ -443,14 +438,6 @@ def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the random number generators of a loader, its data set, its samplers and the loaders inside it, each once."""
-    generators: list[torch.Generator] = []
-    waiting = [loader]
-    for part in waiting:
-        generator = getattr(part, "generator", None)
-        if isinstance(generator, torch.Generator) and generator not in generators:
-            generators.append(generator)
-        inner = [getattr(part, name, None) for name in ("dataset", "sampler", "batch_sampler", "loader")]
-        inner += part.loaders.values() if isinstance(part, Together) else []
-        waiting += [item for item in inner if item is not None and all(item is not other for other in waiting)]
-    return generators
+    """Return the random number generators inside a loader, each once."""
+    found = [getattr(part, "generator", None) for part in _inside(loader)]
+    return list(dict.fromkeys(generator for generator in found if isinstance(generator, torch.Generator)))

@@ -60,8 +60,8 @@ def check_data(A: Tensor) -> None:
         raise ValueError("A: contains NaN or infinite numbers; remove or impute them.")
 
 
-def check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, ...]) -> None:
-    """Raise unless the targets fit the data."""
+def check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, ...] = (1,), *, real: bool = False) -> None:
+    """Raise unless the targets, of these numbers of dimensions, fit the data; ``real`` ones are finite and of its dtype."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"{name}: must be a tensor, got {type(targets).__name__}; wrap arrays with torch.as_tensor.")
     if targets.ndim not in dimensions or len(targets) != len(A):
@@ -70,6 +70,10 @@ def check_targets(name: str, targets: Tensor, A: Tensor, dimensions: tuple[int, 
         raise ValueError(f"{name}: is on {targets.device}, but A is on {A.device}; move one of them.")
     if targets.requires_grad:
         raise ValueError(f"{name}: requires a gradient, but the data of a loss are constants; pass {name}.detach().")
+    if real and targets.dtype != A.dtype:
+        raise ValueError(f"{name}: is {targets.dtype}, but A is {A.dtype}; convert one of them.")
+    if real and not bool(targets.isfinite().all()):
+        raise ValueError(f"{name}: contains NaN or infinite numbers; remove these examples.")
 
 
 def shown(tensor: Tensor) -> str:
@@ -217,11 +221,7 @@ class LeastSquares(LinearModelLoss):
 
     def __init__(self, A: Tensor, b: Tensor, reduction: Reduction = "mean", *, gram: bool | None = None) -> None:
         check_data(A)
-        check_targets("b", b, A, (1, 2))
-        if b.dtype != A.dtype:
-            raise ValueError(f"b: is {b.dtype}, but A is {A.dtype}; convert one of them.")
-        if not bool(b.isfinite().all()):
-            raise ValueError("b: contains NaN or infinite numbers; remove these examples.")
+        check_targets("b", b, A, (1, 2), real=True)
         if gram is None:  # the Gram matrix pays where it is not larger than the data
             gram = A.shape[1] ** 2 <= stored(A).numel()
         super().__init__(A if gram else by_columns(A), tuple(b.shape[1:]), reduction)
@@ -297,11 +297,7 @@ class Huber(LinearModelLoss):
 
     def __init__(self, A: Tensor, b: Tensor, delta: float = 1.0, reduction: Reduction = "mean") -> None:
         check_data(A)
-        check_targets("b", b, A, (1,))
-        if b.dtype != A.dtype:
-            raise ValueError(f"b: is {b.dtype}, but A is {A.dtype}; convert one of them.")
-        if not bool(b.isfinite().all()):
-            raise ValueError("b: contains NaN or infinite numbers; remove these examples.")
+        check_targets("b", b, A, real=True)
         if not delta > 0:
             raise ValueError(f"delta: must be positive, got {delta!r}.")
         super().__init__(by_columns(A), (), reduction)
@@ -337,7 +333,7 @@ class Logistic(LinearModelLoss):
 
     def __init__(self, A: Tensor, labels: Tensor, reduction: Reduction = "mean") -> None:
         check_data(A)
-        check_targets("labels", labels, A, (1,))
+        check_targets("labels", labels, A)
         values = labels.unique().tolist()
         if not (set(values) <= {-1, 1} or set(values) <= {0, 1}):
             raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {some(values)}; for more classes use Softmax.")
@@ -375,7 +371,7 @@ class Softmax(LinearModelLoss):
 
     def __init__(self, A: Tensor, labels: Tensor, classes: int | None = None, reduction: Reduction = "mean") -> None:
         check_data(A)
-        check_targets("labels", labels, A, (1,))
+        check_targets("labels", labels, A)
         if labels.is_floating_point() or labels.dtype == torch.bool:
             raise TypeError(f"labels: must be whole numbers from 0, got {labels.dtype}; convert them with .long().")
         if classes is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,6 +208,11 @@ class Oracle:
         other.counts, other._modules, other._checks = Counts(), False, False
         other._joint = self._joint if joint is None else joint
         return other
+
+    @property
+    def longest_prox(self) -> float:
+        """The longest step of the proximal map: below 1 / rho, that of a weakly convex g has one value."""
+        return 0.5 / self.problem.g.rho if self.problem.g.rho else math.inf
 
     def g(self, x: Variable, y: Variable) -> Tensor | float:
         """Return g(x, y), or 0 if there is no g."""

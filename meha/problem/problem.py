@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from meha.problem.constants import Constants
-from meha.problem.constraints import Constraint
+from meha.problem.constraints import Constraint, takes
 from meha.problem.nonsmooth import NonSmooth, Zero
 from meha.problem.responses import Response
-from meha.problem.sets import ConvexSet, NonNegative, Reals
+from meha.problem.sets import ConvexSet, Reals
 from meha.tensors.distributed import local, owners, total
 from meha.tensors.variables import Leaves, Variable, copy_
 
@@ -82,8 +82,8 @@ class Problem:
         lower: f(x, y), the smooth part of the lower level, called in the same way.
         nonsmooth: g(x, y), a term of :mod:`meha.nonsmooth`.
         x_set: X, a set of :mod:`meha.sets`.
-        y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, intervals (Box,
-            NonNegative, LinfBall) with a separable g, NonNegative with a group term; other combinations are refused.
+        y_set: Y. The proximal map of g + indicator of Y must have a closed form: any Y without g, a coordinatewise Y with a
+            separable g, an orthant with a g that has ``orthant``; other combinations are refused.
         lower_constraints: h(x, y) <= 0 and equations that y has to satisfy in the lower level, one or several of
             :mod:`meha.constraints`. The default, :class:`~meha.LVHBA` and :class:`~meha.BiCGAFFA` take them.
         upper_constraints: those that (x, y) has to satisfy at the solution; the lower level does not know them.
@@ -167,6 +167,12 @@ class Problem:
         return self.nonsmooth if self.nonsmooth is not None else Zero()
 
     @property
+    def domains(self) -> tuple[ConvexSet, ConvexSet]:
+        """X and Y; :class:`~meha.sets.Reals` if there is none."""
+        x_set, y_set = (Reals() if domain is None else domain for domain in (self.x_set, self.y_set))
+        return x_set, y_set
+
+    @property
     def _selected_response(self) -> Response | None:
         """The selected response; None for the optimistic one."""
         return self.response if isinstance(self.response, Response) else None
@@ -208,29 +214,28 @@ class Problem:
 
     def _bind_projection(self, x: Variable) -> Prox:
         """Return the projection onto X for the leaves of ``x``."""
-        constraints = _constraints(self.x_set, x)
-        for part, chosen in constraints:
+        parts = self.domains[0].parts(x)
+        for part, chosen in parts:
             _check_parts("x_set", part, x, chosen, apart=part.coordinatewise)
-        return Prox([(_projection(part), chosen) for part, chosen in constraints])
+        return Prox([(_projection(part), chosen) for part, chosen in parts])
 
     def _bind_prox(self, y: Variable) -> Prox:
         """Return the proximal map of g(x, .) + indicator of Y for the leaves of ``y``; raise if it has no closed form."""
         terms = self.g.terms(y)
         for term, chosen in terms:
             _check_parts("nonsmooth", term, y, chosen, apart=term.separable)  # maps act on the local parts of sharded leaves
-        for part, chosen in _constraints(self.y_set, y):
-            _check_parts("y_set", part, y, chosen, apart=part.coordinatewise)
         before: list[tuple[Map, list[int]]] = []
         after: list[tuple[Map, list[int]]] = []
-        for part, inside in _constraints(self.y_set, y):
+        for part, inside in self.domains[1].parts(y):
+            _check_parts("y_set", part, y, inside, apart=part.coordinatewise)
             meeting = [(term, chosen) for term, chosen in terms if set(inside) & set(chosen)]
             first = []
             for term, chosen in meeting:
-                if term.orthant and isinstance(part, NonNegative):
+                if term.orthant and part.orthant:
                     first += [i for i in inside if i in chosen]  # a norm of groups: project, then shrink
                 elif not (term.separable and part.coordinatewise):  # in one dimension: prox of g, then clip
                     raise ValueError(_no_closed_form(part, term))
-            # Only NonNegative is ever split, and it acts on each leaf separately.
+            # Only an orthant is ever split, and it acts on each leaf separately.
             before += [(_projection(part), first)] if first else []
             last = [i for i in inside if i not in first]
             after += [(_projection(part), last)] if last else []
@@ -238,13 +243,10 @@ class Problem:
 
     def _project_start(self, x: Variable, y: Variable) -> None:
         """Project x onto X and y onto Y, unless they are inside, sharded, or parameters of modules."""
-        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+        for variable, domain in zip((x, y), self.domains, strict=True):
             variable.check_finite()
-            if domain is None or variable.has_modules or variable.divided or domain.holds(variable):  # inside: keep the numbers
-                continue
-            with torch.no_grad():
-                parts = [(_projection(part), chosen) for part, chosen in _constraints(domain, variable)]
-                Prox(parts)(None, variable.leaves, 1.0)
+            if not (variable.has_modules or variable.divided or domain.holds(variable)):  # inside: keep the numbers
+                domain.project_(variable)
 
     def _check_start(self, x: Variable, y: Variable) -> None:
         """Raise unless x0 is in X, y0 is in Y and in the domain of g, and both are finite and on one device."""
@@ -259,14 +261,11 @@ class Problem:
                 f"response: is {self.response!r}, but y is divided among processes, where no method follows it; leave it out,"
                 " or do not shard y."
             )
-        for variable, domain in ((x, self.x_set), (y, self.y_set)):
+        for variable, domain in zip((x, y), self.domains, strict=True):
             variable.check_finite()
-            if domain is not None and not domain.holds(variable):
-                upper = variable.argument.upper()
-                raise ValueError(
-                    f"{variable.argument}0 is not in {upper} = {domain!r}; start from"
-                    f" {variable.argument}_set.project({variable.argument}0)."
-                )
+            if not domain.holds(variable):
+                name = variable.argument
+                raise ValueError(f"{name}0 is not in {name.upper()} = {domain!r}; start from {name}_set.project({name}0).")
         for constraint in itertools.chain(*self.constraints):
             constraint.check(x, y)
         for term, chosen in self.g.terms(y):
@@ -292,17 +291,6 @@ def sum_of_parts(term: NonSmooth, x: Any, leaves: Leaves) -> Tensor:
     return scaled + (total([value.detach()], leaves[:1]) - scaled).detach()  # the value of the sum with the gradient of scaled
 
 
-def takes(objective: Objective, count: int) -> bool:
-    """Whether an objective can be called with this number of arguments."""
-    try:
-        inspect.signature(objective).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin without a signature
-        return True
-    return True
-
-
 def _projection(part: ConvexSet) -> Map:
     return lambda x, leaves, step: part.project_leaves(leaves)  # the prox of an indicator does not depend on the step
 
@@ -313,13 +301,6 @@ def _proximal(term: NonSmooth) -> Map:
         return term.prox_leaves(x, leaves, step)
 
     return prox
-
-
-def _constraints(domain: ConvexSet | None, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
-    """Return the sets of separate groups of leaves, without those that are whole spaces."""
-    if domain is None:
-        return []
-    return [(part, chosen) for part, chosen in domain.parts(variable) if not isinstance(part, Reals)]
 
 
 def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int], *, apart: bool) -> None:
@@ -344,8 +325,8 @@ def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int]
 def _no_closed_form(part: ConvexSet, term: NonSmooth) -> str:
     return (
         f"y_set and nonsmooth: the proximal map of {type(term).__name__} plus the indicator of {type(part).__name__} has no"
-        " closed form here. Exact ones exist for intervals (Box, NonNegative, LinfBall) with L1, ElasticNet, SCAD, MCP or"
-        " NonNegativeL1, and for NonNegative with GroupL2 or SparseGroup; or let the set and the term act on different leaves."
+        " closed form here. Exact ones exist for a coordinatewise set with a separable term, such as Box with L1, and for an"
+        " orthant with a term that has orthant, such as NonNegative with GroupL2; or let both act on different leaves."
     )
 
 

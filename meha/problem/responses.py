@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meha.tensors.checks import check_count, check_positive
 from meha.tensors.gradients import depends, fill
+from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
 
 __all__ = ["Nearest", "Response", "Start", "Trained"]
@@ -159,7 +160,7 @@ def redraw(y: Variable) -> None:
             reset()
 
 
-class ResponseTerm:
+class ResponseTerm(Saved):
     """The response of a problem in a run: its starting point, and the weight of its proximal term.
 
     Args:
@@ -171,12 +172,19 @@ class ResponseTerm:
         nearest: whether the response is ``Nearest``.
     """
 
+    saves = ("start", "weight")
+
     def __init__(self, response: Response | None) -> None:
         self.response = response
         self.nearest = isinstance(response, Nearest)
         self.start: Variable | None = None
         self.weight = 0.0
         self._begun: Leaves = []
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the term of another run; one of another response is left out, and refused with its problem."""
+        if (state["start"] is None) == (self.start is None):
+            super().load_state_dict(state)
 
     @property
     def fixed(self) -> float | None:
@@ -242,13 +250,3 @@ class ResponseTerm:
             return [torch.zeros_like(leaf) for leaf in x.leaves]
         outputs, parts = zip(*pairs, strict=True)
         return fill(torch.autograd.grad(outputs, x.leaves, parts, allow_unused=True), x.leaves)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the starting point and the weight; an empty dict for the optimistic response."""
-        return {} if self.start is None else {"start": self.start.state_dict(), "weight": self.weight}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the starting point and the weight."""
-        if self.start is not None and state:
-            self.start.load_state_dict(state["start"])
-            self.weight = state["weight"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,15 +18,16 @@ from torch import Tensor
 from meha.numerics.quadratic_program import Array
 from meha.problem.constraints import Constraint
 from meha.problem.oracle import Oracle
-from meha.reduce.epigraph import Epigraph
-from meha.reduce.sets_as_constraints import set_as_constraints
-from meha.tensors.variables import Leaves, Variable
-from meha.tensors.vectors import Flat
+from meha.problem.sets.base import Rows
+from meha.reduce.as_constraints import Epigraph, Membership, lacking
+from meha.tensors.state import Saved
+from meha.tensors.variables import Variable
+from meha.tensors.vectors import Flat, split
 
 PROBES = 12  # points at which a function is compared with its quadratic model
 QUADRATIC = 1e6  # rounding errors, relative to the size of a function and its model, within which both agree
 COARSE = 1e-4  # upper bound of this tolerance, which matters in single precision only
-REACH = 3.0  # size of the coordinates of the probes, beyond that of the start
+REACH = 10.0  # distance from the start, beyond its size, within which unbounded unknowns are drawn
 LARGEST = 1 << 27  # numbers in the Hessians of all functions, beyond which a problem is refused: 1 GB
 MEMORY = 1000  # points at which values are remembered
 
@@ -47,7 +48,7 @@ class ConstraintRows:
     upper_equations: slice
 
 
-class NonlinearProgram:
+class NonlinearProgram(Saved):
     """All functions of a coupled problem, stacked: F, f, h, e (lower level), G, E (upper level).
 
     Args:
@@ -66,6 +67,8 @@ class NonlinearProgram:
     def __init__(self, oracle: Oracle, x: Variable, y: Variable) -> None:
         self.oracle = oracle
         self.flat = Flat(x), Flat(y)
+        if missing := lacking(oracle.problem, x, y):
+            raise ValueError(missing)
         self.lifting = Epigraph(oracle.problem, y)
         self.n, self.m = x.numel, y.numel + self.lifting.size
         self._parts, self.names, self.rows = self._list(oracle, x, y)
@@ -110,34 +113,26 @@ class NonlinearProgram:
 
     def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], ConstraintRows]:
         """Return the groups of functions, the names of the functions, and their indices."""
-        problem = oracle.problem
-        lower, upper = problem.constraints
+        problem, lifting = oracle.problem, self.lifting
         groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
         names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
-        levels = (("h", "e", "lower_constraints", lower), ("G", "E", "upper_constraints", upper))
-        for inequality, equation, argument, constraints in levels:
+        listed: list[tuple[str, str, Callable[[Variable, Variable, Tensor], Rows]]] = []
+        for kinds, argument, constraints in zip(("he", "GE"), ("lower", "upper"), problem.constraints, strict=True):
             for k, constraint in enumerate(constraints):
-                label = argument if len(constraints) == 1 else f"{argument}[{k}]"
-                for kind, which in ((inequality, 0), (equation, 1)):
-                    with torch.no_grad():
-                        size = len(constraint.values(x, y)[which])
-                    if size:
-                        groups[kind].append(partial(_side, constraint, which))
-                        mark = " (equation)" if which else ""
-                        names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
-        for inequality, equation, variable, domain in (("G", "E", x, problem.x_set), ("h", "e", y, problem.y_set)):
-            if domain is None:
-                continue
-            for kind, call, size in set_as_constraints(domain, variable):
-                key = inequality if kind == "inequality" else equation
-                groups[key].append(partial(_of_one, variable.argument, call))
-                names[key] += [f"{variable.argument}_set row {i}" for i in range(size)]
-        lifting = self.lifting
-        with torch.no_grad():
-            kinks = len(lifting.rows(x, y, lifting.start(y)))
-        if kinks:
-            groups["h"].append(lifting.rows)
-            names["h"] += [f"nonsmooth row {i}" for i in range(kinks)]
+                label = f"{argument}_constraints" + (f"[{k}]" if len(constraints) > 1 else "")
+                listed.append((kinds, label, partial(_values, constraint)))
+        for kinds, variable, domain in zip(("GE", "he"), (x, y), problem.domains, strict=True):
+            inside = Membership(variable.argument, domain.parts(variable))
+            listed.append((kinds, f"{variable.argument}_set", partial(_values, inside)))
+        listed.append(("he", "nonsmooth", lifting.rows))
+        for kinds, label, rows in listed:
+            with torch.no_grad():
+                sizes = [len(side) for side in rows(x, y, lifting.start(y))]
+            for which, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+                if size:
+                    groups[kind].append(partial(_side, rows, which))
+                    mark = " (equation)" if which else ""
+                    names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
         calls: list[Part] = [
             lambda x, y, t: oracle.upper(x, y),
             lambda x, y, t: oracle.lower(x, y) + lifting.value(x, y, t),
@@ -157,7 +152,7 @@ class NonlinearProgram:
     def _split(self, leaf: Tensor) -> tuple[Variable, Variable, Tensor]:
         first, second = self.flat
         end = self.n + self.m - self.lifting.size
-        x, y = _leaves(leaf[: self.n], first.variable), _leaves(leaf[self.n : end], second.variable)
+        x, y = split(leaf[: self.n], first.variable.leaves), split(leaf[self.n : end], second.variable.leaves)
         return first.variable.moved(x), second.variable.moved(y), leaf[end:]
 
     def _precision(self) -> torch.dtype:
@@ -343,34 +338,16 @@ class NonlinearProgram:
             worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
         return abs(float(worst)) if math.isfinite(float(worst)) else math.inf  # NaN counts as a violation
 
-    def state_dict(self) -> dict[str, str]:
-        """Return nothing: a run does not change the program."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Do nothing."""
-
     def exact(self, z: Array) -> tuple[float, float]:
         """Return F and f at z, without the quadratic models."""
         values = self.call(z)
         return float(values[0]), float(values[1])
 
 
-def _leaves(vector: Tensor, variable: Variable) -> Leaves:
-    """Return the parts of a vector in the shapes of the leaves."""
-    parts = vector.split([leaf.numel() for leaf in variable.leaves])
-    return [part.reshape(leaf.shape) for part, leaf in zip(parts, variable.leaves, strict=True)]
+def _values(constraint: Constraint, x: Variable, y: Variable, t: Tensor) -> Rows:
+    return constraint.values(x, y)
 
 
-def _flat(variable: Variable) -> Tensor:
-    return torch.cat([leaf.reshape(-1) for leaf in variable.leaves])
-
-
-def _side(constraint: Constraint, which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
-    """Return the inequalities (0) or the equations (1) of a constraint."""
-    return constraint.values(x, y)[which]
-
-
-def _of_one(argument: str, call: Callable[[Tensor], Tensor], x: Variable, y: Variable, t: Tensor) -> Tensor:
-    """Evaluate a function of the flat x or y alone."""
-    return call(_flat(x if argument == "x" else y))
+def _side(rows: Callable[[Variable, Variable, Tensor], Rows], which: int, x: Variable, y: Variable, t: Tensor) -> Tensor:
+    """Return the inequalities (0) or the equations (1)."""
+    return rows(x, y, t)[which]

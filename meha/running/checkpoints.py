@@ -26,7 +26,7 @@ from meha.tensors.checks import check_count
 from meha.tensors.distributed import Group, is_dtensor
 from meha.tensors.torch_private import LazyModule
 
-VERSION = 4  # of what the file holds; another one is refused
+VERSION = 5  # of what the file holds; another one is refused
 WRITING = 600.0  # seconds in which a file is written; one that is older was left by a killed process
 
 REMEDY = "give another path, or delete the file to start over"
@@ -199,7 +199,10 @@ def _parts(value: Any) -> Iterator[str | memoryview]:
     yield type(value).__name__  # so that 3, 3.0 and "3" differ
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype} {tuple(value.shape)}"
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        flat = value.detach().cpu().reshape(-1)
+        # A tensor of no or one number may have any stride, and counts as contiguous all the same.
+        flat = flat.contiguous() if len(flat) > 1 else torch.empty(len(flat), dtype=flat.dtype).copy_(flat)
+        yield flat.view(torch.uint8).numpy().data
     elif isinstance(value, Mapping):
         yield str(len(value))
         for key, item in value.items():
@@ -229,13 +232,11 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
-SHARED_VERSION = 1  # of what the folder holds; another one is refused
+SHARED_VERSION = 2  # of what the folder holds; another one is refused
 KEPT = 2  # complete states that stay in the folder: the last one, and the one before it in case that is damaged
 PRIVATE = frozenset({"random", "place"})  # parts of a loop's state that differ between processes
 
 dcp: Any = LazyModule("torch.distributed.checkpoint")  # takes a second to import
-
-SHARED_REMEDY = "give another path, or delete the folder to start over"
 
 
 class SharedCheckpoint:

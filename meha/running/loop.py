@@ -14,10 +14,9 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from meha.analysis.theory import Constants
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
-from meha.problem.loaders import BatchSource, Stateful, random_states, set_random_states
+from meha.problem.loaders import BatchSource, random_states, set_random_states
 from meha.problem.nonsmooth import NonSmooth
 from meha.problem.oracle import Function
 from meha.problem.sets import ConvexSet
@@ -25,6 +24,7 @@ from meha.running.checkpoints import Checkpoint, SharedCheckpoint, checksum
 from meha.running.compiled import CompiledPace, Stepper
 from meha.running.observers import DivergenceGuard, Recorder, SkipBadBatches
 from meha.running.solution import Solution
+from meha.tensors.state import Stateful, pack, unpack
 from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
 from meha.tensors.variables import Leaves, Variable, all_finite, copy_, modules_of
 
@@ -534,7 +534,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on, in plain tensors, numbers and text."""
-        run, verdict = self.run, self.verdict
+        run = self.run
         return {
             "random": random_states(self.source.loader),
             "problem": self._problem(),
@@ -542,12 +542,13 @@ class Loop:
             "run": run.state_dict(),
             "seconds": run.seconds,
             "training": [module.training for module in self.modules],
-            "constants": None if run.constants is None else dataclasses.asdict(run.constants),
+            "constants": pack(run.constants),
             "place": self.source.place,
-            "verdict": None if verdict is None else [verdict.status.value, verdict.message, self._giver],
+            "verdict": pack(self.verdict),
+            "giver": self._giver,
             "guard": self.guard.state_dict(),
             "recorder": self.recorder.state_dict(),
-            "observers": [(_name(observer), observer.state_dict()) for observer in self.observers if _keeps(observer)],
+            "observers": [(_name(item), item.state_dict()) for item in self.observers if isinstance(item, Stateful)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -556,27 +557,28 @@ class Loop:
         run.load_state_dict(state["run"])
         for name, value in self._problem().items():
             if state["problem"][name] != value:
-                raise ValueError(_changed(name, state["problem"][name], value))
+                # The kind of a part; a digest of its numbers follows.
+                (old, *_), (new, *_) = (str(part).split(" ") for part in (state["problem"][name], value))
+                raise ValueError(f"{name}: was {old}, is {new}{' with other numbers' if old == new else ''}.")
         self._values = values_at(run, state["guard"]["start"])
         if reason := differing(state["values"], self._values, max(torch.finfo(leaf.dtype).eps for leaf in run.state.x.leaves)):
             raise ValueError(reason)
         run.seconds = state["seconds"]
-        run.constants = None if state["constants"] is None else Constants(**state["constants"])
+        run.constants = unpack(state["constants"])
         self.guard.load_state_dict(state["guard"])
         self.recorder.load_state_dict(state["recorder"])
         saved = list(state["observers"])
-        for observer in filter(_keeps, self.observers):
+        for observer in self.observers:
             names = [name for name, _ in saved]
-            if _name(observer) in names:
+            if isinstance(observer, Stateful) and _name(observer) in names:
                 observer.load_state_dict(saved.pop(names.index(_name(observer)))[1])  # two of one kind: in their order
-        if state["verdict"] is not None:
-            word, message, giver = state["verdict"]
-            status = Status(word)
+        verdict, giver = unpack(state["verdict"]), state["giver"]
+        if verdict is not None:
             # A rule that is gone or has another tolerance, a larger max_steps and a callback's wish do not bind this call.
             holds = giver is None or giver in [_signature(observer) for observer in self.observers]
-            more = status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
-            if status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
-                self.verdict, self._giver = Verdict(status, message), giver
+            more = verdict.status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
+            if verdict.status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
+                self.verdict, self._giver = verdict, giver
 
     def _problem(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed, besides the method and the variables."""
@@ -585,12 +587,6 @@ class Loop:
         kinds = {name: None if part is None else f"{type(part).__name__} {constants(part)}" for name, part in parts.items()}
         response = "optimistic" if problem._selected_response is None else type(problem._selected_response).__name__
         return {**kinds, "response": response, "modules": len(self.modules)}
-
-
-def _changed(name: str, before: Any, now: Any) -> str:
-    """Say how a part of the problem differs from that in a checkpoint."""
-    (old, *_), (new, *_) = (str(part).split(" ") for part in (before, now))  # the kind; a digest of its numbers follows
-    return f"{name}: was {old}, is {new}{' with other numbers' if old == new else ''}."
 
 
 def _take(observers: list[Any], kind: type[T]) -> T:
@@ -610,11 +606,6 @@ def _name(observer: Any) -> str:
 def _signature(observer: Any) -> list[str]:
     """Return the name and tolerance of a rule, by which a resumed run decides whether its verdict still holds."""
     return [_name(observer), str(getattr(observer, "tol", getattr(observer, "patience", "")))]
-
-
-def _keeps(observer: Any) -> bool:
-    """Return whether an observer has a state, which checkpoints then hold."""
-    return isinstance(observer, Stateful)
 
 
 def _nothing(*arguments: object) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, Verdict
 from meha.tensors.checks import check_count, check_positive
-from meha.tensors.variables import copy_, norm, subtract
+from meha.tensors.state import Saved
+from meha.tensors.variables import norm, subtract
 
 __all__ = [
     "DivergenceGuard",
@@ -32,7 +33,7 @@ class ValidationWarning(UserWarning):
     """F falls while a measure on other data gets worse."""
 
 
-class Validate:
+class Validate(Saved):
     """Early stopping: measures x and y during a run on data that neither level uses, and keeps the best iterate.
 
     F falls as long as y can fit its data, also when x and y get worse on other data. With this observer among the callbacks of
@@ -60,6 +61,7 @@ class Validate:
     """
 
     agrees = True  # all processes see the same mean of the scores, and so decide alike
+    saves = ("best", "step", "upper", "since", "_warned", "_kept")
     NOTICED = 3
     """Evaluations in a row without a better score, with F below its value at the best, at which the warning comes."""
 
@@ -126,16 +128,6 @@ class Validate:
         run.state.y.load_state_dict(self._kept["y"])
         return self.upper
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best iterate, its score, and the number of evaluations since."""
-        names = ("best", "step", "upper", "since", "_warned", "_kept")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another observer."""
-        for name, value in state.items():
-            setattr(self, name, value)
-
 
 Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]
 
@@ -200,7 +192,7 @@ class History(Mapping[str, list[float]]):
         return f"History({self._rows} row{'s' * (self._rows != 1)} of {', '.join(self._columns)})"
 
 
-class Recorder:
+class Recorder(Saved):
     """Records the history of a run. ``solve`` has one; pass your own to record fewer steps.
 
     Args:
@@ -215,6 +207,8 @@ class Recorder:
     >>> solution.history["step"]
     [4.0, 8.0, 11.0]
     """
+
+    saves = ("history", "_last", "_interval")
 
     def __init__(self, every: int = 1, limit: int = 100_000) -> None:
         check_count("Recorder: every", every)
@@ -248,17 +242,8 @@ class Recorder:
             self.history.append(self._last)
             self._last = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the history so far, and the last step."""
-        return {"history": self.history.state_dict(), "last": self._last, "interval": self._interval}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the history of another recorder."""
-        self.history.load_state_dict(state["history"])
-        self._last, self._interval = state["last"], state["interval"]
-
-
-class DivergenceGuard:
+class DivergenceGuard(Saved):
     """Ends a run that diverges, but not one whose solution is far away. ``solve`` has one; pass your own for another limit.
 
     At steps 64, 128, 256, ... (or when they have been passed) it examines the second half of the run so far. A run that
@@ -270,6 +255,7 @@ class DivergenceGuard:
         limit: the run counts as diverged in any case when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||.
     """
 
+    saves = ("start", "_scale", "_windows", "_moved", "_upper", "_length")
     FIRST = 32
     """Earlier steps say nothing about a trend."""
     WINDOWS = 4
@@ -290,18 +276,6 @@ class DivergenceGuard:
         self.start = [leaf.detach().clone() for leaf in run.state.x.leaves + run.state.y.leaves]
         self._scale = 1 + float(norm(self.start))  # 1, so that a start at zero has a scale
         self._windows, self._moved, self._upper, self._length = [], 0.0, 0.0, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the start, and the windows so far."""
-        seen = {"windows": self._windows, "moved": self._moved, "upper": self._upper, "length": self._length}
-        return {"start": self.start, **seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another guard."""
-        copy_(self.start, state["start"])
-        self._scale = 1 + float(norm(self.start))
-        self._windows = list(state["windows"])
-        self._moved, self._upper, self._length = state["moved"], state["upper"], state["length"]
 
     def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
         if info.size > self.limit * self._scale:
@@ -327,7 +301,7 @@ class DivergenceGuard:
         return Verdict(Status.DIVERGED, reason)
 
 
-class SkipBadBatches:
+class SkipBadBatches(Saved):
     """Skips batches on which a step gives NaN or infinity: ``solve(..., callbacks=SkipBadBatches())``.
 
     The run goes back to before the step, and takes the next batch; steps left out do not count towards ``max_steps``. Each
@@ -349,6 +323,7 @@ class SkipBadBatches:
     """
 
     agrees = True  # it never stops a run: the loop does, after too many bad batches
+    saves = ("skipped",)
 
     def __init__(self, limit: int = 10) -> None:
         check_count("SkipBadBatches: limit", limit)
@@ -375,14 +350,6 @@ class SkipBadBatches:
     def __call__(self, run: Run, info: StepInfo) -> Mapping[str, float]:
         self._row = 0  # it is called after good steps only
         return {"skipped": len(self.skipped)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the batches skipped so far."""
-        return {"skipped": list(self.skipped)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of another observer."""
-        self.skipped = list(state["skipped"])
 
 
 class Progress:

@@ -30,6 +30,7 @@ from meha.problem.oracle import Counts, Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained, redraw
 from meha.running.observers import History
+from meha.running.verify import Verification, verify
 from meha.tensors.checks import check_count, check_positive
 from meha.tensors.distributed import Group
 from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
@@ -356,6 +357,18 @@ class Solution:
             metrics=metrics,
             group=self.group,
         )
+
+    def verify(self, *, budget: int = 20_000, tol: float = 1e-3) -> Verification:
+        """Test whether this is a solution: :func:`meha.verify` at its x and y, for the solution of any method.
+
+        Args:
+            budget: upper bound on the gradients of f.
+            tol: the relative accuracy of x and y.
+        """
+        y0 = Variable(self.y, "y")  # a copy, in the structure of y
+        with torch.no_grad():
+            copy_(y0.leaves, self.y0)
+        return verify(self.problem, self.x, self.y, y0=y0.detached(), budget=budget, tol=tol)
 
     def _last(self, name: str) -> float | None:
         """Return the last recorded number of this name; None if there is none."""

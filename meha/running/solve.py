@@ -186,13 +186,20 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
     run, source, begun = loop.run, loop.source, loop.run.k
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
+    # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
+    plain = source.loader is None and not pace.wanted and pace.stepper is pace.eager
+    group: list[tuple[Any, Any, str]]
     while loop.verdict is None:
-        group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
+        if plain:
+            group = [(None, None, "")] if run.k < loop.max_steps else []
+        else:
+            group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
         if _ran_out(loop, not group):
             break
         loop.advance(group, pace)
         if loop.verdict is None:
-            pace.update()
+            if pace.wanted:
+                pace.update()
             if file is not None and run.k < loop.max_steps and loop.due(file.every):  # the last step is written below
                 _write(file, loop)
     if source.empty and not run.k:

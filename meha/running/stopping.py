@@ -18,12 +18,13 @@ from meha.analysis import diagnostics
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, Verdict
 from meha.tensors.checks import check_count, check_tolerance
+from meha.tensors.state import Saved
 
 __all__ = ["Gap", "RelativeChange", "Residual"]
 
 
 @dataclass
-class RelativeChange:
+class RelativeChange(Saved):
     """Stop when ||z_{k+1} - z_k|| <= tol * ||z_{k+1}|| for z = (x, y).
 
     Cheap, and common in practice; small steps satisfy it far from a solution. It does not apply while the method says that
@@ -35,6 +36,7 @@ class RelativeChange:
     """
 
     agrees: ClassVar[bool] = True  # x, y and their change are the same in all processes
+    saves: ClassVar[tuple[str, ...]] = ("tol", "held")
 
     tol: float = 1e-6
     times: int = 2
@@ -55,10 +57,6 @@ class RelativeChange:
             return None
         still = f" (the residual is about {info['residual']:.2g})" if "residual" in info else ""  # small steps prove little
         return Verdict(Status.RULE_MET, f"relative change {change:.2g} <= {self.tol:.2g}{still}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the tolerance, and the number of steps in a row that met it."""
-        return {"tol": self.tol, "held": self.held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue to count, or start at zero if the tolerance was another one."""

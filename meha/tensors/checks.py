@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 import numpy as np
+import torch
 
 LONGEST = 200  # characters of a value that an error message shows
 
@@ -42,6 +44,14 @@ def check_switch(name: str, value: object) -> None:
     """Raise unless ``value`` is True or False; text such as "False" would count as true."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name}: must be True or False, got {_shown(value)}.")
+
+
+def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a tensor of this shape broadcasts to another shape without enlarging it."""
+    try:
+        return torch.broadcast_shapes(tuple(shape), tuple(target)) == torch.Size(target)
+    except RuntimeError:
+        return False
 
 
 def _number(value: object) -> float:

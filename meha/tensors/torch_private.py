@@ -21,7 +21,6 @@ __all__ = ["TorchDispatchMode", "pytree"]  # imports that other modules take fro
 
 BREAKDOWNS = (LinAlgError, ArithmeticError)  # errors of a step that end a run with a status instead of an exception
 
-foreach_add = torch._foreach_add
 foreach_add_ = torch._foreach_add_
 foreach_addcdiv_ = torch._foreach_addcdiv_
 foreach_addcmul_ = torch._foreach_addcmul_
@@ -32,7 +31,6 @@ foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
 foreach_sqrt = torch._foreach_sqrt
 foreach_sub = torch._foreach_sub
-foreach_sub_ = torch._foreach_sub_
 
 norm_operation = torch.ops.aten._foreach_norm.Scalar
 

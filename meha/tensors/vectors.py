@@ -1,7 +1,8 @@
-"""Variables as flat vectors, and the clock that records where the engines spend time."""
+"""Variables as flat vectors, their norm, and the clock that records where the engines spend time."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,11 @@ import torch
 from torch import Tensor
 
 from meha.tensors.variables import Leaves, Variable, copy_
+
+
+def vector_norm(vector: Tensor) -> float:
+    """The Euclidean norm of a flat vector, as a number."""
+    return float(torch.linalg.vector_norm(vector))
 
 
 @dataclass
@@ -22,6 +28,18 @@ class Clock:
     def __str__(self) -> str:
         rest = max(self.seconds - self.functions - self.algebra, 0.0)
         return f"{self.functions:.2g} s in the objectives, {self.algebra:.2g} s in linear algebra, {rest:.2g} s in the rest"
+
+
+def join(leaves: Sequence[Tensor]) -> Tensor:
+    """Return the leaves as one vector, one after another."""
+    return leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def split(vector: Tensor, leaves: Sequence[Tensor]) -> Leaves:
+    """Return the parts of a vector, or of each row of a matrix, in the shapes of ``leaves``."""
+    rows = vector.shape[:-1]
+    parts = vector.split([leaf.numel() for leaf in leaves], dim=-1)
+    return [part.reshape((*rows, *leaf.shape)) for part, leaf in zip(parts, leaves, strict=True)]
 
 
 class Flat:
@@ -38,9 +56,7 @@ class Flat:
         self.variable = variable
         self.sizes = [leaf.numel() for leaf in variable.leaves]
         self.size = sum(self.sizes)
-        self.dtype = torch.promote_types(variable.leaves[0].dtype, variable.leaves[-1].dtype)
-        for leaf in variable.leaves:
-            self.dtype = torch.promote_types(self.dtype, leaf.dtype)
+        self.dtype = functools.reduce(torch.promote_types, (leaf.dtype for leaf in variable.leaves))
         self.eps = max(torch.finfo(leaf.dtype).eps for leaf in variable.leaves)  # the coarsest leaf limits the accuracy
         self._is_vector = len(variable.leaves) == 1 and variable.leaves[0].ndim == 1  # then no reshape or copy is needed
 
@@ -57,19 +73,13 @@ class Flat:
         """Split a vector, or each row of a matrix, into parts with the shapes of the leaves."""
         if self._is_vector:
             return [vector]
-        leaves, rows = self.variable.leaves, vector.shape[:-1]
-        if len(leaves) == 1:
-            return [vector.reshape((*rows, *leaves[0].shape))]
-        parts = vector.split(self.sizes, dim=-1)
-        return [part.reshape((*rows, *leaf.shape)).to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        leaves = self.variable.leaves
+        parts = split(vector, leaves)
+        return parts if len(parts) == 1 else [part.to(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
 
     def join(self, leaves: Sequence[Tensor]) -> Tensor:
         """Join parts with the shapes of the leaves into one vector."""
-        if self._is_vector:
-            return leaves[0]
-        if len(leaves) == 1:
-            return leaves[0].reshape(-1)
-        return torch.cat([leaf.reshape(-1).to(self.dtype) for leaf in leaves])
+        return leaves[0] if self._is_vector else join(leaves) if len(leaves) == 1 else join(leaves).to(self.dtype)
 
     def at(self, vector: Tensor) -> Variable:
         """Return a variable of the same structure with the numbers of a vector."""

@@ -9,7 +9,6 @@ from smooth import M, Smooth, joined
 
 import meha
 from meha.methods import BDA, CG, DARTS, GALET, IAPTT, NS, RHG, At
-from meha.methods.contrib import BRC
 from meha.problem.schedules import InversePower
 from meha.problem.sets import Box, L2Ball, NonNegative, Product, Simplex
 from meha.tensors.variables import Variable
@@ -361,27 +360,6 @@ def test_a_projected_point_at_the_centre(y_set):
 
 
 # First-order estimates
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_brc_formula(steps):
-    for seed in range(3):
-        p = Smooth(seed)
-        run = p.start(BRC(alpha=1.0, beta=0.3, inner_steps=steps))
-        h, _ = hypergradient(run)
-        x, y = p.x0, iterates(p, p.x0, p.y0, steps, 0.3)[-1]
-        slope = p.f_y(x, y)
-        expected = p.F_x(x, y) - p.f_x(x, y) * (p.F_y(x, y) @ slope) / (slope @ slope + 1e-8)
-        assert close(h, expected, 1e-10)
-        assert np.allclose(run.y.numpy(), y, rtol=0, atol=1e-12)
-
-
-def test_brc_at_a_lower_solution():
-    """There the quotient is 0 / 0, and nothing but F_x remains."""
-    p = Smooth(0)
-    y = torch.tensor(iterates(p, p.x0, p.y0, 300, 0.4)[-1])
-    h, _ = hypergradient(BRC(alpha=1.0, beta=0.4).start(p.problem(), p.t["x0"], y))
-    assert close(h, p.F_x(p.x0, y.numpy()), 1e-6)
 
 
 def first_direction(run, alpha):

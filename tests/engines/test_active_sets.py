@@ -13,7 +13,7 @@ from meha.methods import Method
 from meha.problem.constraints import Bounds, Linear, Smooth
 from meha.problem.oracle import Oracle
 from meha.problem.sets import Box, Intersection, L1Ball, L2Ball, LinfBall, NonNegative, Polyhedron, Product, Simplex
-from meha.reduce.epigraph import Epigraph
+from meha.reduce.as_constraints import Epigraph
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Variable
 
@@ -100,7 +100,7 @@ def test_other_methods_refuse_in_one_sentence(kind):
 
 
 def test_the_default_refuses_terms_that_are_not_polyhedral_with_constraints():
-    with pytest.raises(ValueError, match="nonsmooth: the default cannot take GroupL2 together with constraints; it takes L1"):
+    with pytest.raises(ValueError, match=r"nonsmooth: GroupL2 has no absolute_terms .* together with constraints; define it"):
         meha.solve(capped(nonsmooth=meha.nonsmooth.GroupL2([1], 0.1)), t(0.0), t(0.0))
 
 
@@ -200,9 +200,9 @@ def test_lifted_terms_have_the_value_of_g_at_their_least_bounds(name):
     lifting = Epigraph(problem, y)
     least = lifting.start(y)
     assert float(lifting.value(x, y, least)) == pytest.approx(float(problem.g.value(x.value, y.value)), abs=1e-12)
-    assert float(lifting.rows(x, y, least).max()) <= 0
+    assert float(lifting.rows(x, y, least)[0].max()) <= 0
     if lifting.size:
-        assert float(lifting.rows(x, y, least - 0.01).max()) > 0
+        assert float(lifting.rows(x, y, least - 0.01)[0].max()) > 0
         assert float(lifting.value(x, y, least + 0.01)) > float(lifting.value(x, y, least))
 
 
@@ -516,3 +516,17 @@ def test_check_sees_where_multipliers_fail():
     )
     report = meha.check(problem, t(1.0), t(0.0))
     assert any("its gradient in y vanishes where it is active" in warning for warning in report.warnings)
+
+
+def test_compass_search_finds_solutions_without_multipliers(monkeypatch):
+    """y = sqrt(x), so F = x + 2 sqrt(x) is least at x = 0, where y^2 <= 0 has no interior, and no multiplier exists."""
+    problem = meha.Problem(
+        upper=lambda x, y: (x + 2 * y).sum(),
+        lower=lambda x, y: -y.sum(),
+        x_set=meha.sets.Box(0.0, 2.0),
+        lower_constraints=meha.constraints.Smooth(lambda x, y: y * y - x),
+    )
+    start = torch.tensor([1.0], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
+    assert meha.solve(problem, *start).upper == pytest.approx(0.0, abs=1e-2)
+    monkeypatch.setattr("meha.engines.active_sets.compass_search", lambda coupling, lower, z, F: (z, F))
+    assert meha.solve(problem, *start).upper > 0.5

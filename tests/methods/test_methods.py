@@ -16,7 +16,6 @@ from test_linear import krylov
 
 import meha
 from meha.methods import BAMM, BDA, BOME, CG, DARTS, F2SA, GALET, IAPTT, NS, RHG, VPBGD
-from meha.methods.contrib import BRC, SLM
 from meha.problem.nonsmooth import L1
 from meha.problem.schedules import InversePower, Ramp
 from meha.problem.sets import Box
@@ -133,16 +132,6 @@ def least_squares(H, b, s, terms):
     return -w
 
 
-def brc(p, x, y, Y, steps=2):
-    for k in range(STEPS):
-        y = descended(p, x, y, steps, beta(k))
-        f_y = p.f_y(x, y)
-        h = p.F_x(x, y) - (p.F_y(x, y) @ f_y) / (f_y @ f_y + 1e-8) * p.f_x(x, y)
-        numbers = dict(upper=p.F(x, y), lower=p.f(x, y), d_x=size(h))
-        x = IN_X(x - alpha(k) * h)
-        yield x, y, numbers
-
-
 def bome(p, x, y, Y, u, control, steps=3):
     for k in range(STEPS):
         z = descended(p, x, y, steps, eta(k))
@@ -179,22 +168,6 @@ def vpbgd(p, x, y, Y, c, steps=2):
         d_y = s * (p.F_y(x, y) + c(k) * p.f_y(x, y))
         numbers = dict(upper=p.F(x, y), lower=p.f(x, y), gap=p.f(x, y) - p.f(x, z), c=c(k), d_x=size(d_x))
         x, y = IN_X(x - alpha(k) * d_x), Y(y - beta(k) * d_y)
-        yield x, y, numbers
-
-
-def slm(p, x, y, Y, delta, r, dual_step, decay, m, steps=2):
-    z, lam, x_c, y_c = y, 0.0, x, y
-    for k in range(STEPS):
-        s = min(1, 1 / lam) if lam else 1
-        for _ in range(steps):
-            z = Y(z - eta(k) * p.f_y(x, z))
-        gap = p.f(x, y) - p.f(x, z)
-        d_x = s * (p.F_x(x, y) + lam * (p.f_x(x, y) - p.f_x(x, z)) + r * (x - x_c))
-        d_y = s * (p.F_y(x, y) + lam * p.f_y(x, y) + r * (y - y_c))
-        numbers = dict(upper=p.F(x, y), lower=p.f(x, y), gap=gap, c=lam, d_x=size(d_x))
-        x, y = IN_X(x - alpha(k) * d_x), Y(y - beta(k) * d_y)
-        lam = max(0.0, (1 - decay) * lam + dual_step(k) * (gap - delta))
-        x_c, y_c = x_c + m * (x - x_c), y_c + m * (y - y_c)
         yield x, y, numbers
 
 
@@ -245,7 +218,6 @@ def growing(k):
 RAMP = Ramp(0.0, 3.0, steps=6)
 AB = dict(alpha=alpha, beta=beta)
 ABE = AB | dict(eta=eta)
-SMOOTHING = dict(delta=0.8, r=0.5, dual_step=lambda k: 2 / (k + 1) ** 0.2, decay=0.1, m=0.3)
 
 TRANSCRIPTIONS = {
     "RHG, warm": (RHG(**AB, inner_steps=4), rhg),
@@ -269,13 +241,11 @@ TRANSCRIPTIONS = {
         GALET(**ABE, inner_steps=4, terms=3),
         partial(implicit, solve=lambda H, b, k: least_squares(H, b, eta(k), 3)),
     ),
-    "BRC": (BRC(**AB, inner_steps=2), brc),
     "BOME, norm": (BOME(**ABE, inner_steps=3, u=0.2), partial(bome, u=0.2, control="norm")),
     "BOME, gap": (BOME(**ABE, inner_steps=3, u=0.3, control="gap"), partial(bome, u=0.3, control="gap")),
     "F2SA": (F2SA(**ABE, inner_steps=3, c=growing), partial(f2sa, c=growing)),
     "F2SA, default": (F2SA(**ABE, inner_steps=3), partial(f2sa, c=lambda k: (k + 1) ** (1 / 3))),
     "VPBGD": (VPBGD(**ABE, inner_steps=2, c=RAMP), partial(vpbgd, c=lambda k: 3 * min(k / 6, 1))),
-    "SLM": (SLM(**ABE, inner_steps=2, **SMOOTHING), partial(slm, **SMOOTHING)),
     "DARTS, order 1": (DARTS(**AB, order=1), partial(darts, order=1)),
     "DARTS, order 2": (DARTS(**AB, order=2, epsilon=0.05), partial(darts, order=2)),
     "BAMM, mu = 0": (
@@ -306,13 +276,12 @@ TRANSCRIPTIONS = {
         for name, e, a in (("s1", 2, 7), ("s2", 1, 5), ("s3", 0, 3))
     },
 }
-WITH_Y_SET = ["RHG, warm", "RHG, truncated", "BDA, falling, own step", "IAPTT", "F2SA", "VPBGD", "SLM"]
+WITH_Y_SET = ["RHG, warm", "RHG, truncated", "BDA, falling, own step", "IAPTT", "F2SA", "VPBGD"]
 CASES = [(name, FREE) for name in TRANSCRIPTIONS] + [(name, IN_Y) for name in WITH_Y_SET]
 
 
-def transcribed(name, Y, seed):
+def transcribed(method, transcription, Y, seed):
     """A run and the transcription from the same start, step by step."""
-    method, transcription = TRANSCRIPTIONS[name]
     p = Smooth(seed)
     x0, y0 = IN_X(p.x0), Y(p.y0)
     problem = p.problem(x_set=X, y_set=None if Y is FREE else Box(Y.low, Y.high))
@@ -323,9 +292,13 @@ def transcribed(name, Y, seed):
 
 @pytest.mark.parametrize(("name", "Y"), CASES, ids=[name + (", Y" if Y is IN_Y else "") for name, Y in CASES])
 def test_equals_the_transcription(name, Y):
+    check_transcription(*TRANSCRIPTIONS[name], Y)
+
+
+def check_transcription(method, transcription, Y):
     bound_x = bound_y = moved = 0
     for seed in SEEDS:
-        for info, run, x, y, numbers in transcribed(name, Y, seed):
+        for info, run, x, y, numbers in transcribed(method, transcription, Y, seed):
             assert dict(info) == pytest.approx(numbers, rel=1e-8, abs=1e-10)
             assert np.abs(run.x.numpy() - x).max() < 1e-10
             assert np.abs(run.y.numpy() - y).max() < 1e-10
@@ -338,15 +311,13 @@ def test_equals_the_transcription(name, Y):
 
 
 def test_the_cases_are_not_one_sided():
-    """BOME's and SLM's multipliers come to zero in some steps and are positive in others; tbar and the weights vary."""
+    """BOME's multipliers come to zero in some steps and are positive in others; tbar and the weights vary."""
 
     def values(name, column):
-        return np.array([[n[column] for *_, n in transcribed(name, FREE, seed)] for seed in SEEDS])
+        return np.array([[n[column] for *_, n in transcribed(*TRANSCRIPTIONS[name], FREE, seed)] for seed in SEEDS])
 
-    for name, first in (("BOME, norm", 0), ("BOME, gap", 0), ("SLM", 1)):  # the multiplier of SLM starts from 0
-        found = values(name, "c")[:, first:]
-        assert found.min() == 0 < found.max(), name
-    assert found.max() > 1  # where SLM shortens its steps
+    for name in ("BOME, norm", "BOME, gap"):
+        assert values(name, "c").min() == 0 < values(name, "c").max(), name
     assert len(np.unique(values("IAPTT", "pessimistic"))) > 1
     assert growing(0) < 1 < growing(STEPS)
     assert RAMP(0) < 1 < RAMP(STEPS)
@@ -367,12 +338,10 @@ COSTS = [  # gradients of F, of f, Hessian-vector products; calls of upper, of l
     (CG(alpha=0.1, beta=0.2, inner_steps=T, cg_steps=K, damping=0.1), (1, T, K + 1), (1, T + 1)),
     (NS(alpha=0.1, beta=0.2, inner_steps=T, terms=K), (1, T, K + 1), (1, T + 1)),
     (GALET(**GIVEN, inner_steps=T, terms=K), (1, T, 2 * K + 1), (1, T + 1)),
-    (BRC(alpha=0.1, beta=0.2, inner_steps=T), (1, T + 1, 0), (1, T + 1)),
     (BOME(**GIVEN, inner_steps=T), (1, T + 2, 0), (1, T + 2)),
     (BOME(**GIVEN, inner_steps=T, control="gap"), (1, T + 2, 0), (1, T + 2)),
     (F2SA(**GIVEN, inner_steps=T), (T + 1, 2 * T + 2, 0), (T + 1, 2 * T + 2)),
     (VPBGD(**GIVEN, inner_steps=T), (1, T + 2, 0), (1, T + 2)),
-    (SLM(**GIVEN, inner_steps=T), (1, T + 2, 0), (1, T + 2)),
     (BAMM(beta=0.2), (1, 1, 1), (2, 2)),
     (BAMM(**GIVEN, mu=0.0, strategy=None), (1, 1, 1), (1, 2)),
     (BAMM(beta=0.2, line_search=True), (1, 1, 2), (2, 2)),
@@ -383,6 +352,10 @@ COSTS = [  # gradients of F, of f, Hessian-vector products; calls of upper, of l
 
 @pytest.mark.parametrize(("method", "costs", "calls"), COSTS, ids=[repr(i) + case[0].name for i, case in enumerate(COSTS)])
 def test_costs_of_a_step(method, costs, calls):
+    check_costs(method, costs, calls)
+
+
+def check_costs(method, costs, calls):
     p, called = Smooth(1), dict(upper=0, lower=0)
 
     def counted(name):
@@ -422,7 +395,7 @@ def test_newton_counts_a_hessian_as_its_rows():
     assert run.counts.hvp - first.hvp < M * run.k  # fewer than a Hessian in each step
 
 
-@pytest.mark.parametrize("kind", [BOME, F2SA, VPBGD, SLM, BRC, DARTS, partial(DARTS, order=1), RHG, CG, NS, BAMM, GALET])
+@pytest.mark.parametrize("kind", [BOME, F2SA, VPBGD, DARTS, partial(DARTS, order=1), RHG, CG, NS, BAMM, GALET])
 @pytest.mark.parametrize("automatic", [False, True])
 def test_first_order_methods_take_no_double_backward(kind, automatic):
     problem = meha.Problem(meha.problems.strong_convex(3).upper, lambda x, y: OnlyOnce.apply(y) - (x * y).sum())
@@ -445,7 +418,7 @@ def fields(kind):
     return {field.name for field in dataclasses.fields(getattr(kind, "func", kind))}
 
 
-KINDS = [RHG, BDA, IAPTT, CG, NS, GALET, BRC, BOME, F2SA, VPBGD, SLM, BAMM, DARTS]
+KINDS = [RHG, BDA, IAPTT, CG, NS, GALET, BOME, F2SA, VPBGD, BAMM, DARTS]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -455,7 +428,7 @@ def test_problems_that_are_refused(kind):
     with pytest.raises(ValueError, match=f"^nonsmooth: {kind.__name__} cannot take L1.*, because .*; use MEHA"):
         kind().start(p.problem(nonsmooth=L1(0.1)), p.t["x0"], y0)
     constrained = p.problem(y_set=Box(-1.0, 1.0))
-    if kind in (RHG, BDA, IAPTT, F2SA, VPBGD, SLM):
+    if kind in (RHG, BDA, IAPTT, F2SA, VPBGD):
         kind().start(constrained, p.t["x0"], y0).step()
     else:
         with pytest.raises(ValueError, match=f"^y_set: {kind.__name__} cannot take Box.*, because .*; use MEHA"):
@@ -477,10 +450,7 @@ BAD = [
     *((kind, dict(inner_steps=3, terms=4), "terms") for kind in (RHG, BDA)),
     *((kind, dict(mu=value), "mu") for kind in (BDA, BAMM) for value in (1.0, 2.0, -0.1, math.nan, lambda t: 1.5)),
     *((kind, dict(c=value), "c") for kind in (F2SA, VPBGD) for value in BAD_STEPS),
-    *((SLM, dict(dual_step=value), "dual_step") for value in BAD_STEPS),
     *((BOME, dict(u=value), "u") for value in BAD_STEPS),
-    *((SLM, {name: value}, name) for name in ("delta", "r") for value in (-1e-3, math.nan, "much")),
-    *((SLM, {name: value}, name) for name in ("decay", "m") for value in (-0.1, 1.1, math.nan)),
     *((DARTS, dict(epsilon=value), "epsilon") for value in BAD_STEPS),
     *((DARTS, dict(order=value), "order") for value in (0, 3, "2", None)),
     *((BOME, dict(control=value), "control") for value in ("size", None, 1)),
@@ -491,13 +461,10 @@ BAD = [
     (IAPTT, dict(warm_start=False), "warm_start"),
     (CG, dict(damping=-0.1), "damping"),
     (CG, dict(damping=math.nan), "damping"),
-    (SLM, dict(m=0.0), "m"),
     (BAMM, dict(tau="slow"), "tau"),
     (BAMM, dict(tau=math.nan), "tau"),
     (BAMM, dict(mu="small"), "mu"),
     (BDA, dict(mu="small"), "mu"),
-    (SLM, dict(decay="small"), "decay"),
-    (SLM, dict(m="small"), "m"),
 ]
 BAD = [case for case in BAD if all(name in fields(case[0]) for name in case[1])]
 
@@ -526,7 +493,6 @@ def test_bad_arguments_are_named(kind, arguments, named):
         (BDA, dict(upper_beta=lambda k: -0.1), "upper_beta: the schedule gave"),
         (BAMM, dict(mu=lambda k: 0.9 if k == 0 else 1.0), "mu: must be in .* at step 1"),
         (F2SA, dict(c=lambda k: -1.0), "c: the schedule gave"),
-        (SLM, dict(dual_step=lambda k: -1.0), "dual_step: the schedule gave"),
         (VPBGD, dict(c=lambda k: -1.0), "c: "),
         (VPBGD, dict(c=lambda k: math.nan), "c: "),
     ],
@@ -550,12 +516,10 @@ METHODS = {
     "CG": partial(CG, inner_steps=3, cg_steps=3, damping=3.0),
     "NS": partial(NS, inner_steps=3, terms=3),
     "GALET": partial(GALET, inner_steps=3, terms=2),
-    "BRC": BRC,
     "BOME": partial(BOME, inner_steps=2),
     "BOME, gap": partial(BOME, inner_steps=2, control="gap", u=5.0),
     "F2SA": partial(F2SA, inner_steps=2),
     "VPBGD": partial(VPBGD, inner_steps=2, c=InversePower(1.0, power=0.2)),
-    "SLM": partial(SLM, inner_steps=2, dual_step=1.0),
     "BAMM": BAMM,
     "BAMM, line search": partial(BAMM, mu=0.0, strategy=None, line_search=True),
     "DARTS, order 1": partial(DARTS, order=1),

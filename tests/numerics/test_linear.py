@@ -135,6 +135,27 @@ def test_a_singular_system_with_solutions_is_solved():
     assert residual <= 1e-12
 
 
+def test_conjugate_gradients_with_a_preconditioner():
+    rng = np.random.default_rng(1)
+    A = torch.tensor(rng.normal(size=(20, 20)))
+    H, right = A @ A.T + torch.diag(torch.linspace(1, 1e4, 20, dtype=torch.float64)), torch.tensor(rng.normal(size=20))
+    products = []
+
+    def apply(v):
+        products.append(v)
+        return [H @ v[0]]
+
+    (v,), residual = conjugate_gradients(apply, [right], steps=100, tol=1e-10, precondition=lambda r: [r[0] / H.diagonal()])
+    preconditioned = len(products)
+    assert residual <= 1e-10
+    assert torch.allclose(v, torch.linalg.solve(H, right), rtol=1e-7)
+    conjugate_gradients(apply, [right], steps=100, tol=1e-10)
+    assert preconditioned < len(products) - preconditioned
+    with pytest.raises(CurvatureError) as met:
+        conjugate_gradients(lambda v: [-v[0]], [right], steps=10)
+    assert torch.equal(met.value.v[0], right)  # a direction in which the curvature is negative
+
+
 @pytest.mark.parametrize("terms", [1, 2, 7])
 def test_neumann_series_term_by_term(terms):
     H, step = symmetric(np.geomspace(0.5, 5.0, N)), 0.3

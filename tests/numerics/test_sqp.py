@@ -85,3 +85,20 @@ def test_constraints_that_contradict_each_other_are_no_solution():
     end = minimise_sqp(linear(np.array([0.0, 1.0]), inequalities=[left, right, CIRCLE]), np.zeros(2))
     assert not end.converged
     assert end.violation == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_degenerate_solution():
+    """Three rows are active at the origin of the plane, where two suffice: multipliers are not unique."""
+    rows = [(lambda w, a=a: a @ w, lambda w, a=a: a, flat) for a in np.array([[-1.0, 0.0], [0.0, -1.0], [-1.0, -1.0]])]
+    end = minimise_sqp(linear(np.array([1.0, 2.0]), inequalities=rows), np.array([3.0, 1.0]))
+    assert end.converged
+    assert end.w == pytest.approx([0.0, 0.0], abs=1e-8)
+    assert end.lam.min() >= 0
+
+
+def test_an_unbounded_program_does_not_converge():
+    end = minimise_sqp(
+        linear(np.array([1.0, 0.0]), inequalities=[(lambda w: w[1], lambda w: np.array([0.0, 1.0]), flat)]), np.zeros(2)
+    )
+    assert not end.converged
+    assert end.value < -1e6

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from meha_lab.problems.blueprints import Blueprint, double, known_problem
+from meha_lab.problems.collected import CollectedProblem, collected
 from meha_lab.problems.scaled import scaled
 from meha_lab.problems.variants import VARIANTS
 
 import meha
-from meha.problems import KnownProblem, sine
+from meha.problems import sine
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -25,7 +26,7 @@ class Noting(meha.Problem):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Titled(KnownProblem):
+class Titled(CollectedProblem):
     """A known problem with one more field."""
 
     title: str
@@ -62,7 +63,7 @@ def test_every_use_sees_the_subclass(use):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_keep_the_subclass(variant):
-    toy = sine(2)
+    toy = collected(sine(2))
     titled = Titled(**{part.name: getattr(toy, part.name) for part in fields(toy)}, title="kept")
     changed = VARIANTS[variant](replace(titled, joint=False))
     assert type(changed) is Titled

@@ -27,7 +27,6 @@ METHODS = [
     meha.RHG(inner_steps=2),
     meha.BDA(inner_steps=2),
     meha.NS(inner_steps=2, terms=2),
-    meha.contrib.BRC(),
     meha.BOME(inner_steps=2),
     meha.F2SA(inner_steps=2),
     meha.VPBGD(inner_steps=2),

@@ -21,15 +21,12 @@ METHODS = [
     meha.CG(),
     meha.NS(),
     meha.GALET(),
-    meha.contrib.BRC(),
     meha.BAMM(),
     meha.BOME(),
     meha.F2SA(),
     meha.VPBGD(),
-    meha.contrib.SLM(),
     meha.BVFIM(),
     meha.DARTS(),
-    meha.contrib.IGJO(),
 ]
 
 

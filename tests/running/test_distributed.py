@@ -124,8 +124,7 @@ def test_everything_equals_one_process(processes, dtype, tmp_path):
 FIRST_ORDER = (
     *(MEHA(**STEPS, gamma=5.0, c=2.0, gradients=n) for n in (4, 3, 2)),
     *(StochasticMEHA(), meha.F2SA(**STEPS), meha.VPBGD(**STEPS), meha.BOME(**STEPS)),
-    *(meha.contrib.SLM(**STEPS), meha.DARTS(alpha=1.0, beta=0.05)),
-    *(meha.BVFIM(alpha=1.0, beta=0.05, eta=0.05), meha.contrib.BRC(alpha=1.0, beta=0.05)),
+    *(meha.DARTS(alpha=1.0, beta=0.05), meha.BVFIM(alpha=1.0, beta=0.05, eta=0.05)),
 )
 SECOND_ORDER = (
     *(kind(alpha=1.0, beta=0.05, inner_steps=3) for kind in (meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET)),
@@ -145,7 +144,7 @@ ON_TENSORS = (
 
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
-ALONE = (meha.ActiveSets(), meha.contrib.IGJO(), meha.contrib.VFiDCA())
+ALONE = (meha.ActiveSets(),)
 
 
 def test_the_table_of_methods_is_whole():

@@ -94,13 +94,11 @@ FIRST_ORDER = {
     "GALET": methods.GALET(**SMALL, inner_steps=3, terms=4),
     "BAMM": methods.BAMM(),
     "BAMM, line search": methods.BAMM(line_search=True),
-    "BRC": meha.contrib.BRC(**SMALL, inner_steps=2),
     "DARTS, order 1": methods.DARTS(**SMALL, order=1),
     "DARTS, order 2": methods.DARTS(**SMALL, order=2),
     "BOME": methods.BOME(**SMALL, eta=0.1, inner_steps=3),
     "F2SA": methods.F2SA(**SMALL, eta=0.1, c=2.0, inner_steps=2),
     "VPBGD": methods.VPBGD(**SMALL, eta=0.1, c=2.0, inner_steps=2),
-    "SLM": meha.contrib.SLM(**SMALL, eta=0.1, inner_steps=2),
     "BVFIM": methods.BVFIM(),
     "StochasticMEHA": methods.StochasticMEHA(),
 }
@@ -137,12 +135,8 @@ SETUPS: dict[str, Callable[[int], dict[str, Any]]] = {
     "batches: accumulated": partial(trained, method=meha.MEHA(**PLAIN), batches=lambda: Accumulated(shuffled(), 3)),
     "automatic on a network": partial(trained, method=None),
     "grid search": partial(known, make=lasso, method=methods.GridSearch(space=LogUniform(1e-2, 1.0), points=2)),
-    "random search": partial(
-        known, make=lasso, method=methods.RandomSearch(space=LogUniform(1e-2, 1.0), trials=9, quadratic=True)
-    ),
+    "random search": partial(known, make=lasso, method=methods.RandomSearch(space=LogUniform(1e-2, 1.0), trials=9)),
     "TPE": partial(known, make=partial(meha.problems.lasso, n=2), method=methods.TPE(space=Uniform(0.0, 1.0), trials=14)),
-    "IGJO": partial(known, make=lasso, method=meha.contrib.IGJO()),
-    "VF-iDCA": partial(known, make=lasso, method=meha.contrib.VFiDCA(radii=1.0)),
     "adaptive": partial(
         known, make=partial(meha.problems.strong_convex, n=4), method=meha.contrib.AdaptiveMEHA(), max_steps=200
     ),

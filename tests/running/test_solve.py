@@ -464,7 +464,7 @@ def test_a_plateau_of_a_schedule_is_not_convergence(name):
     assert problem.distance(solution.x, solution.y).x < error
 
 
-@pytest.mark.parametrize("method", [meha.VPBGD(), meha.contrib.SLM(), meha.BAMM(mu=0.0, strategy=None)], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [meha.VPBGD(), meha.BAMM(mu=0.0, strategy=None)], ids=lambda m: m.name)
 def test_a_start_at_rest_is_not_convergence(method):
     """F is least at y0 (for BAMM: f is), so that the first step moves nothing but the method's own variables."""
     problem = meha.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())

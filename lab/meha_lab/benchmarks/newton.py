@@ -28,6 +28,7 @@ from typing import Any
 import meha_lab.problems
 import torch
 from meha_lab import pages
+from meha_lab.baselines import IGJO
 from meha_lab.benchmarks.newton_cases import CASES, F64, clocked, dense_newton
 from meha_lab.benchmarks.peers.environments import Peer
 from meha_lab.paths import RECORDS
@@ -98,7 +99,7 @@ def measure_cases(only: str, before: str) -> Measured:
             "others": {other: by_another_way(case.problem, way) for other, way in case.others.items()},
         }
         if "lasso" in name:
-            row["others"]["IGJO"] = _plain(outcome(case.problem, case.x0, case.y0, meha.contrib.IGJO()))
+            row["others"]["IGJO"] = _plain(outcome(case.problem, case.x0, case.y0, IGJO()))
         if before:
             row["before"] = _elsewhere(before, name)
         yield name, row

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from meha.methods import MEHA
 from meha.problem.problem import Problem
-from meha.problems import Distance, KnownProblem, Region, relative
+from meha.problems import Distance, relative
+from meha_lab.problems.collected import CollectedProblem, Region
 from meha_lab.problems.exact import minimiser
 
 __all__ = ["Array", "Blueprint", "Cast", "Region", "known_problem"]
@@ -36,7 +37,7 @@ def _all(y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Blueprint:
-    """Everything needed to build a :class:`~meha.problems.KnownProblem`, in float64.
+    """Everything needed to build a :class:`~meha_lab.problems.collected.CollectedProblem`, in float64.
 
     Args:
         build: returns the problem, given the function that casts its data.
@@ -44,7 +45,7 @@ class Blueprint:
         y0: the start of y.
         x_star: the solution in closed form; None looks it up among the stored references.
         response: y*(x) in closed form; None computes it numerically.
-        measure: see :class:`~meha.problems.KnownProblem`.
+        measure: see :class:`~meha_lab.problems.collected.CollectedProblem`.
         units: the scales of the coordinates of x, if they differ; distances are measured in these units.
         unique: the part of y that the lower level determines, if not y itself (such as the product of two factors).
         region: where random starts are drawn from; None draws them around x0 and y0.
@@ -89,7 +90,7 @@ def known_problem(
     file: str = "references.json",
     dtype: torch.dtype = torch.float64,
     device: Any = None,
-) -> KnownProblem:
+) -> CollectedProblem:
     """Build the problem in this precision and on this device; its answer and its error are computed in float64.
 
     Answers without a closed form are stored in ``file``.
@@ -112,7 +113,7 @@ def known_problem(
         return Distance(relative(x / units, x_star / units), relative(blueprint.unique(y), blueprint.unique(y_star)))
 
     problem = blueprint.build(cast)
-    return KnownProblem(
+    return CollectedProblem(
         **{field.name: getattr(problem, field.name) for field in fields(problem)},
         name=name,
         x0=cast(blueprint.x0),

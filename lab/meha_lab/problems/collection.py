@@ -12,6 +12,7 @@ import torch
 
 from meha.problems import KnownProblem, group_lasso, lasso, merely_convex, sine, strong_convex
 from meha_lab.problems.blueprints import Blueprint, known_problem, references
+from meha_lab.problems.collected import CollectedProblem, collected
 from meha_lab.problems.constrained import FAMILIES as CONSTRAINED
 from meha_lab.problems.constrained import coupled_problem
 from meha_lab.problems.factors import dictionary, factorisation, products, representation
@@ -224,9 +225,9 @@ class Entry:
         count: int | None = references(file).get(self.name, {}).get("optima")
         return count
 
-    def make(self, *, dtype: torch.dtype = torch.float64, device: Any = None) -> KnownProblem:
+    def make(self, *, dtype: torch.dtype = torch.float64, device: Any = None) -> CollectedProblem:
         """Build the problem in this precision and on this device; ``problem.error(x, y)`` judges an answer."""
-        return self.build(dtype=dtype, device=device)
+        return collected(self.build(dtype=dtype, device=device))
 
 
 def collection(half: Half | None = None, group: Group | None = "gentle") -> list[Entry]:

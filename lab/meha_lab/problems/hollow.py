@@ -18,8 +18,8 @@ from meha.problem.nonsmooth import L1
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest
 from meha.problem.sets import Box
-from meha.problems import Region
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
+from meha_lab.problems.collected import Region
 
 __all__ = ["FAMILIES"]
 

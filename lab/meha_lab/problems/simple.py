@@ -13,8 +13,9 @@ from torch import Tensor
 
 from meha.problem.nonsmooth import L1, NonSmooth
 from meha.problem.sets import Box, ConvexSet
-from meha.problems import Distance, KnownProblem, Region, relative
+from meha.problems import Distance, relative
 from meha_lab.problems.blueprints import NONSMOOTH, SMOOTH, Array, Cast
+from meha_lab.problems.collected import CollectedProblem, Region
 
 __all__ = ["FAMILIES", "HELD_OUT"]
 
@@ -33,7 +34,7 @@ def _known(
     reach: float = 2.0,
     dtype: torch.dtype = torch.float64,
     device: Any = None,
-) -> KnownProblem:
+) -> CollectedProblem:
     """Build a problem without x; ``state`` returns F and f, and random starts have |y_i| <= ``reach``."""
 
     def cast(value: Any) -> Tensor:
@@ -41,7 +42,7 @@ def _known(
 
     upper, lower = state(cast)
     answer = torch.as_tensor(np.asarray(y_star, dtype=float))
-    return KnownProblem(
+    return CollectedProblem(
         upper=upper,
         lower=lower,
         nonsmooth=nonsmooth,
@@ -64,7 +65,7 @@ def _near(cast: Cast, t: Array) -> Objective:
     return lambda y: 0.5 * (y - t_).square().sum()
 
 
-def least_squares(name: str, m: int, count: int, *, seed: int, **options: Any) -> KnownProblem:
+def least_squares(name: str, m: int, count: int, *, seed: int, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = ||A y - b||^2 / 2 with fewer equations than unknowns: the projection of t."""
     rng = np.random.default_rng(seed)
     A, b, t = rng.normal(size=(count, m)).round(2), rng.normal(size=count).round(2), rng.normal(size=m).round(2)
@@ -76,7 +77,7 @@ def least_squares(name: str, m: int, count: int, *, seed: int, **options: Any) -
     return _known(name, state, np.zeros(m), t + np.linalg.pinv(A) @ (b - A @ t), **options)
 
 
-def quartic_equation(name: str, a: Array, w: Array, **options: Any) -> KnownProblem:
+def quartic_equation(name: str, a: Array, w: Array, **options: Any) -> CollectedProblem:
     """F = sum_i w_i y_i^2 / 2, f = (a^T y - 1)^4 / 4: y is proportional to a / w, and f has zero curvature."""
     y_star = a / w / (a @ (a / w))
 
@@ -87,7 +88,7 @@ def quartic_equation(name: str, a: Array, w: Array, **options: Any) -> KnownProb
     return _known(name, state, np.ones(len(a)), y_star, **options)
 
 
-def sphere(name: str, t: Array, **options: Any) -> KnownProblem:
+def sphere(name: str, t: Array, **options: Any) -> CollectedProblem:
     """F = -<t, y>, f = (||y||^2 - 1)^2 / 4: y = t / ||t||."""
 
     def state(cast: Cast) -> tuple[Objective, Objective]:
@@ -97,7 +98,7 @@ def sphere(name: str, t: Array, **options: Any) -> KnownProblem:
     return _known(name, state, -0.5 * np.ones(len(t)), t / np.linalg.norm(t), **options)
 
 
-def signs(name: str, t: Array, tilt: float, **options: Any) -> KnownProblem:
+def signs(name: str, t: Array, tilt: float, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = sum_i (y_i^2 - 1)^2 / 4 + tilt y_i.
 
     Without tilt, y_i is the sign of t_i; with it, the left basin is the deeper one, and y_i the least root of y^3 - y + tilt.
@@ -110,7 +111,7 @@ def signs(name: str, t: Array, tilt: float, **options: Any) -> KnownProblem:
     return _known(name, state, np.full(len(t), 0.8), np.full(len(t), root) if tilt else np.sign(t), **options)
 
 
-def lattice(name: str, t: Array, **options: Any) -> KnownProblem:
+def lattice(name: str, t: Array, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = sum_i 1 - cos y_i: the multiples of 2 pi that are nearest to t."""
 
     def state(cast: Cast) -> tuple[Objective, Objective]:
@@ -119,7 +120,7 @@ def lattice(name: str, t: Array, **options: Any) -> KnownProblem:
     return _known(name, state, np.ones(len(t)), 2 * np.pi * np.round(t / (2 * np.pi)), reach=7.0, **options)
 
 
-def hyperbola(name: str, t: Array, product: float, **options: Any) -> KnownProblem:
+def hyperbola(name: str, t: Array, product: float, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = (y_1 y_2 - product)^2 / 2: the nearest point of a hyperbola.
 
     y_2 = product / y_1, so y_1 is a root of y^4 - t_1 y^3 + product t_2 y - product^2.
@@ -134,7 +135,7 @@ def hyperbola(name: str, t: Array, product: float, **options: Any) -> KnownProbl
     return _known(name, state, [0.5, 0.5], points[np.square(points - t).sum(1).argmin()], **options)
 
 
-def wave(name: str, t: Array, **options: Any) -> KnownProblem:
+def wave(name: str, t: Array, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = (y_2 - sin y_1)^2 / 2: the nearest point of a sine curve, by a grid and Newton's method."""
     grid = np.linspace(-8, 8, 4001)
     # The grid selects the global minimum among the many local ones; Newton steps make it accurate.
@@ -149,7 +150,7 @@ def wave(name: str, t: Array, **options: Any) -> KnownProblem:
     return _known(name, state, [0.0, 0.0], [y, np.sin(y)], **options)
 
 
-def polyhedron(name: str, A: Array, b: Array, t: Array, **options: Any) -> KnownProblem:
+def polyhedron(name: str, A: Array, b: Array, t: Array, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = ||max(0, A y - b)||^2 / 2: the projection of t on {A y <= b}, by all sets of active rows."""
     points = []
     for count in range(len(t) + 1):
@@ -167,7 +168,7 @@ def polyhedron(name: str, A: Array, b: Array, t: Array, **options: Any) -> Known
     return _known(name, state, np.zeros(len(t)), y_star, **options)
 
 
-def shares(name: str, t: Array, w: Array, **options: Any) -> KnownProblem:
+def shares(name: str, t: Array, w: Array, **options: Any) -> CollectedProblem:
     """F = sum_i w_i (y_i - t_i)^2 / 2, f = (sum_i y_i - 1)^2 / 2, 0 <= y <= 1: y_i = clip(t_i - l / w_i, 0, 1) for one l."""
     low, high = -10.0, 10.0
     for _ in range(200):  # bisection: the sum of y falls with l
@@ -182,7 +183,7 @@ def shares(name: str, t: Array, w: Array, **options: Any) -> KnownProblem:
     return _known(name, state, np.full(len(t), 0.5), y_star, y_set=Box(0.0, 1.0), **options)
 
 
-def equal_columns(name: str, t: Array, **options: Any) -> KnownProblem:
+def equal_columns(name: str, t: Array, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = (sum_i y_i - 2)^2 / 2, g = ||y||_1 / 2: all y >= 0 with the sum 3/2 are solutions.
 
     The best is the projection of t on a simplex.
@@ -198,7 +199,7 @@ def equal_columns(name: str, t: Array, **options: Any) -> KnownProblem:
     return _known(name, state, np.zeros(len(t)), y_star, nonsmooth=L1(0.5), **options)
 
 
-def rotation(name: str, m: int, r: int, *, seed: int, **options: Any) -> KnownProblem:
+def rotation(name: str, m: int, r: int, *, seed: int, **options: Any) -> CollectedProblem:
     """F = ||Y - T||^2 / 2, f = ||Y Y^T - A||^2 / 4 for matrices Y of r columns; A has rank r: Y is known up to a rotation.
 
     Y = B U V^T, where B B^T = A, and U, V are the singular vectors of B^T T.
@@ -214,7 +215,7 @@ def rotation(name: str, m: int, r: int, *, seed: int, **options: Any) -> KnownPr
     return _known(name, state, 0.3 * np.ones((m, r)) + 0.2 * np.eye(m, r), B @ U @ V, **options)
 
 
-def dead_zones(name: str, c: Array, t: Array, **options: Any) -> KnownProblem:
+def dead_zones(name: str, c: Array, t: Array, **options: Any) -> CollectedProblem:
     """F = ||y - t||^2 / 2, f = sum_i max(0, |y_i - c_i| - 1)^2 / 2: any y_i within 1 of c_i."""
 
     def state(cast: Cast) -> tuple[Objective, Objective]:
@@ -224,11 +225,11 @@ def dead_zones(name: str, c: Array, t: Array, **options: Any) -> KnownProblem:
     return _known(name, state, np.zeros(len(t)), np.clip(t, c - 1, c + 1), **options)
 
 
-def _members(makers: dict[str, Callable[..., KnownProblem]]) -> dict[str, Callable[..., KnownProblem]]:
+def _members(makers: dict[str, Callable[..., CollectedProblem]]) -> dict[str, Callable[..., CollectedProblem]]:
     return {name: partial(make, name) for name, make in makers.items()}
 
 
-FAMILIES: dict[str, dict[str, Callable[..., KnownProblem]]] = {
+FAMILIES: dict[str, dict[str, Callable[..., CollectedProblem]]] = {
     "simple, equations": _members(
         {
             "nearest solution of 3 equations": partial(least_squares, m=6, count=3, seed=0),

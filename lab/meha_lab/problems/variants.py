@@ -13,11 +13,12 @@ from torch import Tensor
 from meha.problem.nonsmooth import L1
 from meha.problem.sets import Box
 from meha.problems import Distance, KnownProblem, lasso, merely_convex, sine, strong_convex
+from meha_lab.problems.collected import CollectedProblem, collected
 
 __all__ = ["TOYS", "VARIANTS", "in_units", "started_near"]
 
 
-def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 1.0, f: float = 1.0) -> KnownProblem:
+def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 1.0, f: float = 1.0) -> CollectedProblem:
     """Multiply x, y, F and the lower level f + g of a toy by these numbers, and drop its constants.
 
     The distance to the solution and the presets stay the same.
@@ -25,22 +26,22 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
     >>> problem = in_units(strong_convex(n=2), x=100.0, F=0.01)
     >>> problem.x_star
     tensor([50., 50.], dtype=torch.float64)
-    >>> problem.error(problem.x0, problem.y0) == strong_convex(n=2).error(2 * torch.ones(2), 2 * torch.ones(2))
+    >>> problem.error(problem.x0, problem.y0) == strong_convex(n=2).distance(2 * torch.ones(2), 2 * torch.ones(2)).x
     True
     """
     g, box = known.nonsmooth, known.x_set
     weight: Any = g.weight if isinstance(g, L1) else None
-    if not (g is None or callable(weight)) or not isinstance(box, Box | None) or known.y_set or known.measure != "distance":
+    if not (g is None or callable(weight)) or not isinstance(box, Box | None) or known.y_set:
         raise ValueError(
             f"known: {known.name} cannot be put in other units; it must have no y_set, at most a Box as x_set, at most an L1"
-            " whose weight is a function of x, and the distance as measure."
+            " whose weight is a function of x."
         )
 
     def distance(u: Tensor, v: Tensor) -> Distance:
         return known.distance(u / x, v / y)
 
     return replace(
-        known,
+        collected(known),
         upper=lambda u, v: F * known.upper(u / x, v / y),
         lower=lambda u, v: f * known.lower(u / x, v / y),
         nonsmooth=None if g is None else L1(lambda u: f / y * weight(u / x)),  # |v| is y times |v / y|
@@ -52,13 +53,12 @@ def in_units(known: KnownProblem, *, x: float = 1.0, y: float = 1.0, F: float = 
         upper_star=None if known.upper_star is None else F * known.upper_star,
         distance=distance,
         constants=None,
-        metrics={},  # these and the next two are in the old units
+        metrics={},  # these and the answer are in the old units
         answer=None,
-        value=None,
     )
 
 
-def started_near(known: KnownProblem, seed: int) -> KnownProblem:
+def started_near(known: KnownProblem, seed: int) -> CollectedProblem:
     """Start a toy from a random point of X near its start, and drop its constants.
 
     >>> started_near(sine(n=1), seed=0).x0
@@ -71,7 +71,7 @@ def started_near(known: KnownProblem, seed: int) -> KnownProblem:
         return z + 0.1 * (1 + z.abs()) * noise
 
     x0, y0 = moved(known.x0), moved(known.y0)
-    return replace(known, constants=None, x0=x0 if known.x_set is None else known.x_set.project(x0), y0=y0)
+    return replace(collected(known), constants=None, x0=x0 if known.x_set is None else known.x_set.project(x0), y0=y0)
 
 
 TOYS: dict[str, Callable[..., KnownProblem]] = {
@@ -82,8 +82,8 @@ TOYS: dict[str, Callable[..., KnownProblem]] = {
 }
 """Functions that build a toy, given ``dtype`` and ``device``, by its name."""
 
-VARIANTS: dict[str, Callable[[KnownProblem], KnownProblem]] = {
-    "": lambda known: replace(known, constants=None),
+VARIANTS: dict[str, Callable[[KnownProblem], CollectedProblem]] = {
+    "": lambda known: replace(collected(known), constants=None),
     **{
         f", {name} times {unit:g}": partial(in_units, **dict[str, Any]({name: unit}))
         for name in ("x", "y", "F", "f")

@@ -17,6 +17,7 @@ from rich.live import Live
 
 from meha import methods
 from meha.tensors.checks import RefusalError
+from meha_lab.baselines import VFiDCA
 from meha_lab.datasets import DataError
 from meha_lab.reproduce import report
 from meha_lab.reproduce.cells import Cell
@@ -149,7 +150,7 @@ def _check_extras(cells: dict[str, list[Cell]]) -> None:
     arguments = [dict(cell.case.arguments) for cell in flat]
     data = {given["protocol"].task["data"] if "protocol" in given else given.get("data") for given in arguments}
     kinds = {cell.contender.kind for cell in flat}
-    needs = [("optuna", methods.TPE in kinds), ("cvxpy", methods.contrib.VFiDCA in kinds)]
+    needs = [("optuna", methods.TPE in kinds), ("cvxpy", VFiDCA in kinds)]
     for package, needed in [*needs, ("sklearn", "digits" in data), ("PIL", "omniglot" in data)]:
         if needed and find_spec(package) is None:
             raise ImportError(f"{package} is missing", name=package)

@@ -18,6 +18,8 @@ from meha.problem.oracle import Oracle
 from meha.problem.schedules import InversePower, Power, Ramp
 from meha.problems import KnownProblem
 from meha.tensors.variables import Variable
+from meha_lab.baselines import BRC, IGJO, SLM, VFiDCA
+from meha_lab.baselines.quadratic_search import QUADRATIC
 
 __all__ = ["AUTOMATIC", "CONTENDERS", "SETTINGS", "Contender", "Setting"]
 
@@ -27,7 +29,7 @@ SETTINGS = 8
 Setting = Mapping[str, Any]
 """Hyper-parameters by name. Numbers for alpha, beta, eta and c are multiples of those that the method chooses for the problem;
 ``steps`` is a multiple for alpha and beta together. ``preset`` alone names a preset of the problem, and ``numbers`` alone
-has the numbers themselves."""
+has the numbers themselves. ``quadratic`` is for searches, and says that f is."""
 
 MULTIPLES = ("alpha", "beta", "eta")
 
@@ -90,7 +92,7 @@ def _complete(method: methods.Method, problem: KnownProblem) -> methods.Method:
 
 def _search(kind: type[Search], problem: KnownProblem, setting: dict[str, Any]) -> methods.Method:
     """A search over all coordinates of x in the same interval, separately or with one value for all."""
-    like = problem.x0
+    like, kind = problem.x0, QUADRATIC[kind] if setting.pop("quadratic", False) else kind
     interval = setting.pop("space", None)
     if interval is None:
         interval = methods.Uniform(-6.0, 6.0) if problem.x_set is None else methods.LogUniform(1e-3, 10.0)
@@ -120,7 +122,7 @@ CONTENDERS = {
             methods.BAMM,
             {"mu": (0.0, *(InversePower(0.9, power=q) for q in (0.1, 0.3, 1.0))), "line_search": (False, True)},
         ),
-        Contender("BRC", methods.contrib.BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
+        Contender("BRC", BRC, {"alpha": (0.2, 1), "beta": (0.1, 1), "inner_steps": (1, 5)}),
         Contender("DARTS, order 1", methods.DARTS, {"order": (1,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
         Contender("DARTS, order 2", methods.DARTS, {"order": (2,), "alpha": (0.05, 0.2, 0.5, 1), "beta": (0.3, 1)}),
         Contender("BOME", methods.BOME, {"steps": (0.01, 0.1, 0.3, 1), "inner_steps": (1, 10)}),
@@ -134,17 +136,17 @@ CONTENDERS = {
             methods.VPBGD,
             {"alpha": (0.2, 1), "inner_steps": (1, 5), "c": (Ramp(0.0, 30.0, 300), Ramp(0.0, 30.0, 1500))},
         ),
-        Contender("SLM", methods.contrib.SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
+        Contender("SLM", SLM, {"alpha": (0.2, 1), "inner_steps": (1, 5), "dual_step": (0.3, 3.0)}),
         Contender("BVFIM", methods.BVFIM, {"penalty": ("log", "inverse"), "m2": (1.0, 30.0), "hold": (20, 100)}),
         Contender(
             "BVFIM, sequential",
             methods.BVFIM,
             {"penalty": ("quadratic",), "m2": (1.0, 30.0), "tau": (0.1, 1.0), "hold": (20, 100)},
         ),
-        Contender("IGJO", methods.contrib.IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
+        Contender("IGJO", IGJO, {"alpha": (1, 10), "decrease": (5e-4, 1e-8), "threshold": (1e-4, 1e-6)}),
         Contender(
             "VFiDCA",
-            methods.contrib.VFiDCA,
+            VFiDCA,
             {"radii": (0.05, 1.0), "rho": (0.1, 1.0), "beta": (1, 10), "tol": (1e-4,), "iterations": (300,)},
         ),
         Contender("GridSearch", methods.GridSearch, {"shared": (True, False), "warm_start": (True, False), "points": (3, 200)}),

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from meha.lower.proximal_gradient import solve_lower
-from meha.lower.semismooth import QuadraticLower
 from meha.method.status import Status
 from meha.methods import Run
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import evaluate
 from meha.problems import KnownProblem
 from meha.tensors.variables import Variable
+from meha_lab.baselines.semismooth import QuadraticLower
 from meha_lab.reproduce import learning, rates
 from meha_lab.reproduce.architecture import measure_architecture
 from meha_lab.reproduce.cells import Case, Cell, Record, ended

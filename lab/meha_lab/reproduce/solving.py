@@ -17,6 +17,7 @@ from meha.problem.oracle import Oracle
 from meha.problems import KnownProblem
 from meha.running.solve import uninterrupted
 from meha.tensors.variables import Variable
+from meha_lab.problems.collected import collected
 from meha_lab.reproduce.cells import Cell, Record
 from meha_lab.reproduce.rows import run_rows
 
@@ -66,7 +67,7 @@ def judged(problem: KnownProblem, x: Tensor, y: Tensor) -> dict[str, float | Non
     of the answer is small for any y that overfits the validation data, whatever x is.
     """
     try:
-        errors = {"error": problem.error(x, y)} if problem.x_star is not None else _validated(problem, x, y)
+        errors = {"error": collected(problem).error(x, y)} if problem.x_star is not None else _validated(problem, x, y)
     except ArithmeticError:  # x is so far off that its lower level cannot be solved
         errors = {"error": math.inf}
     return {name: float(f"{value:.3g}") if math.isfinite(value) else None for name, value in errors.items()}

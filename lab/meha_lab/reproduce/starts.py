@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import meha
-from meha.problems import KnownProblem
+from meha_lab.problems.collected import CollectedProblem, collected
 from meha_lab.reproduce.cells import Cell, Record
 
 __all__ = ["RIGHT", "TRUTHS", "from_starts"]
@@ -30,7 +30,7 @@ def from_starts(cell: Cell) -> Record:
     A run is recorded as its status, the truth about it (one of :data:`TRUTHS`), the error of x, the gap of the lower level
     relative to its range, and the gradients of f.
     """
-    known = cell.case.problem(cell.seed)
+    known = collected(cell.case.problem(cell.seed))
     problem, generator = replace(known, constants=None), torch.Generator().manual_seed(SEED)
     ends = []
     for start in range(cell.setting["starts"]):
@@ -41,7 +41,7 @@ def from_starts(cell: Cell) -> Record:
     return {"ends": ends, "outcome": "finished"}
 
 
-def _truth(problem: KnownProblem, solution: meha.Solution) -> tuple[str, float, float]:
+def _truth(problem: CollectedProblem, solution: meha.Solution) -> tuple[str, float, float]:
     found = problem.verify(solution.x, solution.y)
     truth = "right" if found.right(tol=RIGHT) else "wrong y" if found.gap > 1e-6 else "other x"
     return truth, found.x, found.gap

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.weights import Weight, declared, per_leaf
+from meha.problem.nonsmooth.weights import Weight, per_leaf
 from meha.tensors.variables import Leaves, Variable, copy_, select, short_step, subtract
 
-__all__ = ["NonSmooth", "Sum", "Zero", "joined", "kink", "least", "soft", "split", "total"]
+__all__ = ["NonSmooth", "Sum", "Weighted", "Zero", "kink", "least", "soft", "total"]
 
 
 _HIDDEN = ("names", "rho", "count")  # left out of representations, as they follow from the arguments or the run
@@ -44,8 +45,15 @@ class NonSmooth(ABC):
         self.names: list[str] = []
 
     def declared(self, name: str, weight: Weight) -> Weight:
-        """Check a weight as far as its form allows without x, and return it unchanged."""
-        return declared(type(self).__name__, name, weight)
+        """Return the weight; raise if its form is unknown or it is a negative number or tensor."""
+        term = type(self).__name__
+        if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
+            raise TypeError(
+                f"{term}: {name} must be a number, a tensor, a list or dict of them, or a function of x, got {weight!r}."
+            )
+        if isinstance(weight, Tensor | Real) and bool(torch.as_tensor(weight < 0).any()):
+            raise ValueError(f"{term}: {name} must not be negative, got {weight!r}.")
+        return weight
 
     def weighted(
         self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False, signed: bool = False
@@ -121,12 +129,12 @@ class NonSmooth(ABC):
         """
         return None
 
-    def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
+    def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return a smooth function of (x, y, t), and inequalities (not positive if they hold) besides -t <= a(y) <= t.
 
         Its least value over t is g. Weights may be negative, since x need not be in X here.
         """
-        raise NotImplementedError
+        return None
 
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves] | None:
         """Return the left and right derivatives of g in each coordinate; None if unknown or g is not separable."""
@@ -158,6 +166,19 @@ class NonSmooth(ABC):
     @abstractmethod
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         """Return the proximal map of the chosen leaves, as new leaves."""
+
+
+class Weighted(NonSmooth):
+    """A term with one weight.
+
+    Args:
+        weight: w; see :mod:`meha.nonsmooth` for its forms.
+        part: the leaves of y that it acts on; all by default.
+    """
+
+    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
+        super().__init__(part)
+        self.weight = self.declared("weight", weight)
 
 
 class Zero(NonSmooth):
@@ -248,14 +269,3 @@ def total(terms: Iterable[Tensor]) -> Tensor:
     """Return the sum of all entries of all tensors."""
     result: Tensor = sum(term.sum() for term in terms)  # type: ignore[assignment]
     return result
-
-
-def joined(leaves: Leaves) -> Tensor:
-    """Return all leaves as one vector."""
-    return leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat([leaf.reshape(-1) for leaf in leaves])
-
-
-def split(vector: Tensor, leaves: Leaves) -> Leaves:
-    """Return the parts of a vector in the shapes of leaves."""
-    pieces = vector.split([leaf.numel() for leaf in leaves])
-    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]

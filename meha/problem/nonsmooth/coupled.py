@@ -8,24 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import NonSmooth, joined, kink, least, soft, split, total
+from meha.problem.nonsmooth.base import Weighted, kink, least, soft, total
 from meha.problem.nonsmooth.weights import Groups, Weight, by_size, per_group, read_groups
 from meha.tensors.variables import Leaves
+from meha.tensors.vectors import join, split
 
 __all__ = ["GroupL2", "Nuclear", "SparseGroup"]
 
 
-class Nuclear(NonSmooth):
+class Nuclear(Weighted):
     """g(x, Y) = w * (sum of the singular values of Y), for each matrix leaf; prox: singular values soft-thresholded.
 
     >>> Nuclear(1.0).prox(None, torch.diag(torch.tensor([3.0, 0.5])), step=1.0)
     tensor([[2., 0.],
             [0., 0.]])
     """
-
-    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
 
     def check(self, leaves: Leaves) -> None:
         for leaf in leaves:
@@ -58,7 +55,7 @@ class Nuclear(NonSmooth):
         return results
 
 
-class GroupL2(NonSmooth):
+class GroupL2(Weighted):
     """g(x, y) = sum_j w_j ||y^(j)||_2; prox: each group shrunk by max(0, 1 - step * w_j / ||y^(j)||).
 
     Args:
@@ -76,8 +73,7 @@ class GroupL2(NonSmooth):
     orthant = True  # shrinking keeps signs, so that it can follow the projection
 
     def __init__(self, groups: Groups, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
+        super().__init__(weight, part)
         self.groups = groups
         self._named, self.count = read_groups(type(self).__name__, groups)
         self._labels = self._named
@@ -95,18 +91,16 @@ class GroupL2(NonSmooth):
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         vector, labels = self._flatten(leaves)
-        return (per_group(type(self).__name__, self.count, self.weight, x, vector) * self._norms(vector, labels)).sum()
+        return (self._weights(x, vector) * self._norms(vector, labels)).sum()
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         vector, labels = self._flatten(leaves)
-        return split(
-            self._shrink(vector, labels, step * per_group(type(self).__name__, self.count, self.weight, x, vector)), leaves
-        )
+        return split(self._shrink(vector, labels, step * self._weights(x, vector)), leaves)
 
     def least_leaves(self, x: Any, leaves: Leaves, gradient: Leaves, c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:
         """Use the gradient of the norm for groups that are not zero, and for the others the ball of subgradients."""
         vector, labels = self._flatten(leaves)
-        radius = c * per_group(type(self).__name__, self.count, self.weight, x, vector).expand(self.count)
+        radius = c * self._weights(x, vector).expand(self.count)
         norms = self._norms(vector, labels)
         factor = torch.where(norms > 0, radius / norms.clamp(min=torch.finfo(norms.dtype).tiny), 0.0)
         smooth = split(vector * torch.cat([factor, factor.new_zeros(1)])[labels], leaves)  # the last label is that of no group
@@ -133,21 +127,16 @@ class GroupL2(NonSmooth):
         along[self.count] = 0  # coordinates in no group have no kink
         return split(torch.where(along < 0, 0.0, 1.0)[labels].to(new) * new, leaves)
 
-    def labels(self, size: int) -> Tensor:
-        """Return the group of each of ``size`` coordinates, on the host; each coordinate in no group gets one of its own."""
-        named = self._named.numel()
-        free = torch.where(self._named == self.count, 1, 0).cumsum(0) - 1
-        own = torch.where(self._named == self.count, self.count + free, self._named)
-        after = self.count + int((self._named == self.count).sum())
-        return torch.cat([own, torch.arange(after, after + size - named)])
-
     def _flatten(self, leaves: Leaves) -> tuple[Tensor, Tensor]:
         """Return the leaves as one vector, and the group of each coordinate (``count`` for none) on the same device."""
-        vector = joined(leaves)
+        vector = join(leaves)
         if self._labels.device != vector.device or self._labels.numel() != vector.numel():
             free = torch.full((vector.numel() - self._named.numel(),), self.count)
             self._labels = torch.cat([self._named, free]).to(vector.device)
         return vector, self._labels
+
+    def _weights(self, x: Any, like: Tensor) -> Tensor:
+        return per_group(type(self).__name__, self.count, self.weight, x, like)
 
     def _norms(self, vector: Tensor, labels: Tensor) -> Tensor:
         """Return the norm of each group, with a gradient of zero at zero."""

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import NonSmooth, joined, soft, split, total
+from meha.problem.nonsmooth.base import Weighted, soft, total
 from meha.problem.nonsmooth.weights import Weight
 from meha.tensors.variables import Leaves
+from meha.tensors.vectors import join, split
 
 __all__ = ["FusedLasso", "OrderedL1", "TotalVariation"]
 
 
-class TotalVariation(NonSmooth):
+class TotalVariation(Weighted):
     """Weighted absolute differences of neighbours along the last axis of each leaf; the prox is exact, by dynamic programming.
 
     Args:
@@ -28,10 +29,6 @@ class TotalVariation(NonSmooth):
     >>> TotalVariation(torch.tensor([2.0, 1.0])).value(None, torch.tensor([0.0, 1.0, 3.0]))
     tensor(4.)
     """
-
-    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
 
     def check(self, leaves: Leaves) -> None:
         for leaf in leaves:
@@ -50,7 +47,7 @@ class TotalVariation(NonSmooth):
         return [_along_last(leaf, step * w) for leaf, (w, _) in zip(leaves, weights, strict=True)]
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return joined([leaf.diff(dim=-1) for leaf in leaves])
+        return join([leaf.diff(dim=-1) for leaf in leaves])
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
         sizes = split(t, [leaf.diff(dim=-1) for leaf in leaves])
@@ -82,7 +79,7 @@ class FusedLasso(TotalVariation):
         return [soft(leaf, step * v) for v, leaf in self.weighted(self.l1, x, smooth, scalar=True)]
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return torch.cat([super().absolute_terms(leaves), joined(leaves)])
+        return torch.cat([super().absolute_terms(leaves), join(leaves)])
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
         jumps = len(super().absolute_terms(leaves))
@@ -91,7 +88,7 @@ class FusedLasso(TotalVariation):
         return variation + total(v * size for v, size in pairs), none
 
 
-class OrderedL1(NonSmooth):
+class OrderedL1(Weighted):
     """Ordered weighted L1 (SLOPE): w_1 times the largest absolute value of each leaf of y, plus w_2 times the next, and so on.
 
     The prox is exact, by pooling.
@@ -106,10 +103,6 @@ class OrderedL1(NonSmooth):
     >>> term.prox(None, torch.tensor([1.0, -3.0, 2.5]), step=1.0)
     tensor([ 1.0000, -1.2500,  1.2500])
     """
-
-    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         return total(w * flat.abs().sort(descending=True).values for w, flat in self._pairs(x, leaves))

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import NonSmooth, joined, kink, soft, split, total
+from meha.problem.nonsmooth.base import NonSmooth, Weighted, kink, soft, total
 from meha.problem.nonsmooth.weights import Weight
 from meha.tensors.variables import Leaves
+from meha.tensors.vectors import join, split
 
 __all__ = ["L1", "MCP", "SCAD", "ElasticNet", "NonNegativeL1"]
 
 
-class L1(NonSmooth):
+class L1(Weighted):
     """``g(x, y) = sum_i w_i |y_i|``; prox: soft thresholding by ``step * w_i``.
 
     Args:
@@ -33,10 +34,6 @@ class L1(NonSmooth):
     kinked = True
     quadratic = True
 
-    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
-
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         return total(w * leaf.abs() for w, leaf in self.weighted(self.weight, x, leaves))
 
@@ -47,13 +44,13 @@ class L1(NonSmooth):
         return _sides(kink(w, y, w) for w, y in self.weighted(self.weight, x, leaves))
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return joined(leaves)
+        return join(leaves)
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
         return total(w * size for w, size in self.weighted(self.weight, x, split(t, leaves), signed=True)), t[:0]
 
 
-class NonNegativeL1(NonSmooth):
+class NonNegativeL1(Weighted):
     """g(x, y) = sum_i w_i y_i + indicator(y >= 0); prox: max(y_i - step * w_i, 0).
 
     >>> NonNegativeL1(1.0).prox(None, torch.tensor([3.0, -3.0]), step=1.0)
@@ -63,10 +60,6 @@ class NonNegativeL1(NonSmooth):
     separable = True
     kinked = True
     quadratic = True
-
-    def __init__(self, weight: Weight = 1.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         linear = total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves))
@@ -81,10 +74,10 @@ class NonNegativeL1(NonSmooth):
         return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]  # at zero, y cannot decrease
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return joined(leaves)[:0]  # linear where it is finite, so that no bound t is needed
+        return join(leaves)[:0]  # linear where it is finite, so that no bound t is needed
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
-        return total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves, signed=True)), -joined(leaves)
+        return total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves, signed=True)), -join(leaves)
 
 
 class ElasticNet(NonSmooth):
@@ -119,14 +112,14 @@ class ElasticNet(NonSmooth):
         return _sides(kink(w, y, w + v * y.abs()) for (w, y), (v, _) in pairs)
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
-        return joined(leaves)
+        return join(leaves)
 
     def epigraph(self, x: Any, leaves: Leaves, t: Tensor) -> tuple[Tensor, Tensor]:
         first = total(w * size for w, size in self.weighted(self.l1, x, split(t, leaves), signed=True))
         return first + total(v * leaf.square() / 2 for v, leaf in self.weighted(self.l2, x, leaves, signed=True)), t[:0]
 
 
-class SCAD(NonSmooth):
+class SCAD(Weighted):
     """Smoothly clipped absolute deviation (Fan and Li 2001) with threshold w_i: for ``t = |y_i|``,
 
     w t  if t <= w;  (2 a w t - t^2 - w^2) / (2 (a - 1))  if w < t <= a w;  (a + 1) w^2 / 2  beyond.
@@ -146,8 +139,7 @@ class SCAD(NonSmooth):
     kinked = True
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
+        super().__init__(weight, part)
         if not a > 2:  # also refuses NaN
             raise ValueError(f"SCAD: a must be more than 2, got {a}.")
         self.a = a
@@ -174,7 +166,7 @@ class SCAD(NonSmooth):
         return _sides(kink(w, y, torch.minimum(w, (a * w - y.abs()).clamp(min=0) / (a - 1))) for w, y in pairs)
 
 
-class MCP(NonSmooth):
+class MCP(Weighted):
     """Minimax concave penalty with threshold w_i: for ``t = |y_i|``, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
 
     It (Zhang 2010) is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a,
@@ -192,8 +184,7 @@ class MCP(NonSmooth):
     kinked = True
 
     def __init__(self, weight: Weight = 1.0, a: float = 3.0, part: str | Sequence[str] | None = None) -> None:
-        super().__init__(part)
-        self.weight = self.declared("weight", weight)
+        super().__init__(weight, part)
         if not a > 0:
             raise ValueError(f"MCP: a must be positive, got {a}.")
         self.a = a

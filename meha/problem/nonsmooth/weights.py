@@ -9,25 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from meha.tensors.checks import broadcasts
 from meha.tensors.torch_private import under_trace
 from meha.tensors.variables import Leaves
 
-__all__ = ["Groups", "Weight", "by_size", "declared", "per_group", "per_leaf", "read_groups"]
+__all__ = ["Groups", "Weight", "by_size", "per_group", "per_leaf", "read_groups"]
 
 
 Weight = float | Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[Any], Any]
 Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
-
-
-def declared(term: str, name: str, weight: Weight) -> Weight:
-    """Return the weight; raise if its form is unknown or it is a negative number or tensor."""
-    if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
-        raise TypeError(
-            f"{term}: {name} must be a number, a tensor, a list or dict of them, or a function of x, got {weight!r}."
-        )
-    if isinstance(weight, Tensor | Real) and bool(torch.as_tensor(weight < 0).any()):
-        raise ValueError(f"{term}: {name} must not be negative, got {weight!r}.")
-    return weight
 
 
 def per_leaf(
@@ -82,13 +72,7 @@ def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool, signed: bool) ->
     fitted = _on(cast(Tensor | float, weight), leaf)
     if fitted.numel() == 1:
         fitted = fitted.reshape(())
-    fits = fitted.ndim == 0
-    if not fits and not scalar:
-        try:
-            fits = torch.broadcast_shapes(fitted.shape, leaf.shape) == leaf.shape  # the weight must not enlarge the leaf
-        except RuntimeError:
-            fits = False
-    if not fits:
+    if fitted.ndim and (scalar or not broadcasts(fitted.shape, leaf.shape)):
         kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
         raise ValueError(f"{term}: weight has shape {tuple(fitted.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
     return fitted if signed else _not_negative(fitted, term)

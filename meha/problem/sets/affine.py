@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from meha.problem.sets.base import Face, FlatSet, check_vector, reached, to_tensors
+from meha.problem.sets.base import Face, FlatSet, Rows, check_vector, reached, to_tensors
 from meha.tensors.variables import Leaves, Variable, inner, norm
+from meha.tensors.vectors import join
 
 __all__ = ["AffineSet", "HalfSpace"]
 
@@ -35,6 +36,10 @@ class HalfSpace(FlatSet):
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         check_vector(self.normal, variable, chosen, "HalfSpace: normal", scalar=False)
+
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z = join(leaves)
+        return self.normal.reshape(1, -1).to(z) @ z - self.offset, z[:0]
 
     def project_vector(self, z: Tensor) -> Tensor:
         unit, offset = self._scaled(z)
@@ -87,6 +92,10 @@ class AffineSet(FlatSet):
 
     def face(self, leaves: Leaves) -> Face:  # all coordinates are free, as long as the equations hold
         return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves], self.matrix.to(leaves[0]))
+
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z = join(leaves)
+        return z[:0], self.matrix.to(z) @ z - self.rhs.to(z)
 
     def project_vector(self, z: Tensor) -> Tensor:
         matrix, rhs, inverse = (t.to(z) for t in (self.matrix, self.rhs, self.inverse))

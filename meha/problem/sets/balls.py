@@ -8,11 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meha.problem.sets.base import Bound, Face, FlatSet, check_vector, reached, split, to_tensors
+from meha.problem.sets.base import Bound, Face, FlatSet, Rows, check_vector, reached, to_tensors
 from meha.tensors.checks import check_positive
 from meha.tensors.variables import Leaves, Variable, inner, norm
+from meha.tensors.vectors import join, split
 
 __all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
+
+
+MANY_CORNERS = 10  # largest dimension in which an L1 ball is written as rows, 2^n of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +37,16 @@ class _Ball(FlatSet):
         center = _vector_like(self.center, z)
         return center + self._project_centered(z - center)
 
+    def as_constraints(self, leaves: Leaves) -> Rows | None:
+        z = join(leaves)
+        return self._rows(z - _vector_like(self.center, z)), z[:0]
+
     @abstractmethod
     def _project_centered(self, z: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _rows(self, z: Tensor) -> Tensor:
+        """Return the inequalities of the ball around zero."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +66,9 @@ class L2Ball(_Ball):
         far = torch.where(inside, torch.ones_like(z), z)  # avoids 0 / 0 in a derivative at the centre
         unit = far / far.abs().max()  # its norm cannot overflow
         return torch.where(inside, z, unit * (self.radius / norm([unit])))
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return (z.square().sum() - self.radius**2).reshape(1)  # the square of the norm is smooth at the centre
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
         outside = z - _vector_like(self.center, z)
@@ -75,6 +90,14 @@ class L1Ball(_Ball):
         size = z.abs()
         inside = size.sum() <= self.radius  # torch.where instead of a branch: no synchronisation
         return torch.where(inside, z, z.sign() * _project_simplex(size, self.radius))
+
+    def as_constraints(self, leaves: Leaves) -> Rows | None:
+        few = sum(leaf.numel() for leaf in leaves) <= MANY_CORNERS
+        return super().as_constraints(leaves) if few else None
+
+    def _rows(self, z: Tensor) -> Tensor:
+        signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * len(z)).reshape(-1, len(z)).to(z)
+        return signs @ z - self.radius  # <s, z> <= r for all signs s: linear, without kinks
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor:
         """On the boundary, the sum of absolute values must not grow along d."""
@@ -98,13 +121,16 @@ class LinfBall(_Ball):
     coordinatewise = True
 
     def face(self, leaves: Leaves) -> Face:
-        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
+        z = join(leaves)
         center = _vector_like(self.center, z)
         low, high = center - self.radius, center + self.radius
         return Face(split((z > low) & (z < high), leaves))
 
     def _project_centered(self, z: Tensor) -> Tensor:
         return z.clamp(-self.radius, self.radius)
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return torch.cat([-z - self.radius, z - self.radius])
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +147,11 @@ class Simplex(FlatSet):
         check_positive("Simplex: total", self.total)
 
     def face(self, leaves: Leaves) -> Face:
-        z = torch.cat([leaf.reshape(-1) for leaf in leaves])
-        return Face([leaf > 0 for leaf in leaves], torch.ones_like(z)[None])  # the sum must not change
+        return Face([leaf > 0 for leaf in leaves], torch.ones_like(join(leaves))[None])  # the sum must not change
+
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z = join(leaves)
+        return -z, z.sum().reshape(1) - self.total
 
     def project_vector(self, z: Tensor) -> Tensor:
         return _project_simplex(z, self.total)

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from meha.tensors.distributed import local
 from meha.tensors.variables import Leaves, Variable, all_finite, copy_, distance, norm, select, short_step, subtract
+from meha.tensors.vectors import join, split
 
-__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "check_vector", "flat", "reached", "split", "to_tensors"]
+__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "Rows", "check_vector", "reached", "to_tensors"]
 
 
 Bound = float | Tensor
+
+Rows = tuple[Tensor, Tensor]
+"""Inequalities (not positive where they hold) and equations (zero where they hold), as vectors."""
 
 ROUNDING = 64  # a point that misses the boundary of a set by less than this multiple of the rounding counts as on it
 
@@ -34,19 +38,32 @@ class Face(NamedTuple):
 
 
 class ConvexSet(ABC):
-    """A closed convex set C with its Euclidean projection argmin_{w in C} ||w - z||."""
+    """A closed convex set C with its Euclidean projection argmin_{w in C} ||w - z||.
+
+    The other attributes say what else the set can do. Solvers look at these, and never at its class.
+    """
 
     coordinatewise: bool = False
     """Whether C is a product of intervals, one per coordinate."""
 
+    orthant: bool = False
+    """Whether C is {z : z >= 0}."""
+
+    iterative: bool = False
+    """Whether the projection is a numerical solve; the default then prefers :meth:`as_constraints`."""
+
     def project(self, value: Any) -> Any:
         """Return the nearest point of the set, in the structure of ``value`` (a module is copied)."""
         point = Variable.of(value, "value").copy()  # the value of the caller stays as it is
-        with torch.no_grad():
-            for part, chosen in self.parts(point):
-                leaves = [point.leaves[i] for i in chosen]
-                copy_(leaves, part.project_leaves(leaves))
+        self.project_(point)
         return point.detached()
+
+    @torch.no_grad()
+    def project_(self, variable: Variable) -> None:
+        """Move a variable to the nearest point of the set, in place."""
+        for part, chosen in self.parts(variable):
+            leaves = local([variable.leaves[i] for i in chosen])
+            copy_(leaves, part.project_leaves(leaves))
 
     def contains(self, value: Any, tol: float = 1e-6) -> bool:
         """Whether ``value`` is within ``tol * (1 + ||value||)`` of the set."""
@@ -64,16 +81,27 @@ class ConvexSet(ABC):
                     return False
         return True
 
-    def parts(self, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
-        """Split the set into sets of separate groups of leaves, checked against the shapes of ``variable``."""
-        self.check(variable, list(range(len(variable.leaves))))
-        return [(self, list(range(len(variable.leaves))))]
+    def parts(self, variable: Variable, chosen: list[int] | None = None) -> list[tuple[ConvexSet, list[int]]]:
+        """Split the set into sets of separate groups of leaves, checked against the shapes of ``variable``.
+
+        Leaves of ``variable`` (of those ``chosen``) that are in no group are free.
+        """
+        chosen = list(range(len(variable.leaves))) if chosen is None else chosen
+        self.check(variable, chosen)
+        return [(self, chosen)]
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         """Raise if the set does not fit these leaves of ``variable``."""
 
     def face(self, leaves: Leaves) -> Face | None:
         """Return the face on which a projected point lies; None if faces are curved, which second-order methods refuse."""
+        return None
+
+    def as_constraints(self, leaves: Leaves) -> Rows | None:
+        """Return C as smooth inequalities and equations: their values at a point, which need not be in C.
+
+        None if C has no such form; the default then refuses it beside constraints that couple x and y.
+        """
         return None
 
     def room(self, leaves: Leaves) -> tuple[Leaves, Leaves]:
@@ -109,12 +137,10 @@ class FlatSet(ConvexSet):
     """A set of whole vectors: leaves are joined, projected and split again."""
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
-        if len(leaves) == 1:
-            return [self.project_vector(leaves[0].reshape(-1)).reshape(leaves[0].shape)]
-        return split(self.project_vector(flat(leaves)), leaves)
+        return split(self.project_vector(join(leaves)), leaves)
 
     def tangent_leaves(self, leaves: Leaves, directions: Leaves) -> Leaves:
-        tangent = self.tangent_vector(flat(leaves), flat(directions))
+        tangent = self.tangent_vector(join(leaves), join(directions))
         return super().tangent_leaves(leaves, directions) if tangent is None else split(tangent, leaves)
 
     def tangent_vector(self, z: Tensor, d: Tensor) -> Tensor | None:
@@ -148,36 +174,25 @@ class Product(ConvexSet):
                 raise TypeError(f"Product: {name!r} maps to another Product; name its leaves here, as in '{name}.leaf'.")
         self.sets = dict(sets)
         self.coordinatewise = all(member.coordinatewise for member in self.sets.values())
+        self.iterative = any(member.iterative for member in self.sets.values())
 
     def __repr__(self) -> str:
         return f"Product({self.sets})"
 
-    def parts(self, variable: Variable) -> list[tuple[ConvexSet, list[int]]]:
+    def parts(self, variable: Variable, chosen: list[int] | None = None) -> list[tuple[ConvexSet, list[int]]]:
         taken: dict[int, str] = {}
         parts: list[tuple[ConvexSet, list[int]]] = []
         for name, member in self.sets.items():
-            chosen = select(name, variable.names, "Product")
-            for i in chosen:
+            named = select(name, variable.names, "Product")
+            for i in named:
                 if i in taken:
                     raise ValueError(f"Product: {name!r} and {taken[i]!r} both contain the leaf {variable.names[i]!r}.")
                 taken[i] = name  # two projections in turn are not that onto an intersection
-            member.check(variable, chosen)
-            parts.append((member, chosen))
+            parts += member.parts(variable, named)
         return parts
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         raise TypeError("Product: leaves have no names here; use project(value) or parts(variable).")
-
-
-def flat(leaves: Leaves) -> Tensor:
-    """Return the leaves as one vector."""
-    return torch.cat([leaf.reshape(-1) for leaf in leaves])
-
-
-def split(vector: Tensor, leaves: Leaves) -> Leaves:
-    """Return the parts of a vector in the shapes of ``leaves``."""
-    pieces = vector.split([leaf.numel() for leaf in leaves])
-    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)]
 
 
 def reached(value: Tensor, bound: float, z: Tensor) -> Tensor:

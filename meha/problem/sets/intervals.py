@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meha.problem.sets.base import Bound, ConvexSet, Face, to_tensors
+from meha.problem.sets.base import Bound, ConvexSet, Face, Rows, to_tensors
+from meha.tensors.checks import broadcasts
 from meha.tensors.variables import Leaves, Variable
+from meha.tensors.vectors import join
 
 __all__ = ["Box", "NonNegative", "Reals"]
 
@@ -23,8 +25,15 @@ class Reals(ConvexSet):
 
     coordinatewise = True
 
+    def parts(self, variable: Variable, chosen: list[int] | None = None) -> list[tuple[ConvexSet, list[int]]]:
+        return []  # all leaves are free
+
     def face(self, leaves: Leaves) -> Face:
         return Face([torch.ones_like(leaf, dtype=torch.bool) for leaf in leaves])
+
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        none = join(leaves)[:0]
+        return none, none
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return leaves
@@ -65,6 +74,14 @@ class Box(ConvexSet):
     def face(self, leaves: Leaves) -> Face:
         return Face([(leaf > _bound(self.low, leaf)) & (leaf < _bound(self.high, leaf)) for leaf in leaves])
 
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z, rows = join(leaves), []
+        for sign, bound in ((-1.0, self.low), (1.0, self.high)):
+            ends = join([_bound(bound, leaf).expand(leaf.shape) for leaf in leaves])
+            kept = torch.nonzero(torch.isfinite(ends)).reshape(-1)  # an infinite bound would give infinite rows
+            rows.append(sign * (z[kept] - ends[kept]))
+        return torch.cat(rows), z[:0]
+
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return [_clip(leaf, self.low, self.high) for leaf in leaves]
 
@@ -78,34 +95,35 @@ class NonNegative(ConvexSet):
     """
 
     coordinatewise = True
+    orthant = True
 
     def face(self, leaves: Leaves) -> Face:
         return Face([leaf > 0 for leaf in leaves])  # exact: a projected point has zeros where the bound is active
+
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z = join(leaves)
+        return -z, z[:0]
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
         return [leaf.clamp(min=0) for leaf in leaves]
 
 
-def _bound(value: Bound, leaf: Tensor) -> Bound:
+def _bound(value: Bound, leaf: Tensor) -> Tensor:
     """Return a bound in the dtype and on the device of a leaf."""
-    return value.to(leaf) if isinstance(value, Tensor) else value
+    return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
 
 
 def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:
     """Return the leaf, clipped to [low, high]."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):  # torch.clamp does not mix a tensor and a number
-        return torch.clamp(leaf, torch.as_tensor(low).to(leaf), torch.as_tensor(high).to(leaf))
+        return torch.clamp(leaf, _bound(low, leaf), _bound(high, leaf))
     return leaf.clamp(low, high)
 
 
 def _check_broadcast(value: Bound, variable: Variable, index: int, label: str) -> None:
     shape = tuple(torch.as_tensor(value).shape)
     target = tuple(variable.leaves[index].shape)
-    try:
-        fits = torch.broadcast_shapes(shape, target) == torch.Size(target)  # a bound must not enlarge the leaf
-    except RuntimeError:
-        fits = False
-    if not fits:
+    if not broadcasts(shape, target):
         raise ValueError(
             f"{label} has shape {shape}, which does not broadcast to {variable.label(variable.names[index])}"
             f" of shape {target}; for a different bound per leaf use Product."

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from meha.numerics.quadratic_program import Array, feasible, solve_program
-from meha.problem.sets.base import ConvexSet, Face, FlatSet, Product, check_vector, to_tensors
-from meha.tensors.variables import Leaves, Variable, norm
+from meha.problem.sets.base import ConvexSet, Face, FlatSet, Product, Rows, check_vector, to_tensors
+from meha.tensors.variables import Leaves, Variable, norm, subtract
+from meha.tensors.vectors import join
 
 __all__ = ["Intersection", "Polyhedron"]
 
@@ -42,6 +43,7 @@ class Polyhedron(FlatSet):
     b: Tensor | None = None
     A_eq: Tensor | None = None
     b_eq: Tensor | None = None
+    iterative = True
     arrays: tuple[Array, Array, Array, Array] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +78,11 @@ class Polyhedron(FlatSet):
         assert matrix is not None
         check_vector(matrix[0], variable, chosen, "Polyhedron: a row", scalar=False)
 
+    def as_constraints(self, leaves: Leaves) -> Rows:
+        z = join(leaves)
+        A, b, C, d = (torch.from_numpy(array).to(z) for array in self.arrays)
+        return A @ z - b, C @ z - d
+
     def project_vector(self, z: Tensor) -> Tensor:
         A, b, C, d = self.arrays
         point = z.detach().double().cpu().numpy()
@@ -91,7 +98,7 @@ class Polyhedron(FlatSet):
 
     def face(self, leaves: Leaves) -> Face:
         A, b, C, _ = self.arrays
-        z = torch.cat([leaf.detach().reshape(-1) for leaf in leaves]).double().cpu().numpy()
+        z = join(leaves).detach().double().cpu().numpy()
         lengths = np.maximum(np.sqrt((A * A).sum(axis=1)), np.finfo(float).tiny)
         # The point may be rounded to single precision, and the slack with it.
         tight = (b - A @ z) / lengths <= max(ON_FACE, float(np.sqrt(torch.finfo(leaves[0].dtype).eps))) * (
@@ -113,6 +120,8 @@ class Intersection(ConvexSet):
     >>> Intersection(Box(0.5, 1.0), L2Ball(1.0)).project(torch.tensor([2.0, 0.0])).round(decimals=4)
     tensor([0.8660, 0.5000])
     """
+
+    iterative = True
 
     def __init__(self, *sets: ConvexSet) -> None:
         if len(sets) < 2:
@@ -152,17 +161,25 @@ class Intersection(ConvexSet):
 
     def face(self, leaves: Leaves) -> Face | None:
         faces = [member.face(leaves) for member in self.sets]
-        if any(face is None for face in faces):
-            return None
         known = [face for face in faces if face is not None]
+        if len(known) < len(faces):
+            return None
         free = [torch.stack(masks).all(dim=0) for masks in zip(*(face.free for face in known), strict=True)]
         rows = [face.rows for face in known if face.rows is not None]
         return Face(free, torch.cat(rows) if rows else None)
 
+    def as_constraints(self, leaves: Leaves) -> Rows | None:
+        members = [member.as_constraints(leaves) for member in self.sets]
+        known = [rows for rows in members if rows is not None]
+        if len(known) < len(members):
+            return None
+        inequalities, equations = (torch.cat(rows) for rows in zip(*known, strict=True))
+        return inequalities, equations
+
 
 def _distance(a: Leaves, b: Leaves) -> float:
     with torch.no_grad():
-        return float(norm([p - q for p, q in zip(a, b, strict=True)]))
+        return float(norm(subtract(a, b)))
 
 
 def _arrays(matrix: Tensor | None, right: Tensor | None, width: int) -> tuple[Array, Array]:

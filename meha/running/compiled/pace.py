@@ -149,10 +149,11 @@ class CompiledPace:
 
     Attributes:
         eager, stepper: the stepper that always works, and the one to use.
+        wanted: ``compile`` until it is decided, False after that.
     """
 
     def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
-        self.run, self.max_steps, self._wanted = run, max_steps, compile
+        self.run, self.max_steps, self.wanted = run, max_steps, compile
         self._longest = 0 if batches else LONGEST
         self.eager = Eager(run)
         self.stepper: Stepper = self.eager
@@ -170,17 +171,17 @@ class CompiledPace:
     def update(self) -> None:
         """Decide after a step whether to compile, and do so; the time this takes counts as time of the run."""
         begin = time.perf_counter()
-        if self._wanted and (self._wanted is True or self._takes(WORTH_TRACING)):
+        if self.wanted is True or (self.wanted and self._takes(WORTH_TRACING)):
             try:
                 compiled = _build(self.run)
                 enough = self.max_steps - self.run.k >= compiled.unrolled
-                if enough and (self._wanted is True or compiled.known or self._takes(WORTH_COMPILING)):
+                if enough and (self.wanted is True or compiled.known or self._takes(WORTH_COMPILING)):
                     compiled.compile()
                     self.stepper = compiled
             except TracingError as reason:
-                if self._wanted is True:
+                if self.wanted is True:
                     warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
-            self._wanted = False  # decided once; what failed is not tried again
+            self.wanted = False  # decided once; what failed is not tried again
         self.run.seconds += time.perf_counter() - begin
 
     def watch(self) -> None:

@@ -67,17 +67,13 @@ class Eager(Stepper):
         _copy_each(self._kept_buffers, self._buffers)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
-        size, moved = norm(self._leaves), self._moved()
+        alone = self.run.group is None
+        moved = norm(subtract(self._leaves, self._kept)) if alone else distance(self._leaves, self._kept)
+        size = norm(self._leaves)
         info = info.measured(float(size), float(moved))
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
         self.whole = True
         return info
-
-    def _moved(self) -> Tensor:
-        """Return the length of the last step."""
-        if self.run.group is None:
-            return norm(subtract(self._leaves, self._kept))
-        return distance(self._leaves, self._kept)
 
     def rewind(self) -> None:
         copy_(self._leaves, self._kept)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from meha.problem.problem import Problem
-from meha.problems import Region
 from meha_lab.problems.blueprints import Blueprint, Cast, double
+from meha_lab.problems.collected import Region
 from meha_lab.problems.rugged._forms import Numbers, tracking
 from meha_lab.problems.rugged._minima import best, line_minima
 

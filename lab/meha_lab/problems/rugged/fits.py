@@ -8,8 +8,8 @@ from torch import Tensor
 
 from meha.problem.problem import Problem
 from meha.problem.sets import Box
-from meha.problems import Region
 from meha_lab.problems.blueprints import Array, Blueprint, Cast, double
+from meha_lab.problems.collected import Region
 from meha_lab.problems.rugged._forms import Numbers, tracking
 from meha_lab.problems.rugged._minima import best, box_minima, line_minima, newton, separable
 

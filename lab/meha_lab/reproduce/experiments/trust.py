@@ -23,11 +23,8 @@ __all__ = ["METHODS", "Trust", "problem_of"]
 
 KIND: Literal["starts"] = "starts"
 QUICK_STARTS = 2
-METHODS: Mapping[str, Setting] = {"automatic": {"starts": 10}, "AdaptiveMEHA": {"starts": 3, "max_steps": 1000}}
+METHODS: Mapping[str, Setting] = {"automatic": {"starts": 10}}
 """The methods that claim convergence, with the number of starts."""
-
-EVERY = {"automatic": 1, "AdaptiveMEHA": 4}
-"""Of how many problems a method takes one."""
 
 LOW = 3
 """A lower level with at most this number of variables is low-dimensional."""
@@ -84,7 +81,7 @@ class Trust(Experiment):
             _cell(name, method, quick)
             for method in METHODS
             if options.wants(method)
-            for name in (QUICK if quick else list(_entries())[:: EVERY[method]])
+            for name in (QUICK if quick else _entries())
         ]
 
     def section(self, records: Records) -> Section:
@@ -131,10 +128,7 @@ def _rates(ends: Ends) -> Table:
         "wrong, %",
         "gradients of f, median",
     ]
-    caption = (
-        "Answers from ten starts, of AdaptiveMEHA from three on every fourth problem."
-        ' "Wrong y" and "other x" count the runs that say "converged" and are not right.'
-    )
+    caption = 'Answers from ten starts. "Wrong y" and "other x" count the runs that say "converged" and are not right.'
     return Table("trust-rates", caption, columns, rows)
 
 

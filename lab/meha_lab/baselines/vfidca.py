@@ -10,16 +10,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from meha.lower.proximal_gradient import STEP_ROUNDING, nesterov
-from meha.lower.semismooth import QuadraticForm, as_vector, read_quadratic
+from meha.lower.proximal_gradient import nesterov
 from meha.method.method import At, Method, Numbers, State
 from meha.method.status import Status, Verdict
+from meha.numerics.tolerances import ROUNDING
 from meha.problem.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup
 from meha.problem.nonsmooth.weights import per_group, read_groups
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_count, check_positive, check_tolerance
 from meha.tensors.variables import Variable, norm
+from meha_lab.baselines.semismooth import QuadraticForm, as_vector, read_quadratic
 
 __all__ = ["Balls", "VFiDCA", "VFiDCAState", "minimise", "read_weights"]
 
@@ -111,7 +112,7 @@ def minimise(
     while steps < max_steps and not residual <= 1:  # written so that NaN does not end it as solved
         steps += 1
         new, multipliers = balls.project(ahead - s * q.gradient(ahead), radii)
-        residual = float(norm([new - ahead])) / s / max(tol * size, STEP_ROUNDING * eps * float(norm([new])) / s, TINY)
+        residual = float(norm([new - ahead])) / s / max(tol * size, ROUNDING * eps * float(norm([new])) / s, TINY)
         if residual <= 1 and ahead is not y:  # confirm it without momentum, so that y and its multipliers belong together
             y = ahead = new
             momentum, residual = 1.0, math.inf
@@ -233,7 +234,7 @@ class VFiDCA(Method):
         min_{w, r >= 0}  F(w) + rho/2 (||w - w_k||^2 + ||r - r_k||^2) + beta max(0, V, 100 max_j(||w^(j)|| - r_j)),
         V = f(w) - v(r_k) + <gamma_k, r - r_k> - eps
 
-    by cvxpy (``pip install "meha[cvxpy]"``) and Clarabel, and then v at the new r by accelerated projected gradients; gamma
+    by cvxpy and Clarabel, and then v at the new r by accelerated projected gradients; gamma
     follows from its optimality conditions. The run's y is w, and its x is gamma, projected on X.
 
     Let e be ||(w, r) - (w_k, r_k)|| / ||(w_k, r_k)||, and p the maximum above at (w, r). beta grows by delta after a step with
@@ -291,10 +292,6 @@ class VFiDCA(Method):
             raise ValueError("upper and lower: VFiDCA reads them once, without a batch; give functions of all data.")
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> VFiDCAState:
-        try:
-            import cvxpy  # noqa: F401
-        except ImportError as error:
-            raise ImportError('VFiDCA needs cvxpy; install it with: pip install "meha[cvxpy]"') from error
         if len(y.leaves) > 1:
             raise ValueError(f"y: VFiDCA takes a single tensor, got the leaves {y.names}; join them.")
         balls, order = read_weights(oracle.problem.g, x, y)

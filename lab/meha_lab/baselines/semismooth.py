@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meha.lower.proximal_gradient import ProximalSolution
 from meha.problem.nonsmooth import GroupL2, SparseGroup
+from meha.problem.nonsmooth.weights import read_groups
 from meha.problem.oracle import Function, Oracle
 from meha.tensors.variables import Variable, norm
 
@@ -218,6 +219,18 @@ def minimise(
     return Minimum(y, residual, steps, converged=False)
 
 
+def blocks_of(term: GroupL2, size: int) -> Tensor:
+    """The group of each of ``size`` coordinates; each coordinate in no group gets one of its own.
+
+    >>> blocks_of(GroupL2([[0, 2], [3]]), 5)
+    tensor([0, 2, 0, 1, 3])
+    """
+    named, count = read_groups(type(term).__name__, term.groups)
+    labels = torch.cat([named, torch.full((size - len(named),), count)])
+    alone = labels == count
+    return torch.where(alone, count + alone.cumsum(0) - 1, labels)
+
+
 class QuadraticLower:
     """The lower level of a problem whose f is a convex quadratic function of y alone, and whose g is a :class:`GroupL2`.
 
@@ -230,7 +243,7 @@ class QuadraticLower:
         self._f = QuadraticForm(factor=parts[0], target=parts[1], linear=parts[2])
         g = oracle.problem.g
         assert isinstance(g, GroupL2)
-        self._blocks = g.labels(len(parts[2]))
+        self._blocks = blocks_of(g, len(parts[2]))
 
     @classmethod
     def read(cls, oracle: Oracle, x: Variable, y: Variable, reader: str) -> QuadraticLower:

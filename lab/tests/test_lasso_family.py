@@ -2,18 +2,17 @@
 
 import io
 import itertools
-import sys
 
 import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from meha_lab.baselines.igjo import IGJO
+from meha_lab.baselines.semismooth import QuadraticForm, read_quadratic
+from meha_lab.baselines.vfidca import Balls, VFiDCA, minimise, read_weights
 
 import meha
 from meha.lower.proximal_gradient import solve_lower
-from meha.lower.semismooth import QuadraticForm, read_quadratic
-from meha.methods.contrib.igjo import IGJO
-from meha.methods.contrib.vfidca import Balls, VFiDCA, minimise, read_weights
 from meha.problem.nonsmooth import L1, ElasticNet, GroupL2, Nuclear, SparseGroup
 from meha.problem.oracle import Oracle
 from meha.problem.sets import Box, NonNegative
@@ -175,7 +174,7 @@ def test_igjo_solves_the_orthogonal_group_lasso_to_rounding():
     problem = meha.problems.group_lasso(60, groups=6, design="orthogonal")
     solution = meha.solve(problem, problem.x0, problem.y0, IGJO())
     assert solution.status is meha.Status.FINISHED
-    assert "lowered F by" in solution.message
+    assert "lower" in solution.message  # the last step lowered F by rounding errors only, or no step lowers it
     assert max(problem.distance(solution.x, solution.y)) < 1e-10
     assert solution.steps == 2  # F is (x - x*)^2 / 2 plus a constant, so that the first step is Newton's
 
@@ -518,7 +517,7 @@ def test_radii_belong_to_the_entries_of_x():
     assert (balls.count, balls.l1, order.tolist()) == (2, True, [1, 0, 2])
 
 
-def test_vfidca_refuses_what_it_cannot_take(monkeypatch):
+def test_vfidca_refuses_what_it_cannot_take():
     zero = torch.zeros(2, dtype=torch.float64)
     parts = dict(upper=lambda x, y: y.square().sum(), nonsmooth=L1(lambda x: x))
     problem = meha.Problem(lower=lambda x, y: (y - 1).square().sum(), **parts)
@@ -534,9 +533,6 @@ def test_vfidca_refuses_what_it_cannot_take(monkeypatch):
         VFiDCA().start(many, zero, pair)
     with pytest.raises(ArithmeticError, match="allow more steps, or a larger inner_tol"):
         VFiDCA(inner_steps=1, radii=0.1).start(regression(L1(lambda x: x)), torch.ones(8).double(), torch.zeros(8).double())
-    monkeypatch.setitem(sys.modules, "cvxpy", None)
-    with pytest.raises(ImportError, match=r'pip install "meha\[cvxpy\]"'):
-        VFiDCA().start(problem, zero, zero)
 
 
 @pytest.mark.parametrize("method", [IGJO(decrease=0.0), VFiDCA(radii=1.0, tol=0.0)], ids=lambda m: m.name)

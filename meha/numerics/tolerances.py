@@ -1,0 +1,22 @@
+"""One tolerance policy: when numbers are equal, errors small, and points lost, in units of the rounding error eps.
+
+Powers of eps are relative to the size of what they measure. Values of functions have errors of some eps, so minima are known to
+eps^(1/2) from values, and to eps^(2/3) from gradients, whose own errors grow on the way.
+"""
+
+from __future__ import annotations
+
+TIGHT = 2 / 3  # power of eps: the error of a minimum that gradients allow, and the least weight beside a sum
+LOOSE = 1 / 2  # power of eps: the error that values allow; where rounding ends a solve, it counts as solved
+DIFFERENCE = 1 / 3  # power of eps: length of a difference quotient, relative to the point, that balances rounding and curvature
+ROUNDING = 8.0  # values that differ by fewer eps are equal
+AGREE = 1e3  # vectors that differ by fewer eps, relative to their norm, are equal: they are sums of many products
+FAR = 1e7  # a point this many times further away than where it began, or than 1, is at infinity
+STEPS = 200  # upper bound on the steps of one solve of the lower level, and on the descents of one search
+PATIENCE = 4  # steps in a row without half the error after which only rounding is left
+
+# Programs with constraints, whose data are scaled to 1: the one meaning of feasible, active and converged
+ZERO = 1e-10  # residuals, steps and changes of an objective that count as rounding: an iteration has converged
+FEASIBLE = 1e-7  # violations, and excess of f over its minimum; slacks and multipliers that count as zero
+SAME = 1e-5  # difference of two values of F, relative to 1 + |F|, up to which they agree
+FLAT = 1e-8  # curvature, relative to the largest, that counts as zero

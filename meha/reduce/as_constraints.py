@@ -1,0 +1,110 @@
+"""Kinks and sets as constraints: g by its epigraph, with further unknowns t, X and Y by their inequalities and equations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from meha.problem.constraints import Constraint
+from meha.problem.nonsmooth import NonSmooth
+from meha.problem.problem import Problem
+from meha.problem.sets import ConvexSet
+from meha.problem.sets.base import Rows
+from meha.tensors.variables import Leaves, Variable
+
+REMEDIES = {
+    "as_constraints": "define it, or state the set as a meha.constraints.Smooth or a Polyhedron",
+    "absolute_terms": "define it and epigraph, or use a term that has them, such as L1, or a smooth term",
+    "epigraph": "define it beside absolute_terms, or use a term that has both, such as L1, or a smooth term",
+}
+"""What to do about a set or term that lacks an attribute."""
+
+
+def lacking(problem: Problem, x: Variable, y: Variable) -> str:
+    """Say which attribute a set or term lacks to become constraints at variables like ``x`` and ``y``; empty if none."""
+    with torch.no_grad():
+        for variable, domain in zip((x, y), problem.domains, strict=True):
+            for part, chosen in domain.parts(variable):
+                leaves = [variable.leaves[i] for i in chosen]
+                if part.as_constraints(leaves) is None:
+                    return _missing(f"{variable.argument}_set", part, "as_constraints", leaves)
+        for term, chosen in problem.g.terms(y):
+            leaves = [y.leaves[i] for i in chosen]
+            bounded = term.absolute_terms(leaves)
+            if bounded is None or term.epigraph(x.value, leaves, bounded.abs()) is None:
+                return _missing("nonsmooth", term, "absolute_terms" if bounded is None else "epigraph", leaves)
+    return ""
+
+
+def _missing(argument: str, part: ConvexSet | NonSmooth, attribute: str, leaves: Leaves) -> str:
+    size = sum(leaf.numel() for leaf in leaves)
+    return (
+        f"{argument}: {type(part).__name__} has no {attribute} for its {size} coordinates, which is needed together with"
+        f" constraints; {REMEDIES[attribute]}."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Membership(Constraint):
+    """x in X, or y in Y, as the inequalities and equations of the set.
+
+    Args:
+        argument: ``"x"`` or ``"y"``.
+        parts: the sets of separate groups of leaves.
+    """
+
+    argument: str
+    parts: list[tuple[ConvexSet, list[int]]]
+
+    def values(self, x: Variable, y: Variable) -> Rows:
+        leaves = (x if self.argument == "x" else y).leaves
+        rows = [cast(Rows, part.as_constraints([leaves[i] for i in chosen])) for part, chosen in self.parts]
+        none = leaves[0].new_zeros(0)
+        inequalities, equations = (torch.cat(side) if side else none for side in ([r[k] for r in rows] for k in (0, 1)))
+        return inequalities, equations
+
+
+class Epigraph:
+    """g(x, y) = min { value(x, y, t) : rows(x, y, t) <= 0 } for all terms of a problem; t is empty if there is no g.
+
+    Args:
+        problem: the problem with the term g, of which :func:`lacking` has checked the attributes.
+        y: a variable with the structure of the lower level.
+
+    Attributes:
+        size: the number of unknowns t.
+    """
+
+    def __init__(self, problem: Problem, y: Variable) -> None:
+        self._terms = problem.g.terms(y)
+        self._sizes = [len(bounded) for bounded in self._absolute_terms(y)]
+        self.size = sum(self._sizes)
+
+    def start(self, y: Variable) -> Tensor:
+        """Return the least feasible t at y."""
+        return torch.cat([y.leaves[0].new_zeros(0), *(bounded.abs() for bounded in self._absolute_terms(y))])
+
+    def _absolute_terms(self, y: Variable) -> list[Tensor]:
+        """Return the linear functions of y whose absolute values t bounds, for each term."""
+        return [cast(Tensor, term.absolute_terms([y.leaves[i] for i in chosen])) for term, chosen in self._terms]
+
+    def _pieces(self, x: Variable, y: Variable, t: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the unknowns of each term, its smooth function and its inequalities."""
+        for (term, chosen), part in zip(self._terms, t.split(self._sizes), strict=True):
+            yield part, *cast(Rows, term.epigraph(x.value, [y.leaves[i] for i in chosen], part))
+
+    def value(self, x: Variable, y: Variable, t: Tensor) -> Tensor | float:
+        """Return the smooth function that replaces g."""
+        return sum(smooth for _, smooth, _ in self._pieces(x, y, t))
+
+    def rows(self, x: Variable, y: Variable, t: Tensor) -> Rows:
+        """Return the inequalities, which hold where they are not positive, and no equations."""
+        rows = [t[:0]]
+        for (part, _, more), bounded in zip(self._pieces(x, y, t), self._absolute_terms(y), strict=True):
+            # |a| <= t as two linear inequalities, since |a| itself has no derivative at zero.
+            rows += [bounded - part, -bounded - part, more]
+        return torch.cat(rows), t[:0]
