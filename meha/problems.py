@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from meha.analysis.theory import Constants
 from meha.methods import MEHA
-from meha.methods.meha import complete_meha
 from meha.problem.nonsmooth import L1, GroupL2
 from meha.problem.nonsmooth.base import soft
 from meha.problem.oracle import Oracle
@@ -21,15 +20,7 @@ from meha.problem.schedules import InversePower
 from meha.problem.sets import Box, NonNegative
 from meha.tensors.variables import Variable, norm
 
-__all__ = [
-    "Distance",
-    "KnownProblem",
-    "group_lasso",
-    "lasso",
-    "merely_convex",
-    "sine",
-    "strong_convex",
-]
+__all__ = ["Distance", "KnownProblem", "group_lasso", "lasso", "merely_convex", "sine", "strong_convex"]
 
 
 class Distance(NamedTuple):
@@ -86,7 +77,7 @@ class KnownProblem(Problem):
         """
         if name == "theory":
             x, y = Variable(self.x0, "x"), Variable(self.y0, "y")
-            return complete_meha(MEHA(), Oracle(self, x, y), x, y, None)[0]  # from self.constants
+            return MEHA().resolve(Oracle(self, x, y), x, y)[0]  # from self.constants
         if name not in self.presets:
             raise ValueError(f"preset: must be one of {', '.join([*self.presets, 'theory'])} for {self.name}, got {name!r}.")
         return self.presets[name]
@@ -180,7 +171,6 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
     x_star = torch.tensor([(2 * (1 - n) + n * basin) / (1 + n)], dtype=dtype, device=device)
     y_star = torch.full((n,), basin + 2 - float(x_star), dtype=dtype, device=device)
     c = min(0.5, 2.5 / n)
-    root = math.sqrt(n)
 
     def response(x: Tensor) -> Tensor:
         first = basin + 2 - float(x)  # sin is least at x + y - 2 = 3 pi / 2, up to periods; F prefers the one nearest to 4
@@ -197,7 +187,7 @@ def sine(n: int = 1, *, dtype: torch.dtype = torch.float64, device: Any = None) 
         upper_star=n * (basin - 4) ** 2 / (1 + n),
         distance=lambda x, y: Distance(relative(x, x_star), relative(y, y_star)),
         answer=response,
-        constants=Constants(L_F=2.0, L_f=n + 1.0, rho_f=1.0, F_xx=2.0, F_yy=2.0, F_xy=0.0, f_yy=1.0, f_xy=root),
+        constants=Constants(L_F=2.0, L_f=n + 1.0, rho_f=1.0, F_xx=2.0, F_yy=2.0, F_xy=0.0, f_yy=1.0, f_xy=math.sqrt(n)),
         presets={
             "paper": MEHA(alpha=5e-4, beta=5e-4, eta=1e-3, gamma=200.0, c=0.02, p=0.49),
             "recipe": MEHA(alpha=1 / (2 / c + 2 * n), beta=1 / (2 / c + 3.5), eta=0.1, gamma=0.4, c=c, p=0.49),
@@ -220,9 +210,7 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
         raise ValueError(f"n: must be even (half of the targets are positive), got {n}.")
     a = torch.full((n,), 1 / n, dtype=dtype, device=device)
     a[n // 2 :] *= -1
-    y_star = a.clamp(max=0)
-    low = a.clamp(min=0)
-    high = torch.where(a > 0, 1.0, 0.0).to(a)
+    low, high, y_star = a.clamp(min=0), (a > 0).to(a), a.clamp(max=0)
 
     def distance(x: Tensor, y: Tensor) -> Distance:
         nearest = x.to(low).clamp(low, high)  # the set of solutions is a box in x
@@ -234,8 +222,8 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
         lower=lambda x, y: 0.5 * (y - a).square().sum(),
         nonsmooth=L1(weight=lambda x: x),
         x_set=Box(0.0, 1.0),
-        x0=torch.zeros(n, dtype=dtype, device=device),
-        y0=torch.zeros(n, dtype=dtype, device=device),
+        x0=torch.zeros_like(a),
+        y0=torch.zeros_like(a),
         x_star=low,
         y_star=y_star,
         upper_star=-0.5,
@@ -252,9 +240,6 @@ def lasso(n: int = 100, *, dtype: torch.dtype = torch.float64, device: Any = Non
 def _check_dimension(n: int, least: int) -> None:
     if n < least:
         raise ValueError(f"n: must be at least {least}, got {n}.")
-
-
-SAMPLES = 100
 
 
 def group_lasso(
@@ -302,10 +287,11 @@ def group_lasso(
         raise ValueError(f"design: must be 'gaussian' or 'orthogonal', got {design!r}.")
     if not 0 <= start < math.inf:
         raise ValueError(f"start: must be a number >= 0, got {start!r}.")
-    size = m // groups
-    truth = _coefficients(m)
+    size, block, truth = m // groups, m // 3, torch.zeros(m, dtype=torch.float64)
+    for first in (0, block, 2 * block):
+        truth[first : first + min(50, block)] = 1  # in each block as many of the 50 ones as fit
     generator = torch.Generator().manual_seed(seed)
-    samples = SAMPLES if design == "gaussian" else m
+    samples = 100 if design == "gaussian" else m
     rows = torch.randn(3 * samples, m, generator=generator, dtype=torch.float64)
     if design == "orthogonal":
         rows = m**0.5 * torch.linalg.qr(rows[:m])[0].repeat(3, 1)  # A'A = m I, as Gaussian rows have in the mean
@@ -321,27 +307,27 @@ def group_lasso(
     smoothness = [float(torch.linalg.matrix_norm(a.double(), 2) ** 2) / samples for a, _ in data]
     step = min(0.05, 1 / smoothness[0])  # the paper's value, limited to the stable 1 / L_f
     truth = truth.to(device, dtype)
-    common: dict[str, Any] = {
-        "name": f"group lasso, m = {m}" + ("" if design == "gaussian" else ", orthogonal"),
-        "upper": lambda x, y: loss(validation, y),
-        "lower": lambda x, y: loss(train, y),
-        "nonsmooth": GroupL2([size] * groups, weight=lambda x: x),
-        "x_set": NonNegative(),
-        "x0": torch.full((groups,), start, dtype=dtype, device=device),
-        "y0": torch.zeros(m, dtype=dtype, device=device),
-        "constants": Constants(
+    null = float(loss(test, torch.zeros_like(truth)))  # what a model without features reaches
+    problem = KnownProblem(
+        name=f"group lasso, m = {m}",
+        upper=lambda x, y: loss(validation, y),
+        lower=lambda x, y: loss(train, y),
+        nonsmooth=GroupL2([size] * groups, weight=lambda x: x),
+        x_set=NonNegative(),
+        x0=torch.full((groups,), start, dtype=dtype, device=device),
+        y0=torch.zeros_like(truth),
+        distance=lambda x, y: Distance(math.nan, relative(y, truth)),
+        metrics={"test error": lambda x, y: float(loss(test, y)), "null error": lambda x, y: null},
+        constants=Constants(
             L_F=smoothness[1], L_f=smoothness[0], rho_f=0.0, L_g=1.0, F_xx=0.0, F_yy=smoothness[1], F_xy=0.0, f_xy=0.0
         ),
-        "presets": {
+        presets={
             "paper": MEHA(alpha=0.01, beta=0.05, eta=0.05, gamma=100.0, c=20.0, p=0.48),
             "recipe": MEHA(alpha=0.01, beta=step, eta=step, gamma=100.0, c=20.0, p=0.48),
         },
-    }
-    with torch.no_grad():
-        null = float(loss(test, common["y0"]))  # what a model without features reaches
-    metrics = {"test error": lambda x, y: float(loss(test, y)), "null error": lambda x, y: null}
+    )
     if design == "gaussian":
-        return KnownProblem(**common, metrics=metrics, distance=lambda x, y: Distance(math.nan, relative(y, truth)))
+        return problem
 
     u, w = ((a.T @ b / m).reshape(groups, size) for a, b in (train, validation))
     share = ((u * w).sum(1) / u.square().sum(1)).clamp(0, 1)
@@ -356,22 +342,5 @@ def group_lasso(
         shrunk = (1 - x.detach().to(u) / u.norm(dim=1)).clamp(min=0)  # prox of the group norm at u, since A'A = m I
         return (shrunk[:, None] * u).reshape(-1).double().cpu()
 
-    upper_star = float(loss(validation, y_star))
-    return KnownProblem(
-        **common,
-        metrics=metrics,
-        distance=distance,
-        x_star=x_star,
-        y_star=y_star,
-        upper_star=upper_star,
-        answer=response,
-    )
-
-
-def _coefficients(m: int) -> Tensor:
-    """Return the true coefficients: three equal blocks, each of 50 ones (or as many as fit) and then zeros."""
-    truth = torch.zeros(m, dtype=torch.float64)
-    for block in range(3):
-        start = block * (m // 3)
-        truth[start : start + min(50, m // 3)] = 1
-    return truth
+    name, upper_star = f"{problem.name}, orthogonal", float(loss(validation, y_star))
+    return replace(problem, name=name, x_star=x_star, y_star=y_star, upper_star=upper_star, distance=distance, answer=response)

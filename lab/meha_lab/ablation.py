@@ -1,8 +1,9 @@
 """Change every heuristic number of the default by a factor of three, one at a time, and record what that changes.
 
 ``python -m meha_lab.ablation measure`` runs problems of the tuning half with each number times 3 and times 1/3, and appends one
-line per run to ``lab/records/ablation.jsonl``; it continues where it was interrupted. ``python -m meha_lab.ablation draw``
-prints the table of docs/numbers.md. A number that a run never reads is not changed there: nothing could happen.
+line per run to ``out/ablation.jsonl``; it continues where it was interrupted. ``... summarise`` adds the runs of each number
+up in ``lab/records/ablation.jsonl``, and ``... draw`` writes the table of docs/numbers.md from that. A number that a run never
+reads is not changed there: nothing could happen.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ import contextlib
 import importlib
 import json
 import math
+import re
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -31,7 +37,10 @@ from meha_lab.problems.collection import Entry
 __all__ = ["FACTORS", "Number", "changed", "effect", "numbers", "outcome", "read_by", "scaled"]
 
 FACTORS = (3.0, 1 / 3)
+RUNS = ROOT / "out/ablation.jsonl"
 RECORDS = ROOT / "lab/records/ablation.jsonl"
+PAGE = ROOT / "docs/numbers.md"
+MARKS = "<!-- numbers begin -->\n", "<!-- numbers end -->\n"
 GROUPS = ("gentle", "rugged", "simple", "hollow", "constrained")
 STARTS, SEED = (0, 1), 1  # the start of the problem, and one drawn with this seed
 
@@ -196,12 +205,50 @@ def _time_limit(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _tasks(most_seconds: float, records: list[dict[str, Any]]) -> list[tuple[Entry, int]]:
-    """Problems and starts, quick ones first where the time is known."""
-    seconds = {(row["problem"], row["start"]): row["seconds"] for row in records if row["number"] == ""}
-    entries = [entry for group in GROUPS for entry in collection("tuning", group=group)]  # type: ignore[arg-type]
-    tasks = [(entry, start) for start in STARTS for entry in entries if seconds.get((entry.name, start), 0.0) <= most_seconds]
-    return sorted(tasks, key=lambda task: (task[1], seconds.get((task[0].name, task[1]), 0.0)))
+@cache
+def _entries() -> dict[str, Entry]:
+    return {entry.name: entry for group in GROUPS for entry in collection("tuning", group=group)}  # type: ignore[arg-type]
+
+
+def _unchanged(name: str, start: int, most_seconds: float) -> dict[str, Any]:
+    """The record of a problem with all numbers as they are, and its time."""
+    entry = _entries()[name]
+    begin = time.perf_counter()
+    try:
+        with _time_limit(60 * most_seconds):
+            now = outcome(entry, start)
+    except _OverTimeError:
+        now = {"status": "over time", "right": False, "x": [], "F": math.nan, "work": 0}
+    seconds = time.perf_counter() - begin
+    return {"number": "", "factor": 1.0, "problem": name, "start": start, "group": entry.group, "seconds": seconds} | now
+
+
+def _ablate(unchanged: dict[str, Any], done: set[tuple[str, float]], out: Path) -> None:
+    """Change each number that a run reads, and append what that does to the records."""
+    name, start = unchanged["problem"], unchanged["start"]
+    entry = _entries()[name]
+    with read_by() as reading:
+        outcome(entry, start)
+    with out.open("a", buffering=1) as file:  # whole lines at once: several processes write here
+        for number in numbers():
+            if number not in reading:
+                continue
+            for factor in FACTORS:
+                if (str(number), factor) in done:
+                    continue
+                try:
+                    with _time_limit(PATIENCE * unchanged["seconds"] + 1), changed(number, factor):
+                        found = effect(unchanged, outcome(entry, start))
+                except _OverTimeError:
+                    found = "work"
+                except Exception as error:
+                    found = f"error: {type(error).__name__}"
+                line = {"number": str(number), "factor": factor, "problem": name, "start": start, "effect": found}
+                print(json.dumps(line), file=file)
+
+
+def _records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
 app = typer.Typer(add_completion=False)
@@ -209,60 +256,89 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def measure(
-    out: Annotated[Path, typer.Option(help="the file of the records")] = RECORDS,
+    out: Annotated[Path, typer.Option(help="the file of the runs")] = RUNS,
     most_seconds: Annotated[float, typer.Option(help="problems that take longer are left out")] = 1.0,
-    part: Annotated[int, typer.Option(help="take every second problem, beginning with this one; -1 for all")] = -1,
-    baseline: Annotated[bool, typer.Option(help="only run the problems unchanged")] = False,
+    jobs: Annotated[int, typer.Option(help="processes")] = 2,
 ) -> None:
-    """Run what is not recorded yet."""
+    """Run what is not recorded yet: the problems unchanged, then with each number changed, quick problems first."""
+    out.parent.mkdir(exist_ok=True)
     torch.set_num_threads(1)
-    records = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    done = {(row["number"], row["factor"], row["problem"], row["start"]) for row in records}
-    known = {(row["problem"], row["start"]): row for row in records if row["number"] == ""}
-    every = numbers()
-    with out.open("a") as file:
-        for i, (entry, start) in enumerate(_tasks(most_seconds, records)):
-            if part >= 0 and i % 2 != part:
-                continue
-            row = known.get((entry.name, start))
-            if row is None:
-                begin = time.perf_counter()
-                limit = 60 * most_seconds
-                try:
-                    with _time_limit(limit):
-                        now = outcome(entry, start)
-                except _OverTimeError:
-                    now = {"status": "over time", "right": False, "x": [], "F": math.nan, "work": 0}
-                seconds = time.perf_counter() - begin
-                row = {
-                    "number": "",
-                    "factor": 1.0,
-                    "problem": entry.name,
-                    "start": start,
-                    "group": entry.group,
-                    "seconds": seconds,
-                }
-                row |= now
-                print(json.dumps(row), file=file, flush=True)
-            if baseline or row["seconds"] > most_seconds:
-                continue
-            with read_by() as reading:
-                outcome(entry, start)
-            for number in every:
-                if number not in reading:
-                    continue
-                for factor in FACTORS:
-                    if (str(number), factor, entry.name, start) in done:
-                        continue
-                    try:
-                        with _time_limit(PATIENCE * row["seconds"] + 1), changed(number, factor):
-                            found = effect(row, outcome(entry, start))
-                    except _OverTimeError:
-                        found = "work"
-                    except Exception as error:
-                        found = f"error: {type(error).__name__}"
-                    line = {"number": str(number), "factor": factor, "problem": entry.name, "start": start, "effect": found}
-                    print(json.dumps(line), file=file, flush=True)
+    records = _records(out)
+    known = {(row["problem"], row["start"]) for row in records if row["number"] == ""}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+        waiting = [
+            pool.submit(_unchanged, name, start, most_seconds)
+            for start in STARTS
+            for name in _entries()
+            if (name, start) not in known
+        ]
+        for ended in as_completed(waiting):
+            with out.open("a") as file:
+                print(json.dumps(ended.result()), file=file)
+        rows = {(row["problem"], row["start"]): row for row in _records(out) if row["number"] == ""}
+        done: dict[tuple[str, int], set[tuple[str, float]]] = {}
+        for row in records:
+            done.setdefault((row["problem"], row["start"]), set()).add((row["number"], row["factor"]))
+        quick = sorted((row["start"], row["seconds"], key) for key, row in rows.items() if row["seconds"] <= most_seconds)
+        runs = [pool.submit(_ablate, rows[key], done.get(key, set()), out) for _, _, key in quick]
+        for run in runs:
+            run.result()
+
+
+EFFECTS = ("truth", "status", "answer", "work", "counts", "nothing")
+"""What a change may do, the strongest first; an error counts as a change of the truth."""
+
+
+@app.command()
+def summarise(runs: Annotated[Path, typer.Option(help="the file of the runs")] = RUNS) -> None:
+    """Add up the runs of each number."""
+    found: dict[str, Counter[str]] = {}
+    where: dict[str, set[str]] = {}
+    for row in _records(runs):
+        if row["number"]:
+            kind = row["effect"] if row["effect"] in EFFECTS else "truth"
+            found.setdefault(row["number"], Counter())[kind] += 1
+            if kind in EFFECTS[:3]:
+                where.setdefault(row["number"], set()).add(row["problem"])
+    with RECORDS.open("w") as file:
+        for number, effects in sorted(found.items()):
+            line = {"number": number, **{kind: effects[kind] for kind in EFFECTS}, "problems": sorted(where.get(number, ()))}
+            print(json.dumps(line), file=file)
+
+
+def reasons() -> dict[str, tuple[str, str]]:
+    """The value of each number, and its reason: the comment behind it, or the text below it.
+
+    >>> reasons()["meha.numerics.line_search:TRIALS"]
+    ('25', 'lengths; after that many, 0.3^25 = 1e-13, only rounding is left')
+    """
+    found = {}
+    for number in numbers():
+        module = importlib.import_module(number.module)
+        value = getattr(getattr(module, number.owner) if number.owner else module, number.name)
+        lines = Path(str(module.__file__)).read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if re.match(rf"\s*([A-Z_]+, )*{number.name}\b[^=]*=", line))
+        if lines[at].endswith("("):  # the formatter has broken a long line
+            at += 1
+        below = next(iter(lines[at + 1 :]), "").strip()
+        reason = lines[at].partition("#")[2].strip() or (below.strip('"') if below.startswith('"""') else "")
+        values = value if isinstance(value, tuple) else (value,)
+        found[str(number)] = ", ".join(f"{part:.4g}" for part in values), reason
+    return found
+
+
+@app.command()
+def draw() -> None:
+    """Write the table of docs/numbers.md: each number with its value, reason, and what a factor of three changes."""
+    records = {row["number"]: row for row in _records(RECORDS)}
+    rows = ["| number | value | reason | runs | " + " | ".join(EFFECTS[:5]) + " |", "|---" * 9 + "|"]
+    for number, (value, reason) in reasons().items():
+        row = records.get(number)
+        counts = [sum(row[kind] for kind in EFFECTS), *(row[kind] for kind in EFFECTS[:5])] if row else ["-"] * 6
+        place = number.removeprefix("meha.").replace("DefaultTuning.", "").replace("NewtonTuning.", "")
+        rows.append(f"| `{place}` | {value} | {reason} | {' | '.join(str(count or '') for count in counts)} |")
+    before, _, rest = PAGE.read_text().partition(MARKS[0])
+    PAGE.write_text(before + MARKS[0] + "\n".join(rows) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
 
 
 if __name__ == "__main__":

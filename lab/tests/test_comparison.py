@@ -99,8 +99,7 @@ def test_the_table():
     assert "(i) The method refuses a non-smooth lower level" in work.note
     assert "unknown" not in work.note
     assert [row[0] for row in without.rows] == list(AUTOMATIC)
-    assert without.rows[0][-1].kind == "failed"  # AdaptiveMEHA stops far from the solution of the group lasso
-    assert all(entry.kind == "best" for entry in without.rows[1][1:])
+    assert all(entry.kind == "best" for row in without.rows for entry in row[1:])
 
 
 def test_the_quick_form(tmp_path):

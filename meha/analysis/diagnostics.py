@@ -146,20 +146,14 @@ def subgradient_residual(
     >>> subgradient_residual(problem, torch.zeros(1), torch.zeros(1), gamma=1.0, c=2.0)
     1.0
     """
-    check_positive("c", c)
     point = _Point(problem, x, y, batch, group)
-    for variable, domain in ((point.x, problem.x_set), (point.y, problem.y_set)):
+    for name, variable, domain in (("x", point.x, problem.x_set), ("y", point.y, problem.y_set)):
         if domain is not None and not domain.holds(variable):  # the normal cone is empty there
-            name = variable.argument
             raise ValueError(f"{name}: is not in {name}_set = {domain!r}; pass {name}_set.project({name}).")
     d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
     with torch.no_grad():
-        return float(
-            norm(
-                _least(Zero(), problem.x_set, None, point.x, d_x, c),  # g is smooth in x: only the normal cone of X is left
-                _least(problem.g, problem.y_set, point.x.value, point.y, d_y, c),
-            )
-        )
+        in_x = _least(Zero(), problem.x_set, None, point.x, d_x, c)  # g is smooth in x: only the normal cone of X is left
+        return float(norm(in_x, _least(problem.g, problem.y_set, point.x.value, point.y, d_y, c)))
 
 
 def prox_residual(
@@ -186,7 +180,6 @@ def prox_residual(
     >>> prox_residual(problem, torch.ones(1), torch.ones(1), gamma=1.0, c=2.0)
     0.0
     """
-    check_positive("c", c)
     point = _Point(problem, x, y, batch, group)
     oracle, x_, y_ = point.oracle, point.x, point.y
     d_x, d_y = point.penalised_gradient(gamma, c, tol, max_steps)
@@ -260,16 +253,14 @@ def hypergradient(
             Hessian of f in y is not positive.
 
     >>> problem = Problem(lambda x, y: y.square().sum(), lambda x, y: 0.5 * (y - 3 * x).square().sum())
-    >>> hypergradient(problem, torch.ones(1), torch.zeros(1))
-    tensor([18.])
+    >>> print(f"{float(hypergradient(problem, torch.ones(1), torch.zeros(1))):.3f}")
+    18.000
     """
     if problem.nonsmooth is not None or problem.y_set is not None:
         raise ValueError("hypergradient: needs a smooth, unconstrained lower level; this one has a non-smooth term or a y_set.")
     point = _Point(problem, x, y, batch, group)
     oracle = point.oracle
-    solution = solve_lower(oracle, point.x, point.y, tol=tol, max_steps=max_steps, batch=batch)
-    _warn_unless_solved(solution, "lower level")  # an error of y* enters the hypergradient to first order
-    best = solution.theta
+    best = point.solve(None, tol, max_steps).theta  # an error of y* enters the hypergradient to first order
     # Not strict: F may depend on x through y*(x) alone.
     _, (d_x, F_y) = oracle.gradients((point.x, best), [(1.0, oracle.upper, point.x, best)], batch, strict=False)
 
@@ -303,11 +294,19 @@ class _Point:
         self.oracle = Oracle(problem, self.x, self.y, group)
         self.batch = batch
 
-    def solve(self, gamma: float, tol: float, max_steps: int = 10_000) -> ProximalSolution:
-        """Solve the proximal lower level, whose minimum is v_gamma; warn if the tolerance is missed."""
-        check_positive("gamma", gamma)
+    def solve(self, gamma: float | None, tol: float, max_steps: int) -> ProximalSolution:
+        """Solve the proximal lower level, whose minimum is v_gamma, or the lower level; warn if the tolerance is missed."""
+        if gamma is not None:
+            check_positive("gamma", gamma)
         solution = solve_lower(self.oracle, self.x, self.y, gamma=gamma, tol=tol, max_steps=max_steps, batch=self.batch)
-        _warn_unless_solved(solution, "proximal lower level")
+        if not solution.converged:
+            warnings.warn(
+                f"the {'' if gamma is None else 'proximal '}lower level was solved to a residual of only"
+                f" {solution.residual:.1e} after {solution.steps} steps; the diagnostic is approximate. Check that gamma is"
+                " small enough and f is bounded below, or raise max_steps.",
+                DiagnosticWarning,
+                stacklevel=3,
+            )
         return solution
 
     def values(self, theta: Variable, gamma: float) -> tuple[float, float]:
@@ -365,13 +364,3 @@ def _least(g: NonSmooth, domain: ConvexSet | None, x: Any, z: Variable, gradient
             for i, leaf in zip(chosen, part.tangent_leaves(leaves, [-gradient[i] for i in chosen]), strict=True):
                 result[i] = -leaf
     return result
-
-
-def _warn_unless_solved(solution: ProximalSolution, level: str) -> None:
-    if not solution.converged:
-        warnings.warn(
-            f"the {level} was solved to a residual of only {solution.residual:.1e} after {solution.steps} steps; the"
-            " diagnostic is approximate. Check that gamma is small enough and f is bounded below, or raise max_steps.",
-            DiagnosticWarning,
-            stacklevel=4,
-        )

@@ -188,8 +188,8 @@ def response_bound(*, mu: float, c: float, slope: float, residual: float, gamma:
     >>> response_bound(mu=2.0, c=10.0, slope=1.0, residual=0.5, gamma=1.0)
     0.1125
     """
-    for name, value in (("mu", mu), ("c", c)):
-        check_positive(name, value)
+    check_positive("mu", mu)
+    check_positive("c", c)
     if gamma is None:  # the paper's bound
         return (2 * slope + 4 * residual) / (c * mu)
     check_positive("gamma", gamma)
@@ -255,22 +255,6 @@ def check(
     >>> print(*check(Constants(L_F=2.0, L_f=1.0, rho_f=1.0), gamma=200.0))
     gamma = 200 is not below 1/(2 rho_f + 2 rho_g) = 0.5 (rho_f = 1, rho_g = 0): 400 times too large.
     """
-    failing = _gamma_and_eta(constants, gamma, eta)
-    if alpha is not None or beta is not None:
-        if eta is None or c is None:
-            raise ValueError("check: the bounds on alpha and beta depend on eta and c; pass both.")
-        bounds = None if failing else step_bounds(constants, gamma, eta, c)  # which raises where gamma or eta fail
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if bounds is not None and value is not None and not 0 < value <= (bound := getattr(bounds, name)):
-                failing.append(
-                    f"{name} = {value:g} is above its bound {bound:.3g} (step_bounds): {value / bound:.3g} times too large."
-                )
-    if p is not None and not 0 <= p < 0.5:
-        failing.append(f"p = {p:g} is not in [0, 1/2).")
-    return failing if mu is None else failing + _hypergradient(constants, gamma, p, c, mu)
-
-
-def _gamma_and_eta(constants: Constants, gamma: float, eta: float | None) -> list[str]:
     failing = []
     admitted = gamma_range(constants)
     if gamma not in admitted:
@@ -278,22 +262,28 @@ def _gamma_and_eta(constants: Constants, gamma: float, eta: float | None) -> lis
             f"gamma = {gamma:g} is not below 1/(2 rho_f + 2 rho_g) = {admitted.upper:.4g}"
             f" (rho_f = {constants.rho_f:.4g}, rho_g = {constants.rho_g:.4g}): {gamma / admitted.upper:.3g} times too large."
         )
-    if eta is not None:
-        admitted = eta_range(constants, gamma)
-        if admitted.upper == 0:  # 1 / gamma <= rho_f: the proximal lower level need not be convex
-            failing.append(f"no eta is admitted, because 1/gamma = {1 / gamma:.4g} is not above rho_f = {constants.rho_f:.4g}.")
-        elif eta not in admitted:
-            bound = "(1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "1/rho_g"
-            failing.append(
-                f"eta = {eta:g} is {'above' if admitted.closed else 'not below'} {bound} = {admitted.upper:.4g}"
-                f" (f_yy = {constants.f_yy:.4g}): {eta / admitted.upper:.3g} times too large."
-            )
-    return failing
-
-
-def _hypergradient(constants: Constants, gamma: float, p: float | None, c: float | None, mu: float) -> list[str]:
+    if eta is not None and eta not in (admitted := eta_range(constants, gamma)):
+        above = "above (1/gamma - rho_f)/(f_yy + 1/gamma)^2" if admitted.closed else "not below 1/rho_g"
+        failing.append(
+            f"eta = {eta:g} is {above} = {admitted.upper:.4g} (f_yy = {constants.f_yy:.4g}):"
+            f" {eta / admitted.upper:.3g} times too large."
+            if admitted.upper  # else 1 / gamma <= rho_f: the proximal lower level need not be convex
+            else f"no eta is admitted, because 1/gamma = {1 / gamma:.4g} is not above rho_f = {constants.rho_f:.4g}."
+        )
+    if alpha is not None or beta is not None:
+        if eta is None or c is None:
+            raise ValueError("check: the bounds on alpha and beta depend on eta and c; pass both.")
+        bounds = None if failing else step_bounds(constants, gamma, eta, c)  # which raises where gamma or eta fail
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            if bounds is not None and value is not None and not 0 < value <= (most := getattr(bounds, name)):
+                failing.append(
+                    f"{name} = {value:g} is above its bound {most:.3g} (step_bounds): {value / most:.3g} times too large."
+                )
+    if p is not None and not 0 <= p < 0.5:
+        failing.append(f"p = {p:g} is not in [0, 1/2).")
+    if mu is None:
+        return failing
     check_positive("mu", mu)
-    failing = []
     if constants.L_g or constants.rho_g:
         failing.append("g is not zero, which the theorem on the hypergradient demands.")
     if not gamma > 1 / mu:
@@ -301,8 +291,7 @@ def _hypergradient(constants: Constants, gamma: float, p: float | None, c: float
     if p == 0:
         failing.append("p = 0: c_k does not grow, so the hypergradient does not vanish in the limit; take p in (0, 1/2).")
     needed = 4 * constants.L_F / mu
-    if c is not None and not c > needed:
-        # From c (k + 1)^p > needed.
+    if c is not None and not c > needed:  # from c (k + 1)^p > needed
         later = f"; c_k = c (k+1)^p is from k = {math.ceil((needed / c) ** (1 / p))}" if p else ""
         failing.append(f"c = {c:g} is not above 4 L_F/mu = {needed:.4g}{later}.")
     return failing

@@ -69,39 +69,36 @@ def clean_file(
         raise RefusalError(f"--out: {out} is not a folder; give another path.") from error
     finally:
         torch.set_num_threads(threads)  # callers in the same process keep their threads
+    plain: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
     # Labels come from the file: they must not act as markup or escape sequences of the terminal.
     for warning in caught:
-        Console(stderr=True).print(
-            printable(str(warning.message)), style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
+        Console(stderr=True).print(printable(str(warning.message)), style="yellow", **plain)
     write_atomically(outputs[0], table(examples.labels, cleaning))
     write_atomically(outputs[1], picture(examples, cleaning, top))
 
-    suspicious, trusted_count = cleaning.suspicious(), int(cleaning.trusted.sum())
-    unverified, classes = len(cleaning.trusted) - trusted_count, len(set(examples.labels.tolist()))
-    console.print(f"{len(suspicious):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
-    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
-    if len(suspicious):
-        worst = Table(box=None, pad_edge=False, header_style="dim")
-        worst.add_column("row", justify="right")
-        for head in ("given", "suggested"):
-            worst.add_column(head, max_width=30, no_wrap=True)
-        worst.add_column("weight", justify="right")
-        for row in suspicious[:10]:
-            given, better = (printable(str(names[row])) for names in (examples.labels, cleaning.suggested))
-            weight = cleaning.weights[row]
-            worst.add_row(str(row), Text(given), Text(better), f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
-        console.print(worst)
-    console.print(f"Weights: {outputs[0]}", soft_wrap=True, highlight=False, markup=False)
-    console.print(f"Picture: {outputs[1]}", soft_wrap=True, highlight=False, markup=False)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "row": int(row),
             "given": str(examples.labels[row]),
             "suggested": str(cleaning.suggested[row]),
             "weight": float(cleaning.weights[row]),
         }
-        for row in suspicious
+        for row in cleaning.suspicious()
     ]
-    files = {"weights": str(outputs[0]), "picture": str(outputs[1])}
-    return {"unverified": unverified, "trusted": trusted_count, "classes": classes, "suspicious": rows, **files}
+    trusted_count, classes = int(cleaning.trusted.sum()), len(set(examples.labels.tolist()))
+    unverified = len(cleaning.trusted) - trusted_count
+    console.print(f"{len(rows):,} of {unverified:,} unverified labels look wrong (weight below 0.5).", highlight=False)
+    console.print(f"Trusted examples: {trusted_count:,}. Classes: {classes}.", highlight=False)
+    if rows:
+        worst = Table(box=None, pad_edge=False, header_style="dim")
+        worst.add_column("row", justify="right")
+        for head in ("given", "suggested"):
+            worst.add_column(head, max_width=30, no_wrap=True)
+        worst.add_column("weight", justify="right")
+        for example in rows[:10]:
+            names, weight = (Text(printable(example[head])) for head in ("given", "suggested")), example["weight"]
+            worst.add_row(str(example["row"]), *names, f"{weight:.3f}" if weight >= 0.001 else "< 0.001")
+        console.print(worst)
+    console.print(f"Weights: {outputs[0]}\nPicture: {outputs[1]}", **plain)
+    found = {"unverified": unverified, "trusted": trusted_count, "classes": classes, "suspicious": rows}
+    return found | {"weights": str(outputs[0]), "picture": str(outputs[1])}

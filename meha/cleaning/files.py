@@ -123,28 +123,24 @@ def _check_missing(labels: Array) -> None:
 
 def _trusted(marks: Array | None, fraction: float | None, count: int, name: str) -> NDArray[np.bool_]:
     """Return the mask of trusted examples from exactly one of marks and fraction."""
-    if (marks is None) == (fraction is None):
-        raise ValueError(
-            f"no labels are marked as trusted; give --clean-fraction, or put {name!r} into the file."
-            if marks is None
-            else f"both {name!r} in the file and --clean-fraction say which labels to trust; leave one of them out."
-        )
-    if fraction is None:
-        assert marks is not None
+    if marks is not None and fraction is not None:
+        raise ValueError(f"both {name!r} in the file and --clean-fraction say which labels to trust; leave one of them out.")
+    if marks is not None:
         return check_trusted(marks, count)
+    if fraction is None:
+        raise ValueError(f"no labels are marked as trusted; give --clean-fraction, or put {name!r} into the file.")
     if not 0 < fraction < 1:
         raise ValueError(f"--clean-fraction: must be between 0 and 1, got {fraction}.")
     return check_trusted(np.arange(count) < round(fraction * count), count)
 
 
 def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Array, Array | None]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: is not an NPZ file; write one with numpy.savez(path, features=..., labels=...).")
     try:
         with zipfile.ZipFile(path) as file:
             sizes = {info.filename.removesuffix(".npy"): info.file_size for info in file.infolist()}  # not unpacked yet
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path}: is damaged ({error}); write it again.") from error
+        how = "write one with numpy.savez(path, features=..., labels=...)"
+        raise ValueError(f"{path}: is not an NPZ file, or is damaged ({error}); {how}.") from error
 
     def find(what: str, names: Sequence[str]) -> Array:
         name = next((name for name in names if name in sizes), None)
@@ -155,15 +151,12 @@ def _npz(path: Path, label: str | None, trusted: str | None) -> tuple[Array, Arr
             raise ValueError(f"{path}: {name!r} has {sizes[name]:,} bytes, too many for memory; clean a part of it.")
         try:
             with np.load(path, allow_pickle=False) as file:  # a pickle could run any code
-                values: Array = file[name]
+                return file[name]
         except UNREADABLE as error:
             remedy = "save plain numbers or strings, such as numpy.asarray(labels, dtype=str)" if "pickle" in str(error) else ""
             raise ValueError(f"{path}: {name!r} cannot be read ({error}); {remedy or 'write the file again'}.") from error
-        return values
 
-    marks = (
-        find("trusted examples", [trusted]) if trusted else find("trusted examples", [TRUSTED]) if TRUSTED in sizes else None
-    )
+    marks = find("trusted examples", [trusted or TRUSTED]) if trusted or TRUSTED in sizes else None
     return find("features", FEATURES), find("labels", [label] if label else LABELS), marks
 
 
@@ -187,6 +180,7 @@ def _text(path: Path) -> TextIO:
 def _table(
     path: Path, label: str, trusted: str | None, ignore: Sequence[str]
 ) -> tuple[Array, Array, Array | None, tuple[str, ...]]:
+    values, labels, marks = array("d"), [], []  # 8 bytes a number; Python floats in a list take 32
     try:
         with _text(path) as file:
             first = file.readline()
@@ -195,41 +189,37 @@ def _table(
             header = [name.strip() for name in next(reader, [])]
             _check_header(path, header, label, trusted, ignore)
             trusted = trusted or (TRUSTED if TRUSTED in header and TRUSTED not in ignore else None)
-            skipped = {label, trusted, *ignore}
-            places = [i for i, name in enumerate(header) if name not in skipped]
-            if not places:
+            columns = {name: place for place, name in enumerate(header) if name not in {label, trusted, *ignore}}
+            if not columns:
                 raise ValueError(f"{path}: no column is left for the features; its columns are {', '.join(map(repr, header))}.")
-            values, labels, marks = array("d"), [], []  # 8 bytes a number; Python floats in a list take 32
-            for cells in reader:
-                if not cells:  # blank lines, often at the end
-                    continue
+            for cells in filter(None, reader):  # without blank lines, often at the end
                 if len(cells) != len(header):
                     raise ValueError(
                         f"{path}: line {reader.line_num} has {len(cells)} cells, the header has {len(header)}; fix the line."
                     )
                 try:
-                    values.extend([_number(cells[i]) for i in places])
-                except ValueError:
-                    raise _not_a_number(path, reader.line_num, header, cells, places) from None
-                labels.append(_label(path, reader.line_num, label, cells[header.index(label)].strip()))
-                if trusted is not None:
-                    marks.append(_mark(path, reader.line_num, trusted, cells[header.index(trusted)]))
+                    values.extend([_number(name, cells[place]) for name, place in columns.items()])
+                    labels.append(_label(label, cells[header.index(label)].strip()))
+                    if trusted is not None:
+                        marks.append(_mark(trusted, cells[header.index(trusted)]))
+                except ValueError as error:
+                    raise ValueError(f"{path}: line {reader.line_num}, column {error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8.") from error
     except csv.Error as error:
         raise ValueError(f"{path}: is not a table ({error}); save it as CSV.") from error
     if not labels:
         raise ValueError(f"{path}: has a header but no rows; add examples.")
-    features = np.frombuffer(values).reshape(len(labels), len(places))
-    columns = tuple(header[i] for i in places)
+    features = np.frombuffer(values).reshape(len(labels), len(columns))
     strange = np.argwhere(~np.isfinite(features))  # float() also reads "nan" and "inf"
     if len(strange):
-        row, column = strange[0]
+        row, place = strange[0]
+        name = list(columns)[place]
         raise ValueError(
-            f"{path}: row {row} (counted from 0), column {columns[column]!r} is {features[row, column]}; fill in a number, or"
-            f" leave out the column with --ignore {columns[column]!r}."
+            f"{path}: row {row} (counted from 0), column {name!r} is {features[row, place]}; fill in a number, or leave out the"
+            f" column with --ignore {name!r}."
         )
-    return features, np.array(labels), np.array(marks) if trusted is not None else None, columns
+    return features, np.array(labels), np.array(marks) if trusted is not None else None, tuple(columns)
 
 
 def _check_header(path: Path, header: list[str], label: str, trusted: str | None, ignore: Sequence[str]) -> None:
@@ -246,40 +236,33 @@ def _check_header(path: Path, header: list[str], label: str, trusted: str | None
         raise ValueError("--label, --trusted, --ignore: must name different columns.")
 
 
-def _number(cell: str) -> float:
+# Each reads a cell, or raises an error that continues a sentence after "column".
+
+
+def _number(column: str, cell: str) -> float:
     """Return the number in a cell; unlike float(), refuse underscores and digits of other scripts."""
-    if "_" in cell or not cell.isascii():
-        raise ValueError(cell)
-    return float(cell)
+    try:
+        return float(cell if cell.isascii() and "_" not in cell else "")
+    except ValueError:
+        content = f"{cell[:40]!r}, not a number" if cell.strip() else "empty"
+        raise ValueError(
+            f"{column!r} is {content}. Convert the column to numbers, or leave it out with --ignore {column!r}."
+        ) from None
 
 
-def _not_a_number(path: Path, line: int, header: list[str], cells: list[str], places: list[int]) -> ValueError:
-    """Return the error that names the first cell that is not a number."""
-    for i in places:
-        try:
-            _number(cells[i])
-        except ValueError:
-            content = f"{cells[i][:40]!r}, not a number" if cells[i].strip() else "empty"
-            return ValueError(
-                f"{path}: line {line}, column {header[i]!r} is {content}. Convert the column to numbers, or leave it out with"
-                f" --ignore {header[i]!r}."
-            )
-    raise AssertionError("all cells are numbers")
-
-
-def _label(path: Path, line: int, column: str, cell: str) -> str:
+def _label(column: str, cell: str) -> str:
     if len(cell) > LONGEST:
         raise ValueError(
-            f"{path}: line {line}, column {column!r} has {len(cell):,} letters, and a label at most {LONGEST}; name the column"
-            " of the classes with --label, or shorten them."
+            f"{column!r} has {len(cell):,} letters, and a label at most {LONGEST}; name the column of the classes with --label,"
+            " or shorten them."
         )
     return cell
 
 
-def _mark(path: Path, line: int, column: str, cell: str) -> bool:
+def _mark(column: str, cell: str) -> bool:
     word = cell.strip().lower()
     if word not in YES + NO:
-        raise ValueError(f"{path}: line {line}, column {column!r} must be 1 or 0, true or false, yes or no, got {cell[:40]!r}.")
+        raise ValueError(f"{column!r} must be 1 or 0, true or false, yes or no, got {cell[:40]!r}.")
     return word in YES
 
 
@@ -290,14 +273,12 @@ def table(labels: Array, cleaning: Cleaning) -> str:
     >>> table(np.array(["cat", "cat"]), cleaning).splitlines()
     ['row,label,weight,rank,suggested', '0,cat,1,2,cat', '1,cat,0.25,1,dog']
     """
-    ranks = np.empty(len(labels), dtype=np.int64)
-    ranks[cleaning.order] = np.arange(1, len(labels) + 1)
+    ranks = 1 + np.argsort(cleaning.order)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("row", "label", "weight", "rank", "suggested"))
-    for row, cells in enumerate(zip(labels, cleaning.weights, ranks, cleaning.suggested, strict=True)):
-        label, weight, rank, suggested = cells
-        writer.writerow((row, _plain(label), f"{weight:.6g}", rank, _plain(suggested)))
+    for row, (label, better) in enumerate(zip(labels, cleaning.suggested, strict=True)):
+        writer.writerow((row, _plain(label), f"{cleaning.weights[row]:.6g}", ranks[row], _plain(better)))
     return file.getvalue()
 
 
@@ -318,21 +299,24 @@ def _plain(label: Any) -> str:
 
 
 def picture(examples: Examples, cleaning: Cleaning, top: int | None = None) -> bytes:
-    """Draw the most suspicious examples as PNG: images with labels, or rows with weights and unusual features.
-
-    Args:
-        examples: the data.
-        cleaning: the result of :func:`~meha.cleaning.clean`.
-        top: the largest number of examples to show; by default 50 images or 20 rows.
-    """
+    """Draw the ``top`` most suspicious examples as PNG: 50 images with labels, or 20 rows with weights and unusual features."""
     from matplotlib import rc_context
+    from matplotlib.figure import Figure
 
     images = as_images(examples.features)
-    rows = cleaning.suspicious()[: top or (20 if images is None else 50)]
+    suspicious = cleaning.suspicious()
+    rows, total = suspicious[: top or (20 if images is None else 50)], len(suspicious)
+    which = f"the {len(rows)} most suspicious of {total:,}" if len(rows) < total else f"all {total:,}"
     file = io.BytesIO()
     with rc_context(RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # of letters that the font lacks, the picture shows a box
-        figure = _gallery(images, examples, cleaning, rows) if images is not None else _sheet(examples, cleaning, rows)
+        figure = Figure(layout="constrained")
+        title = f"Labels that look wrong ({which}): given → suggested" if total else "No label looks wrong"
+        figure.suptitle(title, fontsize=11)
+        if images is None:
+            _sheet(figure, examples, cleaning, rows)
+        else:
+            _gallery(figure, images, examples, cleaning, rows)
         # No version of matplotlib in the file: the same data give the same bytes.
         figure.savefig(file, format="png", dpi=150, metadata={"Software": None}, facecolor="white")
     return file.getvalue()
@@ -344,23 +328,12 @@ def _short(name: Any, most: int = 16) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _headline(cleaning: Cleaning, count: int) -> str:
-    total = len(cleaning.suspicious())
-    if not total:
-        return "No label looks wrong"
-    which = f"the {count} most suspicious of {total:,}" if count < total else f"all {total:,}"
-    return f"Labels that look wrong ({which}): given → suggested"
-
-
-def _gallery(images: Array, examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
-    from matplotlib.figure import Figure
-
+def _gallery(figure: Figure, images: Array, examples: Examples, cleaning: Cleaning, rows: Array) -> None:
     pairs = [(_short(examples.labels[row], 13), _short(cleaning.suggested[row], 13)) for row in rows]
     long = any(len(given) + len(better) > 8 for given, better in pairs)  # titles need two lines
     across = min(10, max(len(rows), 4))
     down = max(1, math.ceil(len(rows) / across))
-    figure = Figure(figsize=(max(across, 6), down * (1.45 if long else 1.3) + 0.4), layout="constrained")
-    figure.suptitle(_headline(cleaning, len(rows)), fontsize=11)
+    figure.set_size_inches(max(across, 6), down * (1.45 if long else 1.3) + 0.4)
     shown = images[rows].astype(np.float64)
     low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)  # one scale, so that images compare
     for place in range(across * down):
@@ -371,15 +344,10 @@ def _gallery(images: Array, examples: Examples, cleaning: Cleaning, rows: Array)
             title = ("\n→ " if long else " → ").join(pairs[place])
             ax.set_title(title, fontsize=7.5 if long else 9, color=RED, pad=11)
             ax.text(0.5, 1.04, f"row {rows[place]}", transform=ax.transAxes, ha="center", fontsize=6.5, color=FAINT)
-    return figure
 
 
-def _sheet(examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
-    from matplotlib.figure import Figure
-
-    height = max(3.2, 0.24 * len(rows) + 1.2)
-    figure = Figure(figsize=(11, height), layout="constrained")
-    figure.suptitle(_headline(cleaning, len(rows)), fontsize=11)
+def _sheet(figure: Figure, examples: Examples, cleaning: Cleaning, rows: Array) -> None:
+    figure.set_size_inches(11, max(3.2, 0.24 * len(rows) + 1.2))
     left, right = figure.subplots(1, 2, width_ratios=(2, 5))
     _histogram(left, examples, cleaning)
     right.axis("off")
@@ -392,7 +360,6 @@ def _sheet(examples: Examples, cleaning: Cleaning, rows: Array) -> Figure:
         cells = (str(row), pair, _unusual(examples, cleaning, row))
         for (x, _), cell, color in zip(heads, cells, (INK, RED, INK), strict=True):
             right.text(x, place + 0.6, cell, color=color, va="center", fontsize=8.5)
-    return figure
 
 
 def _histogram(ax: Axes, examples: Examples, cleaning: Cleaning) -> None:

@@ -15,23 +15,12 @@ from meha.cleaning.files import LONGEST, UNREADABLE
 # Measured by meha_lab.tools.clean_memory on tables and arrays of up to 10^6 rows or 12 million numbers: estimates by these
 # constants were 1.0 to 2 times the true peak.
 
-BASE = 150 * 2**20
-"""Bytes needed for any data: libraries that are not yet loaded, the network, the picture."""
-
-PER_CELL = 25
-"""Largest number of bytes per number of a table: as text, as a double, and scaled."""
-
-SCALING, SCALING_BYTES = 16, 8
-"""Bytes per number of an array in addition to its own, for other types and for uint8."""
-
-PER_ROW = 300
-"""Bytes per row for its label, its weight, its rank and its line in the output."""
-
-PER_LETTER = 12
-"""Bytes per letter of a label (measured: 10.8): numpy stores four for each letter, in given and in suggested labels."""
-
-SAMPLE = 1000
-"""Number of lines of a table from which the mean length of all lines is estimated."""
+BASE = 150 * 2**20  # bytes for any data: libraries that are not yet loaded, the network, the picture
+PER_CELL = 25  # most bytes per number of a table: as text, as a double, and scaled
+SCALING, SCALING_BYTES = 16, 8  # bytes per number of an array in addition to its own, for other types and for uint8
+PER_ROW = 300  # bytes per row for its label, its weight, its rank and its line in the output
+PER_LETTER = 12  # bytes per letter of a label (measured: 10.8): numpy stores four for each, in given and in suggested labels
+SAMPLE = 1000  # lines of a table from which the mean length of all lines is estimated
 
 
 def printable(text: str) -> str:
@@ -44,11 +33,7 @@ def printable(text: str) -> str:
 
 
 def check_outputs(data: Path, outputs: list[Path], *, force: bool) -> None:
-    """Raise if an existing file would be overwritten.
-
-    Raises:
-        ValueError: an output is the data, or it exists and ``force`` is False.
-    """
+    """Raise if an output is the data, or if it exists and must not be overwritten."""
     for path in outputs:
         if path.exists() and data.exists() and path.samefile(data):
             raise ValueError(f"--out: {path} is the data, which would be overwritten; give another folder.")
@@ -57,14 +42,7 @@ def check_outputs(data: Path, outputs: list[Path], *, force: bool) -> None:
 
 
 def check_memory(path: Path, free: int | None = None) -> None:
-    """Raise if cleaning a file needs more than the free memory; files that cannot be read are left to the reader.
-
-    Args:
-        free: bytes that can be used; by default the free memory of the machine.
-
-    Raises:
-        ValueError: the file is too large.
-    """
+    """Raise if cleaning a file needs more than the free bytes, by default those of the machine."""
     free = available() if free is None else free
     needed = _needed(path)
     if free is not None and needed > free:

@@ -150,8 +150,11 @@ def clean(
 
     unverified = judged & ~mask
     with torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []):
+        torch.manual_seed(seed)
+        first, last = nn.Linear(inputs.shape[1], HIDDEN), nn.Linear(HIDDEN, len(known))
+        noise = nn.Dropout(0.3 if inputs.shape[1] >= 8 else 0.0)  # of 30 % of 8 or more inputs
+        network = nn.Sequential(noise, first, nn.ReLU(), nn.Dropout(0.5), last).to(device)
         torch.manual_seed(seed)  # of dropout, which has no generator of its own
-        network = _network(inputs.shape[1], len(known), seed).to(device)
         noisy, right = (torch.from_numpy(np.flatnonzero(part)).to(device) for part in (unverified, mask))
         _train(network, inputs, classes, noisy, right, seed, watch)
 
@@ -239,19 +242,16 @@ def check_trusted(trusted: ArrayLike | Tensor, count: int) -> NDArray[np.bool_]:
     # As many 0s and 1s as examples are a mask: row numbers would name only two different rows.
     if values.dtype.kind != "b" and len(values) == count > 2 and np.isin(values, (0, 1)).all():
         values = values.astype(bool)
-    if values.dtype.kind == "b":
-        mask = values
-    else:
+    if values.dtype.kind != "b":
         outside = values[(values < 0) | (values >= count)]
         if len(outside):
             raise ValueError(f"trusted: row {outside[0]} does not exist; rows go from 0 to {count - 1}.")
-        mask = np.zeros(count, dtype=bool)
-        mask[values.astype(np.int64)] = True
-    if not mask.any():
+        values = np.isin(np.arange(count), values)
+    if not values.any():
         raise ValueError("trusted: no example is marked; mark some of each class whose labels are right.")
-    if mask.all():
+    if values.all():
         raise ValueError("trusted: all examples are trusted; leave out those to judge.")
-    return mask
+    return values
 
 
 def _array(name: str, values: ArrayLike | Tensor) -> Array:
@@ -267,40 +267,37 @@ def _judged(names: Array, targets: Array, trusted: Array) -> Array:
     if (counts > 0).sum() < 2:
         only = names[counts > 0][0]
         raise ValueError(f"trusted: all are of class {only}; mark examples of at least two classes, ideally of all.")
-    _warn_about_spellings(names)
     missing, few = np.flatnonzero(counts == 0), np.flatnonzero((counts > 0) & (counts < FEW))
+    notes = [
+        f"labels: {one!r} and {other!r} are two classes. If they are one, write them in the same way."
+        for one, other in _alike(names)
+    ]
     if len(missing):
-        warnings.warn(
+        notes.append(
             f"trusted: there are no examples of class {_some(names[missing])}, so {totals[missing].sum()} examples with these"
-            f" labels cannot be judged and get weight {NEUTRAL}. Mark some that are right.",
-            CleaningWarning,
-            stacklevel=3,
+            f" labels cannot be judged and get weight {NEUTRAL}. Mark some that are right."
         )
     if len(few):
-        warnings.warn(
-            f"trusted: there are fewer than {FEW} examples of class {_some(names[few])}, so weights are uncertain. Mark more.",
-            CleaningWarning,
-            stacklevel=3,
+        notes.append(
+            f"trusted: there are fewer than {FEW} examples of class {_some(names[few])}, so weights are uncertain. Mark more."
         )
+    for note in notes:
+        warnings.warn(note, CleaningWarning, stacklevel=3)
     judged: Array = counts[targets] > 0
     if not (judged & ~trusted).any():
         raise ValueError("trusted: no other example has one of their labels, so none can be judged; mark other classes.")
     return judged
 
 
-def _warn_about_spellings(names: Array) -> None:
-    """Warn about classes that differ only in case or spaces, or are the same number."""
+def _alike(names: Array) -> Iterator[tuple[str, str]]:
+    """Yield pairs of classes that differ only in case or spaces, or are the same number."""
     seen: dict[str, str] = {}
     for name in names.tolist() if names.dtype.kind == "U" else ():
         key = name.strip().casefold()
         with contextlib.suppress(ValueError):
             key = repr(float(key))
         if key in seen:
-            warnings.warn(
-                f"labels: {seen[key]!r} and {name!r} are two classes. If they are one, write them in the same way.",
-                CleaningWarning,
-                stacklevel=4,
-            )
+            yield seen[key], name
         seen[key] = name
 
 
@@ -349,14 +346,6 @@ def _scaled(values: Array) -> NDArray[np.float32]:
     deviation = flat.std(axis=None if images else 0)
     flat /= np.where(deviation > 1e-12, deviation, 1)  # constant columns: rounding errors only
     return flat.astype(np.float32)
-
-
-def _network(inputs: int, outputs: int, seed: int) -> nn.Sequential:
-    """Return a network with one hidden layer and dropout: of half its units, and of 30 % of 8 or more inputs."""
-    with torch.random.fork_rng(devices=[]):  # weights depend on the seed only; the caller's random state is restored
-        torch.manual_seed(seed)
-        first, last = nn.Linear(inputs, HIDDEN), nn.Linear(HIDDEN, outputs)
-    return nn.Sequential(nn.Dropout(0.3 if inputs >= 8 else 0.0), first, nn.ReLU(), nn.Dropout(0.5), last)
 
 
 def _train(

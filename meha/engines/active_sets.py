@@ -17,7 +17,7 @@ from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.quadratic_program import Array, feasible, solve_program
 from meha.numerics.sqp import is_convex, minimise_sqp
-from meha.numerics.tolerances import FAR, FEASIBLE, SAME, ZERO
+from meha.numerics.tolerances import EQUAL, FAR, FEASIBLE, ZERO
 from meha.problem.oracle import Oracle
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.state import Saved, unpack
@@ -266,7 +266,7 @@ def choose_starts(coupling: NonlinearProgram, lower: ConstrainedLower, z0: Array
     while len(chosen) < min(STARTS, len(order)):
         distances = [min((np.abs((points[k] - points[c]) / width).max() for c in chosen), default=1.0) for k in order]
         far = int(np.argmax(distances))  # at equal distances, the best comes first
-        if distances[far] <= SAME:
+        if distances[far] <= EQUAL:
             break
         chosen.append(order[far])
     return starts + [(f"point {k + 1}", points[c]) for k, c in enumerate(chosen)]
@@ -301,7 +301,7 @@ def compass_search(coupling: NonlinearProgram, lower: ConstrainedLower, z: Array
             answer = lower.search(x, z[n:], quick=True)
             other = z if answer is None else np.concatenate([x, answer.w])
             value = coupling.exact(other)[0]
-            if value < F - SAME * (1 + abs(F)) and coupling.violation(other) <= FEASIBLE:
+            if value < F - EQUAL * (1 + abs(F)) and coupling.violation(other) <= FEASIBLE:
                 z, F, moved = other, value, True
         length *= 1.0 if moved else 0.5  # no better neighbour at this length
     return z, F
@@ -489,7 +489,7 @@ class ActiveSetSearch(Saved):
         """The number of starts that ended with the F of the best point, and the number that ended feasible."""
         values = self._by_start().values()
         least = min(values, default=math.inf)
-        return sum(F - least <= SAME * (1 + abs(least)) for F in values), len(values)
+        return sum(F - least <= EQUAL * (1 + abs(least)) for F in values), len(values)
 
     @property
     def _settled(self) -> bool:

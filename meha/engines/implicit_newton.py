@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from meha.engines.attempt import EngineKind
 from meha.engines.base import Engine, EngineState, unverified
-from meha.engines.bfgs import line_search, shortest_combination
 from meha.engines.hyper_objective import Domain, HyperObjective, HyperValue, hypergradient
 from meha.lower.batched_newton import Batch
+from meha.lower.curvature import SEEN
 from meha.lower.expansion import Expansion
 from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_on_faces import Factor, LowerResponse, NewtonLower, SmoothFace, factorise, semidefinite, unknown_faces
@@ -22,9 +23,10 @@ from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
-from meha.numerics.limited_memory import LimitedMemory
-from meha.numerics.line_search import LONGER
-from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, TIGHT
+from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
+from meha.numerics.line_search import LONGER, LineTrial, line_search
+from meha.numerics.quadratic_program import solve_program
+from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, NEAR, PROBES, SAME, SMALL, TIGHT
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.state import Saved
@@ -80,7 +82,7 @@ class Trail:
     @property
     def unbounded(self) -> bool:
         """Whether x moves on with steps that do not shrink, while F is zero up to rounding: its infimum lies at infinity."""
-        steady = all(TUNING.steady * before <= after for before, after in pairwise(self._moves))
+        steady = all((1 - SMALL) * before <= after for before, after in pairwise(self._moves))  # on x^4 they shrink by 2/3
         return self.filled and steady and abs(self.points[-1][1]) <= self.eps * (self.most - self.least)
 
     @property
@@ -209,12 +211,11 @@ class SaddleEscape:
         if not self._domain.coordinatewise:  # projected gradients do not use the memory
             return None
         free = self._domain.free(now.x, now.gradient).nonzero().reshape(-1)
-        few, columns = len(free) <= TUNING.probes, []
+        few, columns = len(free) <= 2 * PROBES, []
         for k, move in enumerate(_probes(now.x, free, self._domain.x_size(now.x) or 1.0)):
-            new = self._objective(self._domain.project(now.x + self._eps**DIFFERENCE * move), now.y)
-            if not math.isfinite(new.F):
+            new = self._nearby(now, move, grow=few)
+            if new is None:
                 continue
-            self._note(new)
             change, moved = new.gradient - now.gradient, new.x - now.x
             if float(torch.dot(change, moved)) < 0:  # a saddle or maximum along this direction
                 lower = self.descend(now, moved)
@@ -228,6 +229,21 @@ class SaddleEscape:
             self._memory.replace(torch.stack(columns, dim=1), free, len(now.x))
         return None
 
+    def _nearby(self, now: HyperValue, move: Tensor, *, grow: bool) -> HyperValue | None:
+        """The hyper-objective after a small part of a move; after a larger one where the gradient changes within rounding."""
+        found = None
+        length = self._eps**DIFFERENCE
+        while length <= 1 / NEAR:
+            new = self._objective(self._domain.project(now.x + length * move), now.y)
+            if not math.isfinite(new.F):
+                break
+            self._note(new)
+            found = new
+            if not grow or norm(new.gradient - now.gradient) > SEEN * self._eps * now.size:
+                break
+            length *= TUNING.probe_growth
+        return found
+
     def descend(self, now: HyperValue, move: Tensor, signs: tuple[int, ...] = (1, -1)) -> HyperValue | None:
         """A point of lower F, beyond what rounding explains, on either side along a small move; None if there is none."""
         for sign in signs:
@@ -240,8 +256,8 @@ class SaddleEscape:
 
 def _probes(x: Tensor, free: Tensor, size: float) -> Iterator[Tensor]:
     """Moves along which to measure the curvature at x: each free coordinate, or a few fixed directions if there are many."""
-    few, phase = len(free) <= TUNING.probes, torch.arange(len(x), dtype=x.dtype, device=x.device)
-    for k in range(min(len(free), TUNING.probes)):
+    few, phase = len(free) <= 2 * PROBES, torch.arange(len(x), dtype=x.dtype, device=x.device)
+    for k in range(len(free) if few else PROBES):
         move = torch.zeros_like(x)
         if few:
             move[free[k]] = float(x[free[k]].abs()) or size  # relative to each coordinate: units do not matter
@@ -301,6 +317,47 @@ class LowerShape:
         return factorise(self._lower.hessian(response.at, index), SmoothFace(index), self._lower.clock).definite
 
 
+def search_x(
+    objective: HyperObjective, start: HyperValue, direction: Tensor, project: Callable[[Tensor], Tensor], eps: float
+) -> tuple[HyperValue | None, list[HyperValue]]:
+    """Search along the projected direction for a point of lower F that meets Wolfe's conditions; returns it and all trials.
+
+    Where X holds a step at its boundary, a longer one need not lower the slope, and the decrease alone counts.
+    """
+    tried: list[HyperValue] = []
+    guess = start.y
+
+    def trial(length: float) -> LineTrial[HyperValue] | None:
+        nonlocal guess
+        end = torch.add(start.x, direction, alpha=length)
+        x = project(end)
+        if torch.equal(x, start.x):  # X blocks the direction, or the length is below rounding
+            return None
+        if tried and torch.equal(x, tried[-1].x):  # a bound of X holds it
+            new = tried[-1]
+        else:
+            new = objective(x, guess)
+            tried.append(new)
+        usable = math.isfinite(new.F) and new.regular
+        guess = new.y if usable and new.F < start.F else guess
+        clipped = x is not end and not torch.equal(x, end)
+        slope = float(torch.dot(new.gradient, direction)) if usable and not clipped else math.nan
+        return LineTrial(new, new.F if usable else math.inf, slope, float(torch.dot(start.gradient, x - start.x)))
+
+    slope = float(torch.dot(start.gradient, direction))
+    return line_search(trial, start.F, slope, noise=eps**LOOSE * abs(start.F)), tried
+
+
+def shortest_combination(gradients: Tensor) -> Tensor:
+    """The shortest vector in the convex hull of the rows: min ||G' w|| over weights w >= 0 of sum 1.
+
+    At a kink, x is stationary if zero is a convex combination of the gradients around it, although none of them is zero.
+    """
+    count, gram = len(gradients), (gradients @ gradients.T).numpy(force=True).astype(float)
+    answer = solve_program(gram, np.zeros(count), -np.eye(count), np.zeros(count), np.ones((1, count)), np.ones(1))
+    return gradients.T @ torch.as_tensor(answer.z).to(gradients)
+
+
 SINGULAR = "The lower Hessian is singular on the face of y."
 
 
@@ -341,7 +398,7 @@ class HyperDescent(Saved):
         self.lower.limit = allowed
         self.objective = HyperObjective(self.lower, self.flat_x, self.clock)
         self.domain = Domain(oracle, self.flat_x)
-        self.memory = LimitedMemory(TUNING.pairs)
+        self.memory = LimitedMemory(FEW_PAIRS)
         self.batch = Batch(self.lower)
         self.shape = LowerShape(self.lower)
         self.saddle_escape = SaddleEscape(self.objective, self.domain, self.memory, self.eps, self._note)
@@ -428,7 +485,7 @@ class HyperDescent(Saved):
     def _note(self, value: HyperValue) -> None:
         if math.isfinite(value.F):
             self.largest = max(self.largest, value.size)
-            self.nearby = [*self.nearby, (value.x, value.gradient)][-TUNING.pairs :]
+            self.nearby = [*self.nearby, (value.x, value.gradient)][-FEW_PAIRS:]
 
     def _direction(self, now: HyperValue) -> Tensor:
         """The quasi-Newton direction on the free coordinates of x; the gradient step if nothing is known of the curvature.
@@ -456,7 +513,9 @@ class HyperDescent(Saved):
         direction = self._direction(now)
         if self._stationary(now, direction):
             # Few pairs may miss a saddle, or a direction in another unit: measure the curvature before trusting the test.
-            explored = len(self.memory) >= int(self._free(now).sum())
+            sizes = now.x[self._free(now)].abs()
+            even = not len(sizes) or bool((sizes >= NEAR * sizes.max()).all())
+            explored = even and len(self.memory) >= len(sizes)
             lower = None if explored else self.saddle_escape.probe(self._resolved(now))
             if lower is not None:
                 return lower
@@ -489,7 +548,7 @@ class HyperDescent(Saved):
     def _search(self, now: HyperValue, direction: Tensor) -> tuple[HyperValue | None, list[HyperValue]]:
         """Search along a direction, with y only as accurate as the step needs; returns the new point and all trials."""
         self.lower.accuracy = self._needed_accuracy(now)
-        new, tried = line_search(self.objective, now, direction, self.domain.project, self.eps)
+        new, tried = search_x(self.objective, now, direction, self.domain.project, self.eps)
         self.lower.accuracy = self.lower.tol
         for value in tried:
             self._note(value)
@@ -515,11 +574,11 @@ class HyperDescent(Saved):
             return True
         if not trail.filled or not self._learned():  # without a curvature, the length of a step means nothing
             return size <= self.eps * trail.size
-        small = norm(direction) <= TUNING.beyond_tol * self.tol * max(norm(now.x), trail.moved)
+        small = norm(direction) <= SMALL * self.tol * max(norm(now.x), trail.moved)
         if not (small and self._gain(now, direction) <= self.tol) and not self._negligible(now, direction):
             return size <= self.eps * trail.size
         # A wrong memory makes steps short as well, so the hypergradient must also be small beside the parts it consists of.
-        return size <= TUNING.settled * trail.size or size <= TUNING.settled * self.objective.scale(now)
+        return size <= SAME * trail.size or size <= SAME * self.objective.scale(now)
 
     def _gain(self, now: HyperValue, direction: Tensor) -> float:
         """The decrease of F that a direction promises, relative to F; where F goes to zero, to a part of its last decrease."""
@@ -528,7 +587,7 @@ class HyperDescent(Saved):
 
     def _negligible(self, now: HyperValue, direction: Tensor) -> bool:
         # Near a minimum, F exceeds its least value by the square of the error of x.
-        return self._gain(now, direction) <= (TUNING.beyond_tol * max(self.tol, self.eps**TIGHT)) ** 2
+        return self._gain(now, direction) <= (SMALL * max(self.tol, self.eps**TIGHT)) ** 2
 
     def _confirm(self, now: HyperValue, *, stuck: bool = False, tried: Sequence[HyperValue] = ()) -> HyperValue:
         """Decide whether a point is a solution: x must be stationary, and y a strict minimum on its face.
@@ -546,7 +605,7 @@ class HyperDescent(Saved):
         pivot = factor.pivot if factor is not None else math.nan
         residual = self._residual(now)
         weak = int(weakly_active(self.lower, now).sum())
-        if not stuck and residual > TUNING.settled * self.largest:  # not stationary with an accurate y: go on
+        if not stuck and residual > SAME * self.largest:  # not stationary with an accurate y: go on
             self.memory.clear()
             return now
         measures = self.measures = StationarityMeasures(pivot, response.error, residual / (self.largest or 1.0), weak)
@@ -584,7 +643,7 @@ class HyperDescent(Saved):
 
     def _nearby_gradients(self, now: HyperValue) -> Tensor:
         """The hypergradients of recent evaluations close to x, on its free coordinates, one in each row."""
-        reach = max(self.tol, self.eps**LOOSE) / TUNING.beyond_tol * self.domain.x_size(now.x)
+        reach = max(self.tol, self.eps**LOOSE) / SMALL * self.domain.x_size(now.x)
         rows = [gradient for x, gradient in self.nearby if norm(x - now.x) <= reach]
         return torch.where(self._free(now), torch.stack([*rows, now.gradient]), 0.0)
 
@@ -592,7 +651,7 @@ class HyperDescent(Saved):
         """A point of lower F on the other side of a kink, along a hypergradient that was seen there; None without one."""
         for row in self._nearby_gradients(now):
             size = norm(row)
-            if size > TUNING.settled * self.largest:  # smaller ones belong to the side of x, which is stationary
+            if size > SAME * self.largest:  # smaller ones belong to the side of x, which is stationary
                 length = self.eps**DIFFERENCE * (self.domain.x_size(now.x) or 1.0)
                 lower = self.saddle_escape.descend(now, -length / size * row, signs=(1,))
                 if lower is not None:
@@ -612,7 +671,7 @@ class HyperDescent(Saved):
         self.released = True
         unit = (self.domain.x_size(now.x) or 1.0) / math.sqrt(len(now.x))  # the root mean square of the coordinates
         gain, best, guess = self.tol * self.trail.scale(now), now, now.y
-        for exponent in range(TUNING.probes):
+        for exponent in range(PROBES):
             x = self.domain.project(now.x + TUNING.first_step * LONGER**exponent * unit * direction)
             new = self.objective(x, guess)
             if not new.regular or now.F + gain < new.F:  # too far; an F that is merely equal may still fall beyond
@@ -635,7 +694,7 @@ class HyperDescent(Saved):
             return False
         size = norm(shortest_combination(rows)) / (self.largest or 1.0)
         measures.stationarity = min(size, measures.stationarity)
-        return size <= TUNING.settled
+        return size <= SAME
 
     def __str__(self) -> str:
         words = f"{self.steps} Newton step{'' if self.steps == 1 else 's'} in x"

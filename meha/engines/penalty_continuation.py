@@ -20,8 +20,8 @@ from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint, Penalt
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.extrapolation import richardson
-from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
-from meha.numerics.tolerances import FAR, TIGHT
+from meha.numerics.limited_memory import FEW_PAIRS, PAIRS, EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
+from meha.numerics.tolerances import FAR, NEAR, PATIENCE, PROBES, ROUNDING, SAME, SMALL, STEPS, TIGHT
 from meha.problem.oracle import Oracle
 from meha.tensors.state import Saved, pack, unpack
 from meha.tensors.variables import Variable
@@ -113,7 +113,7 @@ def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
     for level, value in (("upper", F), ("lower", lower.value)):
         if not math.isfinite(value):
             raise ValueError(f"{level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
-    curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=TUNING.probes)
+    curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=PROBES)
     F_xx, F_yy, f_yy, f_xy = (curvatures[name] for name in ("F_xx", "F_yy", "f_yy", "f_xy"))
     slope, f_slope = vector_norm(F_y), max(vector_norm(lower.gradient), f_yy * vector_norm(y0)) or f_yy
     # Where F or f is linear, F shall move y by as much as f does, or by the size of y.
@@ -123,7 +123,7 @@ def measure(levels: FlatProblem, sizes: Sizes, both_starts: bool) -> Scales:
     starts = (in_both / TUNING.first_c, TUNING.first_c * in_y)[: 2 if both_starts else 1]
     scales = Scales(**vars(sizes), curvatures=curvatures, slope=slope, balance=in_y, starts=starts)
     if levels.oracle.response_term.vanishes:  # the start decides which solution is meant: F must not move y to another basin
-        scales.starts, scales.proximal = (TUNING.first_c * in_y,), TUNING.small * (f_yy or 1.0)
+        scales.starts, scales.proximal = (TUNING.first_c * in_y,), SMALL * (f_yy or 1.0)
         scales.tol = max(sizes.tol, math.sqrt(levels.eps**0.5))  # the error falls with the root of c
     return scales
 
@@ -198,17 +198,17 @@ def stage_verdict(stages: Sequence[PenaltyStage], scales: Scales, spread: float)
     """The verdict if a pass ends with the last stage; None if it goes on. Only solved stages are evidence."""
     stage, tol = stages[-1], scales.tol
     name, bias = scales.name, f"{stage.bias_x:.1e}"
-    close = 2 * stage.c * stage.gap <= TUNING.small * spread  # for a quadratic f, F rises by 2 c gap when y moves to theta
-    if scales.balance / stage.c < TUNING.small and stage.apart <= TUNING.near and close:
+    close = 2 * stage.c * stage.gap <= SMALL * spread  # for a quadratic f, F rises by 2 c gap when y moves to theta
+    if scales.balance / stage.c < SMALL and stage.apart <= NEAR and close:
         solved = all(recent.solved for recent in stages[-2:])
-        if solved and stage.bias_x <= tol and stage.bias_y <= tol / TUNING.small:  # the lower level determines y less well
+        if solved and stage.bias_x <= tol and stage.bias_y <= tol / SMALL:  # the lower level determines y less well
             return Verdict(
                 Status.CONVERGED, f"{name}, extrapolated in 1/c, changed by {bias} in the last stage (tol {tol:.1e})."
             )
         if solved and all(recent.bias_F <= tol**2 for recent in stages[-2:]):  # F is quadratic near a solution
             where = ", in directions in which F is almost constant" if stage.bias_x > tol else ""
             return Verdict(Status.CONVERGED, f"F no longer changes; {name} changed by {bias} in the last stage{where}.")
-        if scales.growth * stage.blur > TUNING.small:  # rounding would spoil the gradients of the next stage
+        if scales.growth * stage.blur > SMALL:  # rounding would spoil the gradients of the next stage
             message = f"{name} is accurate to about {bias}; rounding errors, which c multiplies, prevent more. Use float64."
             return Verdict(Status.FINISHED, message)
     if stage.c > TUNING.largest_c * scales.balance:
@@ -256,7 +256,7 @@ class LowerSolve(Saved, Generic[PointT]):
 
     def __init__(self, levels: FlatProblem, scales: Scales, c: float, evaluate: Callable[[Tensor, float], PointT]) -> None:
         self.levels, self.scales, self.evaluate = levels, scales, evaluate
-        self.pairs = LimitedMemory.sized(TUNING.pairs, len(scales.y0))
+        self.pairs = LimitedMemory.sized(PAIRS, len(scales.y0))
         self.force, self.solved = 0.0, False
         self.enter(c)
 
@@ -279,19 +279,21 @@ class LowerSolve(Saved, Generic[PointT]):
         if not point.finite:
             return point
         smallest, idle, cleared, start = math.inf, 0, False, max(scales.y_size(z), scales.y_size(other))
-        for _ in range(TUNING.inner_steps):
+        for _ in range(STEPS):
             if point.upper is not None:  # F/c + f + g; a solve for theta gets the force of y from its caller
-                self.force = max(vector_norm(point.upper), TUNING.near * scales.tol * scales.slope) / self.c
+                self.force = max(vector_norm(point.upper), NEAR * scales.tol * scales.slope) / self.c
             d, remembered = descent.direction(point)
             r = descent.residual(point).r
             residual, length, here = vector_norm(r), vector_norm(d), vector_norm(point.z)
-            enough = eps * max(vector_norm(point.z - other), TUNING.near * scales.tol * scales.y_size(point.z))
+            enough = eps * max(vector_norm(point.z - other), NEAR * scales.tol * scales.y_size(point.z))
             if (residual <= eps * self.force and length <= enough) or residual <= 2 * rounding * self.curvature * here:
+                break
+            if length <= ROUNDING * rounding * here:
                 break
             idle = 0 if residual < 0.5 * smallest else idle + 1
             smallest = min(smallest, residual)
             nothing = -float(r @ d) <= TUNING.within_noise * point.noise
-            if idle >= TUNING.patience and (nothing or length <= rounding**0.5 * here):  # values cannot tell such steps apart
+            if idle >= PATIENCE and (nothing or length <= rounding**0.5 * here):  # values cannot tell such steps apart
                 break
             new = descent.step(point, d, remembered)
             if new is None:
@@ -303,7 +305,7 @@ class LowerSolve(Saved, Generic[PointT]):
             point, cleared = new, False
             if vector_norm(point.z) > FAR * max(start, scales.y_largest):
                 return replace(point, smooth=-math.inf)  # no minimum: the infinite value tells the caller
-        self.solved = vector_norm(descent.residual(point).r) <= TUNING.solved * max(self.force, scales.tol * scales.slope)
+        self.solved = NEAR * vector_norm(descent.residual(point).r) <= max(self.force, scales.tol * scales.slope)
         self.t = descent.t
         return point
 
@@ -360,12 +362,12 @@ class PenaltyEnvelope(Saved):
         """Add solvers and weights for further basins, up to ``n`` in all."""
         new = n - len(self.weights)
         self.solve_thetas += [self._solve_theta() for _ in range(new)]
-        self.reweigh([*self.weights, *[TUNING.small] * new])
+        self.reweigh([*self.weights, *[SMALL] * new])
 
     def reweigh(self, weights: Sequence[float]) -> None:
         """Set the weights of all basins; the first gets what the others leave."""
         # A weight of zero would stay zero: the basin could not come back when it becomes the lowest.
-        least = TUNING.least_weight * min(1.0, self.scales.balance / self.c)
+        least = NEAR * min(1.0, self.scales.balance / self.c)
         others = [max(weight, least) for weight in weights[1:]]
         first = max(1 - sum(others), least)
         self.weights = [weight / (first + sum(others)) for weight in (first, *others)]
@@ -476,7 +478,7 @@ class PenaltyPass(Saved):
         self.thetas, self.inactive_basins = [start.y, *start.others[: TUNING.basins]], start.others[TUNING.basins :]
         self.envelope = PenaltyEnvelope(levels, scales, start.c)
         self.passed, self.widest = 0, scales.x_size(start.x)
-        self.pairs = LimitedMemory.sized(TUNING.few_pairs, len(self.x))
+        self.pairs = LimitedMemory.sized(FEW_PAIRS, len(self.x))
         self.stages: list[PenaltyStage] = []
         self.end = levels.spent + allowed
         self.result: Result | None = None
@@ -493,8 +495,8 @@ class PenaltyPass(Saved):
         if self.weight < 1 and len(self.stages) >= 2:
             last = self.stages[-1].x
             moved = min(1.0, vector_norm(last - self.stages[-2].x) / self.scales.x_size(last))
-        self.tau = max(TUNING.stage_accuracy * moved**2, TUNING.small * self.scales.tol)
-        self.envelope.enter(c, max(self.tau, TUNING.finest_solve))
+        self.tau = max(TUNING.stage_accuracy * moved**2, SMALL * self.scales.tol)
+        self.envelope.enter(c, max(self.tau, self.levels.eps**TIGHT))
         self.envelope.extend(len(self.thetas))
         self.envelope.kappa = max(seen.spread, seen.span, 0.0)
         self.thetas = [self._displaced_theta(), *self.thetas[1:]]
@@ -508,13 +510,13 @@ class PenaltyPass(Saved):
             return self.y
         generator = torch.Generator().manual_seed(self.passed + len(self.stages))  # the same in a resumed run
         d = torch.randn(len(self.y), generator=generator, dtype=torch.float64, device="cpu").to(self.y)
-        far = max(self.scales.tol * self.scales.y_size(self.y), TUNING.near * vector_norm(self.y - self.thetas[0]))
+        far = max(self.scales.tol * self.scales.y_size(self.y), NEAR * vector_norm(self.y - self.thetas[0]))
         return self.levels.inside(self.y + far / vector_norm(d) * d)
 
     def step(self) -> dict[str, float]:
         """Take a step in x, or end the stage; returns the numbers before it."""
         try:
-            with self.levels.until(self.end - TUNING.small * self.allowed):  # the last lower solve needs gradients, too
+            with self.levels.until(self.end - SMALL * self.allowed):  # the last lower solve needs gradients, too
                 return self._step()
         except BudgetError:
             last = self.stages[-1] if self.stages else None
@@ -540,9 +542,9 @@ class PenaltyPass(Saved):
         seen = self.seen = self.seen._replace(slope=max(self.seen.slope, point.slope), span=max(self.seen.span, change))
         scale = scales.x_size(point.z)
         self.widest = max(self.widest, scale)
-        longest = 0.5 * max(1.0, TUNING.small * self.widest / scale)  # x may cross zero, where its size is none
+        longest = 0.5 * max(1.0, SMALL * self.widest / scale)  # x may cross zero, where its size is none
         reach = scale / (vector_norm(point.gradient) or 1.0)
-        t = min(self.t, longest * reach) if self.t else TUNING.near * reach
+        t = min(self.t, longest * reach) if self.t else NEAR * reach
         project = self.levels.project if self.levels.constrained else None
         descent = QuasiNewtonDescent(
             self._phi, self.pairs, project, False, t, kinks=len(self.thetas) > 1, clock=self.levels.clock
@@ -550,18 +552,18 @@ class PenaltyPass(Saved):
         d, remembered = descent.direction(point)
         residual, length = vector_norm(descent.residual(point).r), vector_norm(d) / scale
         # A direction may be short because the memory is wrong, so the gradient must have fallen as well.
-        done = length <= tau and residual <= TUNING.small * seen.slope
-        done = done or residual <= max(TUNING.near * tau**2 * seen.slope, point.blur)
+        done = length <= tau and residual <= SMALL * seen.slope
+        done = done or residual <= max(NEAR * tau**2 * seen.slope, point.blur)
         early, origin = self.weight >= 1, self.origin[0]  # F still shapes the stage, whose solution matters little
-        if done or self.failures >= TUNING.patience or self.steps >= (TUNING.early_steps if early else TUNING.late_steps):
-            if not done and early and TUNING.near * vector_norm(self.x - origin) > scales.x_size(origin):
+        if done or self.failures >= PATIENCE or self.steps >= (TUNING.early_steps if early else TUNING.late_steps):
+            if not done and early and NEAR * vector_norm(self.x - origin) > scales.x_size(origin):
                 self._abandon_stage()  # it went so far that no solution is nearby
             else:
                 self._end_stage(point, residual, length, done)
         else:
             self.steps += 1
             # As the gradient falls, y and theta must become more accurate, for Phi_c to show the decrease.
-            envelope.eps = min(envelope.eps, max(TUNING.finest_solve, TUNING.small * min(1.0, residual / seen.slope)))
+            envelope.eps = min(envelope.eps, max(self.levels.eps**TIGHT, SMALL * min(1.0, residual / seen.slope)))
             self._move(descent, point, descent.step(point, d, remembered, min(1.0, longest / length)))
         return {"upper": point.F, "lower": point.phi, "gap": point.gap, "residual": residual, "c": c}
 
@@ -580,7 +582,7 @@ class PenaltyPass(Saved):
         """Accept a new point; without one, solve y and theta more accurately, then also clear the memory."""
         if new is None:
             self.failures, self.point = self.failures + 1, None
-            self.envelope.eps = max(TUNING.small * self.envelope.eps, TUNING.finest_solve)
+            self.envelope.eps = max(SMALL * self.envelope.eps, self.levels.eps**TIGHT)
             if self.failures > 1:
                 self.pairs.clear()
         else:
@@ -626,7 +628,7 @@ class PenaltyPass(Saved):
         end = None if moved else stage_verdict(self.stages, scales, self.seen.spread)
         if end is not None:
             return self._close(limit_x, limit_y, end)
-        if left or (len(self.thetas) > 1 and apart > TUNING.near):
+        if left or (len(self.thetas) > 1 and apart > NEAR):
             # Theta starts beside y in the next stage, and would lose a basin that y has left.
             self.inactive_basins = [*self.inactive_basins, self.thetas[0]]
         if moved:  # stages of another basin have another limit
@@ -650,7 +652,7 @@ class PenaltyPass(Saved):
         kept: list[int] = []
         for i in sorted((i for i, end in enumerate(ends) if end.finite), key=lambda i: ends[i].value):
             others = [self.thetas[0], *(ends[j].z for j in kept)]  # basins merge as x moves: each minimizer counts once
-            if all(vector_norm(ends[i].z - other) > TUNING.same * self.scales.y_size(other) for other in others):
+            if all(vector_norm(ends[i].z - other) > SAME * self.scales.y_size(other) for other in others):
                 kept.append(i)
         # Those with a solver and a weight come first, as choose() and extend() need.
         active = sorted(kept[: TUNING.basins], key=lambda i: i >= followed)
@@ -664,7 +666,7 @@ class PenaltyPass(Saved):
         """Move y to another basin, or to that of its theta if it ``left`` it, if F + c (f + g) is smaller there."""
         c, thetas = self.envelope.c, self.thetas
         here = point.value + c * (point.phi - point.gap)  # F + c (f + g), less what the smoothing does not yet penalise
-        best, least = None, here - TUNING.better * max(self.seen.spread, 0.0) - point.noise
+        best, least = None, here - SAME**2 * max(self.seen.spread, 0.0) - point.noise
         for i in range(0 if left else 1, len(thetas)):
             at = self.envelope.branch(thetas[i])
             if at.finite and c * at.value < least:
@@ -681,7 +683,7 @@ class PenaltyPass(Saved):
 
     def _close(self, x: Tensor, y: Tensor, end: Verdict) -> None:
         """End the pass: solve the lower level accurately at x, and set the result."""
-        self.envelope.eps = min(self.envelope.eps, TUNING.small * self.scales.tol)
+        self.envelope.eps = min(self.envelope.eps, SMALL * self.scales.tol)
         self.levels.move(x)
         solved, lower, solve = False, math.nan, self.envelope.solve_thetas[0]
         with contextlib.suppress(BudgetError), self.levels.until(self.end):  # without gradients, y stays as it is

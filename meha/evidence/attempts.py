@@ -23,6 +23,7 @@ from meha.lower.nearest import NearestSolution, solve_nearest
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.status import Status, Verdict
 from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.tolerances import FAR, SAME, SMALL
 from meha.tensors.state import Saved
 from meha.tensors.vectors import vector_norm
 
@@ -36,7 +37,7 @@ def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSol
         start = torch.cat([leaf.detach().reshape(-1) for leaf in response_term.centre(levels.x)]).to(sizes.y0)
     else:
         start = sizes.y0
-    return solve_nearest(levels, start, TUNING.small * sizes.tol, levels.curvatures["f_yy"])
+    return solve_nearest(levels, start, SMALL * sizes.tol, levels.curvatures["f_yy"])
 
 
 def use_nearest(levels: FlatProblem, sizes: Sizes, result: Result) -> Result:
@@ -54,7 +55,7 @@ def attach_resolved_F(levels: FlatProblem, sizes: Sizes, result: Result) -> Resu
     """Re-solve the lower level from y0, and add F there to the result, unless that solution is in a higher basin than y."""
     fresh = nearest_solution(levels, sizes, result.x)
     fell = abs(levels.lower(sizes.y0).value - fresh.lower)  # the scale of differences of f + g
-    if fresh.lower - result.lower > TUNING.better * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
+    if fresh.lower - result.lower > SAME**2 * fell + TUNING.within_noise * levels.lower(fresh.y).noise:
         return result
     return result._replace(F_nearest=levels.upper(fresh.y)[0])
 
@@ -88,7 +89,7 @@ def _verified(result: Result) -> Verdict:
 def _several_solutions_warning(result: Result) -> str:
     """A warning where F depends on the choice among several lower solutions; empty where it does not."""
     scale = max(result.spread, abs(result.F))
-    if result.F_nearest is None or not result.F_nearest - result.F > TUNING.same * scale:
+    if result.F_nearest is None or not result.F_nearest - result.F > SAME * scale:
         return ""
     return (
         f"Warning: the lower level has several solutions at this x. F = {result.F:.3g} at the returned y, but"
@@ -130,7 +131,7 @@ class Attempts(Saved):
     @property
     def best(self) -> int:
         """The index of the answer: the best by rank, then by F; an earlier one unless a later one is clearly better."""
-        least = TUNING.better * max(0.0, *(result.spread for result in self.results), 0.0)  # a pass that failed has -inf
+        least = SAME**2 * max(0.0, *(result.spread for result in self.results), 0.0)  # a pass that failed has -inf
         best = 0
         for i, other in enumerate(self.results):
             own, others = rank_key(self.results[best]), rank_key(other)
@@ -174,7 +175,7 @@ class Attempts(Saved):
         cheap = all(result.engine is EngineKind.IMPLICIT_NEWTON for result in self.results)
         if rivals:
             # Attempts that ended at the same F count as one other solution.
-            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > TUNING.same * abs(F) for G in rivals[:i])]
+            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > SAME * abs(F) for G in rivals[:i])]
             return alike >= TUNING.agreeing + (len(kinds) if cheap else 0)
         return self.few_coordinates or not cheap or alike >= TUNING.agreeing
 
@@ -185,13 +186,13 @@ class Attempts(Saved):
 
     def same_solution(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F: x may not matter."""
-        alike = abs(a.F - b.F) <= TUNING.same * abs(a.F) + TUNING.better * max(a.spread, b.spread)
+        alike = abs(a.F - b.F) <= SAME * abs(a.F) + SAME**2 * max(a.spread, b.spread)
         return a is b or ((self.same_point(a, b.x, b.y) or alike) and rank_key(a) == rank_key(b))
 
     def same_point(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, within the accuracy of both."""
         sizes = self.sizes
-        same, y_size = max(2 * sizes.tol, TUNING.same), max(sizes.y_size(y), sizes.y_largest)
+        same, y_size = max(2 * sizes.tol, SAME), max(sizes.y_size(y), sizes.y_largest)
         return vector_norm(result.x - x) <= same * sizes.x_size(x) and vector_norm(result.y - y) <= same * y_size
 
     # What to do next
@@ -312,7 +313,7 @@ class Attempts(Saved):
             ]
             others = [basin.z for basin in basins if basin is not own][: TUNING.samples]
             # With a larger c, F cannot pull y out of the lower basin again.
-            holding = TUNING.holding * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
+            holding = TUNING.first_c * abs(levels.upper(others[0])[0] - result.F) / evidence.excess
             self._add(Start("back from a higher basin", scales.starts[0], result.x, result.y, others))
             c = max(scales.starts[-1], holding)
             if not self._add(Start("from a lower basin", c, result.x, others[0], [result.y, *others[1:]])):
@@ -321,14 +322,14 @@ class Attempts(Saved):
         self.results[i] = polished = self._polished(result, search, evidence)
         for basin in basins:  # an equally low basin in which F is smaller is a better answer (the optimistic response)
             equal = basin is not own and basin.value <= own.value + search.equal(basin)
-            if equal and levels.upper(basin.z)[0] < polished.F - TUNING.better * max(result.spread, 0.0):
+            if equal and levels.upper(basin.z)[0] < polished.F - SAME**2 * max(result.spread, 0.0):
                 self._add(Start("from a basin of the same height", scales.starts[-1], result.x, basin.z, [own.z]))
                 break
 
     def _remember_basins(self, basins: Sequence[LowerPoint]) -> None:
         """Keep the minimizers of basins for later searches, each once."""
         for basin in basins:
-            far = TUNING.same * self.sizes.y_size(basin.z)
+            far = SAME * self.sizes.y_size(basin.z)
             if len(self.basins) < TUNING.samples and all(vector_norm(basin.z - known) > far for known in self.basins):
                 self.basins.append(basin.z)
 
@@ -416,12 +417,12 @@ class Attempts(Saved):
         if not vector_norm(moved) > sizes.tol * sizes.x_size(x):  # x did not move: there is no direction to test
             return True
         furthest = distance >= 0.5 * distance.max()  # one coordinate may go to infinity while the others converge
-        if vector_norm(moved) <= TUNING.same * sizes.x_size(x):  # a start near the solution says nothing about what is far
+        if vector_norm(moved) <= SAME * sizes.x_size(x):  # a start near the solution says nothing about what is far
             moved = moved * (sizes.x_size(x) / vector_norm(moved))
-        beyond = torch.where(furthest, x + TUNING.beyond * moved, x)
+        beyond = torch.where(furthest, x + FAR * moved, x)
         if levels.constrained and not torch.equal(levels.project(beyond), beyond):  # X bounds them
             return True
-        slack = TUNING.better if levels.oracle.response_term.vanishes else sizes.tol  # with ``Nearest``, tol is raised to 1e-4
+        slack = SAME**2 if levels.oracle.response_term.vanishes else sizes.tol  # with ``Nearest``, tol is raised to 1e-4
 
         def rise(share: float) -> float:
             return upper(torch.where(furthest, x + share * moved, x)) - result.F

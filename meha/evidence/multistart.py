@@ -20,7 +20,8 @@ from meha.evidence.sampling import Samples
 from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.method.method import Numbers
 from meha.method.status import Status
-from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.limited_memory import FEW_PAIRS, PAIRS, LimitedMemory
+from meha.numerics.tolerances import SAME, SMALL
 from meha.tensors.state import Saved
 from meha.tensors.vectors import vector_norm
 
@@ -160,7 +161,7 @@ class Multistart(Saved):
         # The descents of the lower level begin with the Hessian that the engine knows, which saves most of their steps.
         levels.curvatures = {**engine.shape.curvatures(at), "F_yy": self._upper_curvature(now.y)}
         hessian = engine.shape.hessian(at)
-        attempts.pairs = LimitedMemory.sized(TUNING.few_pairs if hessian is None else TUNING.pairs, len(now.y), matrix=hessian)
+        attempts.pairs = LimitedMemory.sized(FEW_PAIRS if hessian is None else PAIRS, len(now.y), matrix=hessian)
         return attempts.verify_newton(engine, others)
 
     def _upper_curvature(self, y: Tensor) -> float:
@@ -169,7 +170,7 @@ class Multistart(Saved):
         slope = vector_norm(gradient)
         if not slope:
             return 0.0
-        step = TUNING.same * self.attempts.sizes.y_size(y)
+        step = SAME * self.attempts.sizes.y_size(y)
         return vector_norm(self.levels.upper(y - step / slope * gradient)[2] - gradient) / step
 
     # Restarts
@@ -222,12 +223,11 @@ class Multistart(Saved):
         if not self.attempts.few_coordinates:
             engine.lower.limit = min(self.max_gradients, self.levels.spent + self.spent)
         x, y = self.elsewhere.pop(0)
-        engine.restart(x, y, max(self.tol, TUNING.same), allowed)  # most end at a known solution: coarse is enough
+        engine.restart(x, y, max(self.tol, SAME), allowed)  # most end at a known solution: coarse is enough
 
     def _allowed(self) -> float:
         """The budget of evaluations of the hyper-objective, in all: the cost of the evidence stays in proportion."""
-        share = TUNING.restart_share if self.attempts.few_coordinates else 1.0  # with many, the other start alone is as dear
-        return self.cost + self.sampled + max(TUNING.least_restart, share * self.cost)
+        return self.cost + self.sampled + max(TUNING.least_restart, self.cost)
 
     def _has_joined(self, engine: HyperDescent) -> bool:
         """Whether the present attempt has reached a known solution, so that its last steps can be saved."""
@@ -255,9 +255,9 @@ class Multistart(Saved):
         segment = now.x - result.x
         # On a segment, a quadratic rises by the mean of the slopes at both ends (trapezoidal rule, exact for quadratics).
         turn, rise = float((now.gradient - result.gradient) @ segment), 0.5 * float((now.gradient + result.gradient) @ segment)
-        close = vector_norm(segment) <= TUNING.small * vector_norm(engine.start[0] - result.x)
+        close = vector_norm(segment) <= SMALL * vector_norm(engine.start[0] - result.x)
         noise = math.sqrt(engine.eps) * (abs(now.F) + abs(result.F))
-        return abs(now.F - result.F - rise) <= (TUNING.small if close else TUNING.better) * turn + noise
+        return abs(now.F - result.F - rise) <= (SMALL if close else SAME**2) * turn + noise
 
     def _judge_attempt(self, engine: HyperDescent) -> bool:
         """Judge a restart; True if it goes on, because it met another solution that is not accurate enough yet."""
@@ -265,7 +265,7 @@ class Multistart(Saved):
         best = attempts.results[attempts.best]
         if now is None or not math.isfinite(now.F):
             return False
-        lower = TUNING.better * max(best.spread, 0.0) < best.F - now.F
+        lower = SAME**2 * max(best.spread, 0.0) < best.F - now.F
         if end is None:  # it joined a known solution
             known = self._joined_result(engine)
             assert known is not None
@@ -324,5 +324,5 @@ def _is_monotone(values: list[float]) -> bool:
     >>> _is_monotone([1.0, 2.0, 4.0]), _is_monotone([1.0, 3.0, 2.0]), _is_monotone([1.0, 0.5])
     (True, False, False)
     """
-    least = TUNING.same * (values[-1] - values[0])  # smaller dips may be errors: samples have a coarse y
+    least = SAME * (values[-1] - values[0])  # smaller dips may be errors: samples have a coarse y
     return all(not further < nearer - least for nearer, further in itertools.pairwise(values))

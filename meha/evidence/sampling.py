@@ -14,6 +14,7 @@ from meha.lower.flat_problem import BudgetError, LowerPoint
 from meha.lower.multistart import JOINED, StartingPoint
 from meha.lower.newton_on_faces import SmoothFace, semidefinite
 from meha.lower.newton_tuning import TUNING
+from meha.numerics.tolerances import NEAR, SAME
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.vectors import vector_norm
 
@@ -56,8 +57,9 @@ class Samples:
         (far_x, far_y), y, others, origins = self._far, self._bottom.z, self._points_to_sample, self._origins
         x = torch.cat([far_x, self._x.expand(len(origins), -1), others])
         starts = torch.cat([far_y, torch.stack([origin.y for origin in origins]), y.expand(len(others), -1)])
-        # An infinite tol takes no step; F at other x only ranks them, so a coarse y is enough.
-        tol = [math.inf] * len(far_x) + [JOINED] * (len(origins) + len(others))
+        # An infinite tol takes no step; F at other x only ranks them, so a coarse y is enough. A last step far shorter than the
+        # distance of two points that are the same: where Newton steps converge linearly, the error is as large as the step.
+        tol = [math.inf] * len(far_x) + [NEAR * JOINED] * len(origins) + [SAME] * len(others)
         reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [0.0] * len(others)
         checked = torch.zeros(len(x), dtype=torch.bool, device=x.device)  # negative curvature at one of these ends the batch
         checked[: len(far_x)] = checked[self._random_rows] = True
@@ -117,7 +119,7 @@ class Samples:
             x = self._points_to_sample[i]
             # From the solution itself, distant x would take more Newton steps, and fail more often.
             _, guess = min(known, key=lambda point: vector_norm(point[0] - x))
-            lower.accuracy = JOINED
+            lower.accuracy = SAME
             try:
                 F, y = self._objective.sample(x, guess)
             except (BudgetError, RuntimeError, *BREAKDOWNS):  # a sample that fails says nothing, and must not end the run

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.inspection.measuring import Derivative, StartNeighbourhood, root_mean_square, unevenness
+from meha.inspection.measuring import StartNeighbourhood, root_mean_square, unevenness
 from meha.inspection.report import Report
 from meha.lower.constrained import ConstrainedLower, SampleBox
 from meha.lower.curvature import flatten, probe
@@ -21,7 +21,6 @@ from meha.lower.nearest import solve_nearest
 from meha.methods import StochasticMEHA, default_method
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.quadratic_program import Array
-from meha.problem.oracle import Function
 from meha.problem.problem import Problem
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
@@ -32,7 +31,7 @@ HUGE = 1e8  # values and gradients beyond this get a warning
 SEARCH, PAIRS = 300, 20  # gradients of f that the search for basins may take, and the memory of its descents
 NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest one on; less is within the error
 
-LOWER_IN_Y = Derivative("f", "y")
+LEVELS = {"F": "upper", "f": "lower"}  # the arguments of Problem
 SMOOTH = "smooth it (softplus instead of relu, Huber's function instead of abs)"
 MOVE = "move abs and norms of y to nonsmooth=, such as meha.nonsmooth.L1(weight) or GroupL2(groups, weight), or else "
 
@@ -41,28 +40,25 @@ class Inspection:
     """Runs the checks of one problem, and collects what they find in a report."""
 
     def __init__(self, problem: Problem, x: Variable, y: Variable, batch: Any, other_batch: Any = None) -> None:
-        self.problem, self.x, self.y, self.batch = problem, x.copy(), y.copy(), batch
-        self.other_batch = other_batch
+        self.problem, self.x, self.y = problem, x.copy(), y.copy()
+        self.batch, self.other_batch = batch, other_batch
         self.original = x, y
         method = default_method(problem, x.value, y.value, None if batch is None else [batch])
         self.stochastic = isinstance(method, StochasticMEHA)
         self.result = Report(method=type(method).__name__)
         self.seconds = {"F": math.nan, "f": math.nan}
-        self.wrong: dict[Derivative, list[str]] = {}  # variables and leaves with wrong gradients
-        self.largest: dict[Derivative, Leaves] = {}  # largest size of each component of a gradient over several points
+        self.wrong: dict[str, list[str]] = {}  # variables and leaves with wrong gradients, for "F in x" and so on
+        self.largest: dict[str, Leaves] = {}  # largest size of each component of a gradient over several points
 
     def report(self) -> Report:
         """Run the checks in order; each is skipped if an earlier one found that it cannot be done."""
         result = self.result
-        if self.problem.coupled:
-            if self.check_start() and self.check_values() and self.check_repeats():
-                check_constraints(self)
-        elif self.check_start() and self.check_values() and self.check_repeats() and self.check_dependence():
+        ready = self.check_start() and self.check_values() and self.check_repeats()
+        if ready and self.problem.coupled:
+            check_constraints(self)
+        elif ready and self.check_dependence():
             self.check_gradients()
-            if self.around.thorough:
-                self.check_kinks()
-            else:
-                self.find("smoothness", "not checked, because of modules, many variables or slow objectives.")
+            self.check_kinks()
             if result.depends["f on y"]:
                 self.check_convexity()
                 self.check_basins()
@@ -73,12 +69,9 @@ class Inspection:
                 self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")
         purpose = "modules and batches" if self.stochastic else "tensors without batches"
         self.find("method", f"solve(problem, x0, y0) uses meha.{result.method}, which is made for {purpose}.")
-        if hasattr(self, "around"):
-            result.counts = self.around.oracle.counts
         result.seconds = (self.seconds["F"], self.seconds["f"])
         cost = [f"{1e3 * seconds:.2g} ms per gradient of {name}" for name, seconds in self.seconds.items() if seconds > 0]
-        upper = result.counts.upper
-        cost.append(f"this check took {upper} gradient{'s' * (upper != 1)} of F and {result.counts.lower} of f")
+        cost.append(f"this check took {_counted(result.counts.upper, 'gradient')} of F and {result.counts.lower} of f")
         self.find("cost", "; ".join(cost) + ".")
         return result
 
@@ -96,24 +89,27 @@ class Inspection:
             message = f"{level}: raised {type(error).__name__} at the start ({message}){hint}; fix it, or start elsewhere"
         self.warn(f"{message}.")
 
-    def uses(self, key: Derivative) -> bool:
+    def uses(self, key: str) -> bool:
         """Return whether a gradient was nonzero somewhere."""
         return any(bool(leaf.any()) for leaf in self.largest[key])
 
     def check_start(self) -> bool:
         """Project the start on X and Y; return whether it fits the problem."""
         x, y, problem = self.x, self.y, self.problem
+        counts = [
+            _counted(variable.numel, "number") + (f" in {len(variable.leaves)} tensors" if len(variable.leaves) > 1 else "")
+            for variable in (x, y)
+        ]
         dtypes = sorted({str(leaf.dtype).removeprefix("torch.") for leaf in x.leaves + y.leaves})
-        first = "no x" if problem._without_x else f"x: {_count(x)}"
-        self.find("start", f"{first}; y: {_count(y)}; {' and '.join(dtypes)} on {x.device}.")
+        first = "no x" if problem._without_x else f"x: {counts[0]}"
+        self.find("start", f"{first}; y: {counts[1]}; {' and '.join(dtypes)} on {x.device}.")
         if problem.needs_batch and self.batch is None:
             self.warn("batch: the objectives need one; pass batch=next(iter(loader)).")
             return False
         try:
             replace(problem, nonsmooth=None, x_set=None, y_set=None)._check_start(*self.original)
-            for variable, domain in ((x, problem.x_set), (y, problem.y_set)):
-                if domain is not None and not domain.holds(variable):
-                    name = variable.argument
+            for name, variable, domain in zip("xy", (x, y), problem.domains, strict=True):
+                if not domain.holds(variable):
                     remedy = f"start from {name}_set.project({name}0). The rest of this report is about that point"
                     where = f"{name}0 is not in {name.upper()} = {domain!r}"
                     self.warn(f"{where}, and only the default begins at the nearest point; {remedy}.")
@@ -123,12 +119,13 @@ class Inspection:
         except Exception as error:  # from a set, a term or its weight; those of this library say what is wrong
             self.warn(f"the start does not fit the problem. {type(error).__name__}: {error}")
             return False
+        self.result.counts = self.around.oracle.counts
         return True
 
     def check_values(self) -> bool:
         """Return whether both objectives have finite values at the start."""
-        oracle, values = self.around.oracle, {"F": math.nan, "f": math.nan}
-        for name, function in (("F", oracle.upper), ("f", oracle.lower)):
+        values = {"F": math.nan, "f": math.nan}
+        for name, function in self.around.levels.items():
             try:
                 value = function(self.x, self.y, self.batch)
             except Exception as error:
@@ -145,17 +142,19 @@ class Inspection:
 
     def check_repeats(self) -> bool:
         """Return whether the objectives give the same values twice, at least with the same seed; else the check ends."""
-        around, variables = self.around, (self.x, self.y)
-        before = [buffer.clone() for variable in variables for buffer in variable.buffers().values()]
-        repeatable = self.result.repeatable = around.repeats()
-        after = [buffer for variable in variables for buffer in variable.buffers().values()]
-        moved = not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        around.frozen = not repeatable  # from now on, every call begins with the same seed
-        measurable = repeatable or around.repeats()
+
+        def buffers() -> Leaves:
+            return [buffer.clone() for variable in (self.x, self.y) for buffer in variable.buffers().values()]
+
+        before = buffers()
+        repeatable = self.result.repeatable = self.around.repeats()
+        moved = not all(map(torch.equal, before, buffers()))
+        self.around.frozen = not repeatable  # from now on, every call begins with the same seed
+        measurable = repeatable or self.around.repeats()
         values = "the same values" if repeatable else "different values"
         consequence = "" if measurable else ", even with the same seed, so the remaining checks were skipped"
-        buffers = " Buffers (running statistics) change with each call; .eval() keeps them." if moved else ""
-        self.find("repeatable", f"repeated calls return {values}{consequence}.{buffers}")
+        running = " Buffers (running statistics) change with each call; .eval() keeps them." if moved else ""
+        self.find("repeatable", f"repeated calls return {values}{consequence}.{running}")
         if not repeatable and not self.stochastic:
             self.warn(
                 "upper and lower: return different values when called again at the same point. Draw random numbers once,"
@@ -169,7 +168,7 @@ class Inspection:
         for spread in (0.0, 0.3, 1.0):
             if spread:
                 around.scatter(spread)
-            for name, function in (("F", around.oracle.upper), ("f", around.oracle.lower)):
+            for name, function in around.levels.items():
                 begin = time.perf_counter()
                 try:
                     gradients = around.gradient(function, self.x, self.y, strict=not spread)
@@ -178,11 +177,12 @@ class Inspection:
                     return False
                 sizes = [float(norm(leaves)) for leaves in gradients]
                 self.seconds[name] = min(time.perf_counter() - begin, self.seconds[name] if spread else math.inf)
-                for argument, gradient, size in zip(("x", "y"), gradients, sizes, strict=True):
+                for argument, gradient, size in zip("xy", gradients, sizes, strict=True):
                     self.record(name, argument, gradient, size)
-                    if not spread:
-                        self.result.sizes[f"{name}_{argument}"] = size
-                    if not spread and not math.isfinite(size):
+                    if spread:
+                        continue
+                    self.result.sizes[f"{name}_{argument}"] = size
+                    if not math.isfinite(size):
                         where = f"{function.level}: its gradient in {argument} is not finite at the start"
                         self.warn(f"{where} (sqrt at 0?); add a small number under the root, or start elsewhere.")
             if self.problem.nonsmooth is not None:
@@ -194,7 +194,7 @@ class Inspection:
 
     def record(self, name: str, argument: str, gradient: Leaves, size: float) -> None:
         """Record the largest components; those of g count for f, because a run differentiates f + g in x."""
-        key, on, depends = Derivative("f" if name == "g" else name, argument), f"{name} on {argument}", self.result.depends
+        key, on, depends = f"{'f' if name == 'g' else name} in {argument}", f"{name} on {argument}", self.result.depends
         before = self.largest.setdefault(key, [torch.zeros_like(leaf) for leaf in gradient])
         depends[on] = depends.get(on, False) or 0 < size < math.inf
         if math.isfinite(size):
@@ -202,45 +202,39 @@ class Inspection:
 
     def check_gradients(self) -> None:
         """Compare gradients along random lines near the start with differences of values; then judge the dependences."""
-        around, wrong, deviations = self.around, self.wrong, self.result.deviations
+        around, deviations = self.around, self.result.deviations
         for spread in (0.3, 0.01, 0.0):  # not at the start itself, where kinks (y = 0) and zero gradients are common
             around.scatter(spread)
             if all(math.isfinite(around.value(function)) for _, function, _ in around.pairs()):
                 break
         for key, function, variable in around.pairs():
-            deviations[str(key)], wrong[key] = 0.0, []
+            deviations[key], wrong = 0.0, self.wrong.setdefault(key, [])
             for label, line in around.lines(variable, spread or 0.01):
                 deviation, failed = around.deviation(function, variable, line)
-                deviations[str(key)] = max(deviations[str(key)], deviation)
-                wrong[key] += [label] if failed else []
-            if wrong[key]:  # the values change, even if autograd sees no dependence
-                self.result.depends[key.dependence] = True
-                self.warn_of_gradient(key, function, variable)
+                deviations[key] = max(deviations[key], deviation)
+                wrong += [label] if failed else []
+            if wrong:  # the values change, even if autograd sees no dependence
+                self.result.depends[key.replace(" in ", " on ")] = True
+                name = variable.argument
+                where = ", ".join(dict.fromkeys(label for label in wrong if label != name)) or name
+                mistake = f"its gradient in {where} deviates from finite differences (relative error {deviations[key]:.1e})"
+                remedy = "look for .detach() or .item() in it, or a mistake in your backward()"
+                if not self.uses(key):
+                    mistake = f"its value changes with {name}, but autograd does not see it"
+                    remedy = f"avoid .detach(), .item(), .data and numpy on {name}"
+                self.warn(f"{function.level}: {mistake}; {remedy}.")
         around.go_back()
         self.judge_dependence()
-        right = {key: deviations[str(key)] for key in wrong if self.uses(key) and not wrong[key]}
+        right = {key: deviations[key] for key, wrong in self.wrong.items() if self.uses(key) and not wrong}
         beyond = ", ".join(f"{key} {deviation:.0e}" for key, deviation in right.items() if deviation)
-        agree = f"{', '.join(map(str, right))} agree with finite differences" + (
-            f"; deviations beyond rounding: {beyond}" if beyond else ""
-        )
-        self.find("gradients", f"{agree}." if right else "all are zero or wrong, see below.")
-
-    def warn_of_gradient(self, key: Derivative, function: Function, variable: Variable) -> None:
-        """Warn of a gradient that finite differences contradict."""
-        name = variable.argument
-        where = ", ".join(dict.fromkeys(label for label in self.wrong[key] if label != name)) or name
-        error = self.result.deviations[str(key)]
-        mistake = f"its gradient in {where} deviates from finite differences (relative error {error:.1e})"
-        remedy = "look for .detach() or .item() in it, or a mistake in your backward()"
-        if not self.uses(key):
-            mistake = f"its value changes with {name}, but autograd does not see it"
-            remedy = f"avoid .detach(), .item(), .data and numpy on {name}"
-        self.warn(f"{function.level}: {mistake}; {remedy}.")
+        agree = f"{', '.join(right)} agree with finite differences"
+        more = f"; deviations beyond rounding: {beyond}" if beyond else ""
+        self.find("gradients", f"{agree}{more}." if right else "all are zero or wrong, see below.")
 
     def judge_dependence(self) -> None:
         """Report which objective depends on which variable, and warn of what is missing."""
         on, unused = self.result.depends, self.result.unused
-        used = {name: [argument for argument in ("x", "y") if on[f"{name} on {argument}"]] for name in ("F", "f")}
+        used = {name: [argument for argument in "xy" if on[f"{name} on {argument}"]] for name in ("F", "f")}
         used |= {"g": ["x", "y"] if on["g on x"] else ["y"]} if self.problem.nonsmooth is not None else {}
         parts = [f"{name} on {' and '.join(arguments) or 'neither x nor y'}" for name, arguments in used.items()]
         self.find("depends", "; ".join(parts) + ".")
@@ -259,22 +253,24 @@ class Inspection:
             self.warn("lower: does not depend on y, so every y solves it; use y, as it is passed, in lower.")
         penalised = {self.y.names[i] for _, chosen in self.problem.g.terms(self.y) for i in chosen}  # g determines these
         for variable in (self.x, self.y):
-            keys = [Derivative(name, variable.argument) for name in ("F", "f")]
+            keys = [f"{name} in {variable.argument}" for name in LEVELS]
             for i, name in enumerate(variable.names if len(variable.names) > 1 else []):
                 reached = any(bool(self.largest[key][i].any()) or variable.label(name) in self.wrong[key] for key in keys)
                 if any(map(self.uses, keys)) and not reached and not (variable is self.y and name in penalised):
                     unused.append(variable.label(name))
         if unused:
-            more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
-            self.warn(f"{', '.join(unused[:6])}{more}: no gradient of upper or lower reaches it; use it, or leave it out.")
+            self.warn(f"{_listed(unused, 6)}: no gradient of upper or lower reaches it; use it, or leave it out.")
 
     def check_kinks(self) -> None:
         """Search kinks on lines through the start; for f in y also through 0, where absolute values and norms have theirs."""
-        around, jumps = self.around, dict[Derivative, float]()
+        around, jumps = self.around, self.result.kinks
+        if not around.thorough:
+            self.find("smoothness", "not checked, because of modules, many variables or slow objectives.")
+            return
         for key, function, variable in around.pairs():
             start = around.start[variable]
             zero = [torch.zeros_like(leaf) for leaf in start]
-            for centre in [start, zero] if key == LOWER_IN_Y and bool(norm(start) > 0) else [start]:
+            for centre in [start, zero] if key == "f in y" and bool(norm(start) > 0) else [start]:
                 around.go_back()
                 if variable is self.x:  # away from y = 0, where weights of |y| have no influence
                     around.scatter(0.3)
@@ -282,18 +278,18 @@ class Inspection:
                 if jump:
                     jumps[key] = max(jump, jumps.get(key, 0.0))
         around.go_back()
-        self.result.kinks |= {str(key): jump for key, jump in jumps.items()}
         listed = ", ".join(f"{key} (its gradient jumps by {jump:.2g} of its size)" for key, jump in jumps.items())
         self.find("smoothness", f"kinks: {listed}." if listed else "no kinks found.")
         for key in jumps:
-            kink = f"has a kink as a function of {key.argument} (abs, relu, max, sort?), where methods stall"
-            self.warn(f"{key.level}: {kink}; {MOVE if key == LOWER_IN_Y else ''}{SMOOTH}.")
+            kink = f"has a kink as a function of {key[-1]} (abs, relu, max, sort?), where methods stall"
+            self.warn(f"{LEVELS[key[0]]}: {kink}; {MOVE if key == 'f in y' else ''}{SMOOTH}.")
 
     def check_convexity(self) -> None:
         """Classify f in y by its curvatures."""
-        ranges, eps = self.around.curvatures(smooth=str(LOWER_IN_Y) not in self.result.kinks), self.around.eps
+        ranges, eps = self.around.curvatures(smooth="f in y" not in self.result.kinks), self.around.eps
         if not ranges:
-            return self.find("convexity", "of f in y is unknown, because its gradients around the start are not finite.")
+            self.find("convexity", "of f in y is unknown, because its gradients around the start are not finite.")
+            return
         low, high = min(a for a, _ in ranges), max(b for _, b in ranges)
         scale, seen = max(-low, high), f"curvature {low:.3g} to {high:.3g}"
         if any(a < -NEGATIVE * max(-a, b) and a < -(eps ** (2 / 3)) * scale for a, b in ranges):
@@ -308,31 +304,31 @@ class Inspection:
         self.find("convexity", f"f in y: {words}{'' if self.around.thorough else ' (at the start only)'}.")
         if kind == "linear" and self.problem.nonsmooth is None and self.problem.y_set is None:
             self.warn("lower: looks linear in y, so it has no minimum; add a y_set, a nonsmooth term or a regulariser.")
-        return None
 
     def check_basins(self) -> None:
         """Count the basins of f + g in y near the start, where it is not convex."""
-        problem = self.problem
-        curved = self.result.convexity == "non-convex" or problem.g.rho > 0
+        curved = self.result.convexity == "non-convex" or self.problem.g.rho > 0
         if not curved or not self.around.thorough or self.stochastic or self.result.kinks:
-            return None
-        levels = FlatProblem(self.around.oracle, self.x.copy(), self.y.copy())  # copies: descents move them
-        y = flatten(self.y)
-        scale, high = float(norm([y])) or 1.0, self.result.curvature[1]
-        search = LowerMultistart(
-            levels, y, LimitedMemory.sized(PAIRS, len(y)), 1 / high if high > 0 else 1.0, scale, 0.0, solved=False
-        )
+            return
+        y, high = flatten(self.y), self.result.curvature[1]
+        pairs, t, scale = LimitedMemory.sized(PAIRS, len(y)), 1 / high if high > 0 else 1.0, float(norm([y])) or 1.0
+        search = LowerMultistart(self.levels(), y, pairs, t, scale, 0.0, solved=False)
         evidence = search.run([y], SEARCH)
-        if search.basins:
-            self.result.basins = evidence.values
-            ends = f"{evidence.starts} descent{'s' * (evidence.starts != 1)} of f + g from points around the start"
-            if evidence.values == 1:
-                return self.find("basins", f"{ends} all reached the same value.")
-            lowest = f"the lowest {evidence.above:.2g} below the next"
-            self.find(
-                "basins", f"{ends} ended in {evidence.values} basins, {lowest}; a solution must be in the lowest at its x."
-            )
-        return None
+        if not search.basins:
+            return
+        self.result.basins = evidence.values
+        ends = f"{_counted(evidence.starts, 'descent')} of f + g from points around the start"
+        lowest = f"the lowest {evidence.above:.2g} below the next"
+        self.find(
+            "basins",
+            f"{ends} all reached the same value."
+            if evidence.values == 1
+            else f"{ends} ended in {evidence.values} basins, {lowest}; a solution must be in the lowest at its x.",
+        )
+
+    def levels(self) -> FlatProblem:
+        """Return the problem on vectors, with copies of x and y for descents to move."""
+        return FlatProblem(self.around.oracle, self.x.copy(), self.y.copy())
 
     def check_scales(self) -> None:
         """Report sizes, and warn of those that make a problem hard."""
@@ -346,19 +342,22 @@ class Inspection:
         huge = [f"{name} ({value:.1e})" for name, value in named.items() if abs(value) > HUGE]
         if huge:
             self.warn(f"{', '.join(huge)}: huge at the start; use larger units, or means instead of sums.")
-        for key in (Derivative("F", "x"), Derivative("f", "x")):
-            ratio = unevenness(self.largest[key], self.around.eps, by_leaf=self.x.has_modules)
+        for name, level in LEVELS.items():
+            ratio = unevenness(self.largest[f"{name} in x"], self.around.eps, by_leaf=self.x.has_modules)
             if ratio > UNEVEN:
                 among = f"in the {'tensors' if self.x.has_modules else 'coordinates'} of x"
-                self.warn(f"{key.level}: its gradients {among} differ by a factor of {ratio:.0e}; rescale x (x = scale * z).")
+                self.warn(f"{level}: its gradients {among} differ by a factor of {ratio:.0e}; rescale x (x = scale * z).")
 
 
-def _count(variable: Variable) -> str:
-    n, k = variable.numel, len(variable.leaves)
-    return f"{n} number{'s' if n > 1 else ''}" + (f" in {k} tensors" if k > 1 else "")
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
-STEP = 1.0  # of a difference, in cube roots of the rounding error
+def _listed(names: list[str], most: int) -> str:
+    """Return the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 WRONG = 1e-4  # deviation of a gradient from differences, relative to its size, that counts
 MET = 1e-6  # violation with which a constraint counts as met, and slack with which it is active
 INDEPENDENT = 1e-9  # singular values, relative to the largest, that count as zero
@@ -367,7 +366,6 @@ SHOWN = 5  # constraints that are named
 
 def check_constraints(inspection: Inspection) -> None:
     """Check values and gradients at the start, a feasible point of the lower level at x0, and the rank of its active set."""
-    result = inspection.result
     try:
         coupling = NonlinearProgram(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
     except Exception as error:  # of a constraint, whatever it does
@@ -376,18 +374,26 @@ def check_constraints(inspection: Inspection) -> None:
     rows, z = coupling.rows, coupling.read()
     lower, upper = rows.lower_equations.stop - rows.lower.start, rows.upper_equations.stop - rows.upper.start
     kinds = "linear" if coupling.linear[2:].all() else "quadratic" if coupling.quadratic[2:].all() else "smooth"
-    rows_of_lower = f"{lower} row{'s' * (lower != 1)} of the lower level"
-    inspection.find("constraints", f"{rows_of_lower}, {upper} of the upper level, sets included; {kinds}.")
+    inspection.find(
+        "constraints", f"{_counted(lower, 'row')} of the lower level, {upper} of the upper level, sets included; {kinds}."
+    )
     values = coupling.values(z)
     unknown = [coupling.names[k] for k in np.flatnonzero(~np.isfinite(values))]
     if unknown:
         inspection.warn(f"{unknown[0]}: is not finite at the start; check it, or start elsewhere.")
         return
-    _check_start(inspection, coupling, values)
+    excess = values.copy()
+    excess[:2] = 0.0  # F and f
+    for equations in (rows.lower_equations, rows.upper_equations):
+        excess[equations] = np.abs(excess[equations])
+    inspection.result.violation = float(max(0.0, excess.max()))
+    broken = _listed([coupling.names[k] for k in np.flatnonzero(excess > MET)], SHOWN)
+    violated = f"the start violates {broken}, by {inspection.result.violation:.2g} at most; it may."
+    inspection.find("feasibility", violated if broken else "the start meets all constraints.")
     _check_gradients(inspection, coupling, z)
     level = ConstrainedLower(coupling, SampleBox.of(coupling, z))
     convexity = {True: "convex", None: "convex as far as seen", False: "non-convex"}[level.convex]
-    result.convexity = "unknown" if level.convex is None else convexity
+    inspection.result.convexity = "unknown" if level.convex is None else convexity
     inspection.find("lower level", f"{convexity} in y, with its constraints.")
     solution = level.search(z[: coupling.n], z[coupling.n :])
     if solution is None:
@@ -399,27 +405,11 @@ def check_constraints(inspection: Inspection) -> None:
     _check_active(inspection, coupling, np.concatenate([z[: coupling.n], solution.w]), solution.lam)
 
 
-def _check_start(inspection: Inspection, coupling: NonlinearProgram, values: Array) -> None:
-    """Report which constraints the start violates; a run may begin there."""
-    rows = coupling.rows
-    excess = np.concatenate([values[rows.lower], np.abs(values[rows.lower_equations]), values[rows.upper]])
-    excess = np.concatenate([excess, np.abs(values[rows.upper_equations])])
-    inspection.result.violation = float(max(0.0, excess.max(initial=0.0)))
-    broken = [coupling.names[2 + k] for k in np.flatnonzero(excess > MET)]
-    if broken:
-        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        listed = ", ".join(broken[:SHOWN]) + more
-        inspection.find("feasibility", f"the start violates {listed}, by {inspection.result.violation:.2g} at most; it may.")
-    else:
-        inspection.find("feasibility", "the start meets all constraints.")
-
-
 def _check_gradients(inspection: Inspection, coupling: NonlinearProgram, z: Array) -> None:
     """Compare the gradients of F, f and the constraints along one random direction with central differences."""
-    generator = np.random.default_rng(0)
-    direction = generator.normal(size=len(z))
+    direction = np.random.default_rng(0).normal(size=len(z))
     direction /= np.linalg.norm(direction)
-    step = STEP * coupling.eps ** (1 / 3) * (1 + float(np.abs(z).max()))  # eps^(1/3) balances truncation and rounding
+    step = coupling.eps ** (1 / 3) * (1 + float(np.abs(z).max()))  # eps^(1/3) balances truncation and rounding
     ends = [coupling.call(z + sign * step * direction) for sign in (1.0, -1.0)]
     slopes = coupling.jacobian(z) @ direction
     differences = (ends[0] - ends[1]) / (2 * step)
@@ -437,28 +427,26 @@ def _check_gradients(inspection: Inspection, coupling: NonlinearProgram, z: Arra
 
 def _check_active(inspection: Inspection, coupling: NonlinearProgram, z: Array, lam: Array) -> None:
     """Report the active constraints at the lower solution z, and whether their gradients in y are independent (LICQ)."""
-    rows = coupling.rows
-    values = coupling.values(z)
+    rows, values = coupling.rows, coupling.values(z)
     active = [k for k in range(rows.lower.start, rows.lower.stop) if values[k] >= -MET]
-    active_set = [*active, *range(rows.lower_equations.start, rows.lower_equations.stop)]
     inspection.result.active = [coupling.names[k] for k in active]
     texts = [f"{coupling.names[k]} (multiplier {lam[k - rows.lower.start]:.2g})" for k in active[:SHOWN]]
-    listed = ", ".join(texts) or "none"
-    inspection.find("active", f"at the lower solution for x0: {listed}.")
-    if not active_set:
+    inspection.find("active", f"at the lower solution for x0: {', '.join(texts) or 'none'}.")
+    active += range(rows.lower_equations.start, rows.lower_equations.stop)
+    if not active:
         return
-    gradients = coupling.jacobian(z)[active_set][:, coupling.n :]
+    gradients = coupling.jacobian(z)[active][:, coupling.n :]
     singular = np.linalg.svd(gradients, compute_uv=False)
     rank = int((singular > INDEPENDENT * max(float(singular[0]), 1.0)).sum())
-    flat = [coupling.names[k] for k, row in zip(active_set, gradients, strict=True) if np.abs(row).max() <= MET]
+    flat = [coupling.names[k] for k, row in zip(active, gradients, strict=True) if np.abs(row).max() <= MET]
     if flat:
         inspection.warn(
             f"{flat[0]}: its gradient in y vanishes where it is active, so that the lower level may have no multipliers; state"
             " the constraint in another way, such as y = 0 instead of y^2 <= 0."
         )
-    elif rank < len(active_set):
+    elif rank < len(active):
         inspection.find(
-            "multipliers", f"not unique at x0: the gradients of {len(active_set)} active constraints have rank {rank} in y."
+            "multipliers", f"not unique at x0: the gradients of {len(active)} active constraints have rank {rank} in y."
         )
 
 
@@ -481,20 +469,21 @@ def check_open(inspection: Inspection) -> None:
         result.flat = 0
         return
     small = inspection.around.thorough and inspection.y.numel <= MOST
-    if inspection.stochastic or not small or str(LOWER_IN_Y) in result.kinks or any(inspection.wrong.values()):
+    if inspection.stochastic or not small or "f in y" in result.kinks or any(inspection.wrong.values()):
         return
-    levels = FlatProblem(inspection.around.oracle, inspection.x.copy(), inspection.y.copy())
+    levels = inspection.levels()
     curvatures = levels.curvatures = probe(levels.oracle, levels.x, levels.y, {}, rounds=PROBES)
     try:
         with levels.until(levels.spent + ALLOWED):
-            nearest = solve_nearest(levels, flatten(levels.y), ACCURACY, curvatures["f_yy"])
+            y = solve_nearest(levels, flatten(levels.y), ACCURACY, curvatures["f_yy"]).y
     except (BudgetError, RuntimeError, ValueError, ArithmeticError):
         return  # too hard for a check before the run, or outside the domain of f
-    point = levels.lower(nearest.y)
-    residual = levels.descent(levels.lower, _empty_memory(nearest.y), 1 / (curvatures["f_yy"] or 1.0)).residual(point)
-    free = torch.ones_like(nearest.y) if residual.free is None else residual.free
+    point = levels.lower(y)
+    memory = LimitedMemory.sized(1, len(y))  # an empty one, for a plain proximal step
+    free = levels.descent(levels.lower, memory, 1 / (curvatures["f_yy"] or 1.0)).residual(point).free
+    free = torch.ones_like(y) if free is None else free
     kept = [int(i) for i in torch.nonzero(free).reshape(-1)]  # coordinates at a bound of Y or a kink of g do not move
-    hessian = _hessian(levels, nearest.y, point.gradient, kept)
+    hessian = _hessian(levels, y, point.gradient, kept)
     if hessian is None:
         return
     values, vectors = torch.linalg.eigh(hessian)
@@ -504,67 +493,22 @@ def check_open(inspection: Inspection) -> None:
     if not result.flat:
         inspection.find("determined", "the lower level determines y at its solution.")
         return
-    F_y = levels.upper(nearest.y)[2][kept]
+    F_y = levels.upper(y)[2][kept]
     result.open = float((null.T @ F_y).norm()) > FELT * float(F_y.norm()) > 0
-    directions = f"{len(nearest.y)} direction{'s' * (len(nearest.y) != 1)}"
-    where = f"f is flat in {result.flat} of {directions} of y at its solution nearest to y0"
+    where = f"f is flat in {result.flat} of {_counted(len(y), 'direction')} of y at its solution nearest to y0"
     if problem._selected_response is not None:
-        inspection.find("determined", f"{where}; {type(problem._selected_response).__name__} says which solution is meant.")
-    elif problem._without_x or not result.open:
-        why = "which F chooses" if problem._without_x else "in which F does not change to first order"
-        inspection.find("determined", f"{where}, {why}.")
+        meant = f"; {type(problem._selected_response).__name__} says which solution is meant."
+    elif problem._without_x:
+        meant = ", which F chooses."
+    elif not result.open:
+        meant = ", in which F does not change to first order."
     else:
-        inspection.find("determined", f"{where}, and F is not: the best y for F is meant.")
+        meant = ", and F is not: the best y for F is meant."
         inspection.warn(
             f"lower: under-determined, since {where}; F then chooses y, and may owe more to it than to x. If y is to be"
             " computed afresh, say which one: Problem(..., response=meha.responses.Nearest()), or add a regulariser."
         )
-
-
-def check_carried(inspection: Inspection) -> None:
-    """Take steps on one batch; if f does not fall on the other one as well, y belongs to its batch."""
-    if inspection.other_batch is None:
-        return
-    oracle, x, y = inspection.around.oracle, inspection.x, inspection.y.copy()
-    batches = inspection.batch, inspection.other_batch
-
-    def values() -> list[float]:
-        return [float(oracle.lower(x, y, batch)) for batch in batches]
-
-    before = values()
-    _descend(inspection, x, y)
-    fell, other = (a - b for a, b in zip(before, values(), strict=True))
-    if not (math.isfinite(fell + other) and fell > FELL * abs(before[0])):
-        return
-    inspection.result.carried = other < SHARED * fell
-    if inspection.result.carried:
-        inspection.warn(
-            f"y: {DESCENT} steps on one batch lower f there by {fell:.2g} and on the other by {other:.2g}, so y seems to belong"
-            " to its batch, as the heads of tasks do; start over with each batch (warm_start=False)."
-        )
-    else:
-        inspection.find("batches", "steps of y on one batch lower f on the other as well.")
-
-
-def _descend(inspection: Inspection, x: Variable, y: Variable) -> None:
-    """Take proximal gradient steps on the first batch, with step sizes found by backtracking."""
-    oracle, batch = inspection.around.oracle, inspection.batch
-    step = 1.0
-    for _ in range(DESCENT):
-        (value,), gradient = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
-        here, size = [leaf.clone() for leaf in y.leaves], float(norm(gradient))
-        while step > torch.finfo(value.dtype).eps:
-            add_(y.leaves, gradient, -step)
-            oracle.prox(x.value, y.leaves, step)
-            if float(oracle.lower(x, y, batch)) <= float(value) - 0.25 * step * size**2:  # sufficient decrease (Armijo)
-                step *= 2  # the next search may begin with a longer step
-                break
-            copy_(y.leaves, here)
-            step /= 2
-
-
-def _empty_memory(y: Tensor) -> LimitedMemory:
-    return LimitedMemory.sized(1, len(y))
+    inspection.find("determined", where + meant)
 
 
 def _hessian(levels: FlatProblem, y: Tensor, gradient: Tensor, kept: list[int]) -> Tensor | None:
@@ -579,3 +523,37 @@ def _hessian(levels: FlatProblem, y: Tensor, gradient: Tensor, kept: list[int]) 
         return None
     matrix = torch.stack(rows)
     return (matrix + matrix.T) / 2 if bool(torch.isfinite(matrix).all()) else None  # differences are not quite symmetric
+
+
+def check_carried(inspection: Inspection) -> None:
+    """Take steps on one batch; if f does not fall on the other one as well, y belongs to its batch."""
+    if inspection.other_batch is None:
+        return
+    oracle, x, y = inspection.around.oracle, inspection.x, inspection.y.copy()
+
+    def values() -> list[float]:
+        return [float(oracle.lower(x, y, batch)) for batch in (inspection.batch, inspection.other_batch)]
+
+    before, step = values(), 1.0
+    for _ in range(DESCENT):  # proximal gradient steps on the first batch, with step sizes found by backtracking
+        (value,), gradient = oracle.gradient(y, [(1.0, oracle.lower, x, y)], inspection.batch)
+        here, size = [leaf.clone() for leaf in y.leaves], float(norm(gradient))
+        while step > torch.finfo(value.dtype).eps:
+            add_(y.leaves, gradient, -step)
+            oracle.prox(x.value, y.leaves, step)
+            if float(oracle.lower(x, y, inspection.batch)) <= float(value) - 0.25 * step * size**2:  # Armijo's condition
+                step *= 2  # the next search may begin with a longer step
+                break
+            copy_(y.leaves, here)
+            step /= 2
+    fell, other = (a - b for a, b in zip(before, values(), strict=True))
+    if not (math.isfinite(fell + other) and fell > FELL * abs(before[0])):
+        return
+    inspection.result.carried = other < SHARED * fell
+    if inspection.result.carried:
+        inspection.warn(
+            f"y: {DESCENT} steps on one batch lower f there by {fell:.2g} and on the other by {other:.2g}, so y seems to belong"
+            " to its batch, as the heads of tasks do; start over with each batch (warm_start=False)."
+        )
+    else:
+        inspection.find("batches", "steps of y on one batch lower f on the other as well.")

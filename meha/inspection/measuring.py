@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,26 +26,6 @@ HALVINGS = 14  # of the gap around a kink, after which the change of a smooth gr
 SPLIT = 0.47  # where a gap is split: not in its middle, where the derivative may not exist
 KINK = 1e-3  # a jump of a gradient counts as a kink from this share of the largest gradient on the line
 ENTER = 1e-30  # a step of the proximal map that only brings y into Y and the domain of g
-
-
-class Derivative(NamedTuple):
-    """The gradient of F, or of f, in x or y; in x, f stands for f + g."""
-
-    function: str
-    argument: str
-
-    def __str__(self) -> str:
-        return f"{self.function} in {self.argument}"  # the name in a report
-
-    @property
-    def dependence(self) -> str:
-        """The name in a report of whether the function depends on the argument."""
-        return f"{self.function} on {self.argument}"
-
-    @property
-    def level(self) -> str:
-        """The argument of Problem that the function is."""
-        return "upper" if self.function == "F" else "lower"
 
 
 class Line:
@@ -78,6 +57,7 @@ class StartNeighbourhood:
 
     Attributes:
         g: the non-smooth term.
+        levels: F and f by name.
         frozen: whether every call of an objective gets the same random numbers.
         thorough: whether there is time for all measurements; False for modules, many variables and slow objectives.
         secants: curvatures of f along lines in y, collected while kinks are searched.
@@ -94,7 +74,9 @@ class StartNeighbourhood:
         self.thorough = not (x.has_modules or y.has_modules) and x.numel + y.numel <= JOINT_LIMIT
         self.secants: list[float] = []
         self.outside = ""
-        self.enter()
+        self.levels = {"F": self.oracle.upper, "f": self.oracle.lower}
+        for variable in (x, y):
+            self.enter(variable, variable.leaves)
         self.start = {variable: [leaf.detach().clone() for leaf in variable.leaves] for variable in (x, y)}
 
     def steady(self, objective: Objective) -> Objective:
@@ -107,21 +89,17 @@ class StartNeighbourhood:
 
         return call
 
-    def pairs(self) -> Iterator[tuple[Derivative, Function, Variable]]:
-        """Yield the derivatives that a run takes: F in y and x, f in y, f + g in x."""
-        yield Derivative("F", "y"), self.oracle.upper, self.y
-        yield Derivative("f", "y"), self.oracle.lower, self.y  # g has kinks in y; a run uses its proximal map there
-        yield Derivative("F", "x"), self.oracle.upper, self.x
-        yield Derivative("f", "x"), self.oracle.phi, self.x
+    def pairs(self) -> Iterator[tuple[str, Function, Variable]]:
+        """Yield the derivatives that a run takes, with their names in a report; in x, f stands for f + g."""
+        yield "F in y", self.oracle.upper, self.y
+        yield "f in y", self.oracle.lower, self.y  # g has kinks in y; a run uses its proximal map there
+        yield "F in x", self.oracle.upper, self.x
+        yield "f in x", self.oracle.phi, self.x
 
-    # Positions.
-
-    def enter(self, leaves: Leaves | None = None, variable: Variable | None = None) -> None:
-        """Bring x into X, and y into Y and the domain of g; or ``leaves`` into the set of ``variable``."""
-        if variable is not self.y:
-            self.oracle.project(self.x.value, self.x.leaves if leaves is None else leaves, 1.0)
-        if variable is not self.x:
-            self.oracle.prox(self.x.value, self.y.leaves if leaves is None else leaves, ENTER)
+    def enter(self, variable: Variable, leaves: Leaves) -> None:
+        """Bring leaves of x into X, or of y into Y and the domain of g."""
+        prox, step = (self.oracle.project, 1.0) if variable is self.x else (self.oracle.prox, ENTER)
+        prox(self.x.value, leaves, step)
 
     def go_back(self) -> None:
         """Return to the start."""
@@ -134,7 +112,8 @@ class StartNeighbourhood:
             for variable, leaves in self.start.items():
                 copy_(variable.leaves, _moved(leaves, self.noise(variable), factor * spread))
             try:
-                self.enter()
+                for variable in (self.x, self.y):
+                    self.enter(variable, variable.leaves)
                 if math.isfinite(float(self.oracle.g(self.x, self.y))):
                     return
             except Exception as error:  # from weights of g that are outside their domain at points of X
@@ -151,9 +130,9 @@ class StartNeighbourhood:
         return draws
 
     def line(self, variable: Variable, first: Leaves, second: Leaves) -> Line:
-        """Return the segment between two points that are first moved into the set of the variable, which is convex."""
+        """Return the segment between two points, which are first moved into the set of the variable."""
         for end in (first, second):
-            self.enter(end, variable)
+            self.enter(variable, end)
         return Line(variable, first, second)
 
     def lines(self, variable: Variable, spread: float) -> Iterator[tuple[str, Line]]:
@@ -166,8 +145,6 @@ class StartNeighbourhood:
             first, second = ([d * (i in chosen) for i, d in enumerate(self.noise(variable))] for _ in range(2))
             yield label, self.line(variable, _moved(here, first, spread), _moved(here, second, spread))
             copy_(variable.leaves, here)
-
-    # Measurements.
 
     def value(self, function: Function, line: Line | None = None, t: float = 0.0) -> float:
         """Return the value here, or at a point of a line; NaN outside the domain of the function."""
@@ -189,7 +166,7 @@ class StartNeighbourhood:
 
     def repeats(self) -> bool:
         """Return whether a second call of F and f gives the same values as the first, up to rounding."""
-        calls = [(self.value(function), self.value(function)) for function in (self.oracle.upper, self.oracle.lower)]
+        calls = [(self.value(function), self.value(function)) for function in self.levels.values()]
         return all(abs(first - second) <= 100 * self.eps * max(abs(first), abs(second)) for first, second in calls)
 
     def deviation(self, function: Function, variable: Variable, line: Line) -> tuple[float, bool]:
@@ -257,22 +234,19 @@ class StartNeighbourhood:
 
     def curvatures(self, smooth: bool) -> list[tuple[float, float]]:
         """Return the smallest and largest curvature of f in y at several points; only along lines, unless f is smooth."""
-
-        def approach_solution() -> None:
-            copy_(
-                self.y.leaves, solve_lower(self.oracle, self.x, self.y, tol=1e-3, max_steps=15, batch=self.batch).theta.leaves
-            )
-
         ranges = [(secant, secant) for secant in self.secants]
-        moves: list[Callable[[], None]] = [self.go_back] if smooth else []
-        if smooth and self.thorough:
-            count = max(2, min(8, 16 // self.y.numel))
-            moves += [approach_solution, *(partial(self.scatter, 1.0 if i % 2 else 3.0) for i in range(count))]
+        spreads: list[float | None] = [0.0] if smooth else []
+        if smooth and self.thorough:  # None stands for a point near the solution
+            spreads += [None, *(1.0 if i % 2 else 3.0 for i in range(max(2, min(8, 16 // self.y.numel))))]
         probe = _FiniteProbe(self.oracle, self.x, self.y, self.batch, self.generator, rounds=8 if self.thorough else 5)
-        for move in moves:
+        for spread in spreads:
             self.go_back()
             try:
-                move()
+                if spread is None:
+                    near = solve_lower(self.oracle, self.x, self.y, tol=1e-3, max_steps=15, batch=self.batch).theta
+                    copy_(self.y.leaves, near.leaves)
+                elif spread:
+                    self.scatter(spread)
                 ranges.append(probe.block(self.oracle.lower, self.y))
             except Exception:  # outside the domain of f
                 continue

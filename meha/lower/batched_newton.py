@@ -15,7 +15,7 @@ from meha.lower.newton_on_faces import NewtonLower, semidefinite
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import matches_quadratic
 from meha.numerics.line_search import DECREASE, SHORTER
-from meha.numerics.tolerances import LOOSE, ROUNDING, STEPS
+from meha.numerics.tolerances import DIFFERENCE, LOOSE, ROUNDING, STEPS
 from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back
 from meha.tensors.variables import Variable
@@ -190,7 +190,7 @@ def _newton(gradients: Tensor, hessians: Tensor) -> tuple[Tensor, Tensor]:
         return -torch.cholesky_solve(gradients[:, :, None], factors)[:, :, 0], convex
     values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(hessians), hessians, 0.0))  # it raises at NaN, for all rows
     # As in Factor.solve: a lower bound on |H|, and no division by zero where H = 0.
-    sizes = values.abs()
-    sizes = sizes.clamp(min=TUNING.floor * sizes.amax(1, keepdim=True)).clamp(min=torch.finfo(sizes.dtype).tiny)
+    sizes, real = values.abs(), torch.finfo(values.dtype)
+    sizes = sizes.clamp(min=real.eps**DIFFERENCE * sizes.amax(1, keepdim=True)).clamp(min=real.tiny)
     parts = (vectors.transpose(1, 2) @ gradients[:, :, None])[:, :, 0] / sizes
     return -(vectors @ parts[:, :, None])[:, :, 0], convex

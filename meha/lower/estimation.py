@@ -18,9 +18,6 @@ from meha.tensors.checks import check_count
 from meha.tensors.distributed import distribute, is_dtensor, local, total
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm, subtract
 
-NEGATIVE = 1e-3
-"""Negative curvature below this share of the largest curvature is within the error of the differences."""
-
 
 def estimate(
     problem: Problem, x: Any, y: Any, *, batch: Any = None, points: int = 3, rounds: int = 8, seed: int = 0
@@ -182,10 +179,11 @@ class Probe:
         )
         low, high = self.block(f, self.y)
         f_yy, F_xy, f_xy = max(-low, high), self.mixed(F), self.mixed(f)
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in self.y.leaves)
         return {
             "L_F": _norm_of_blocks(F_xx, F_yy, F_xy),
             "L_f": _norm_of_blocks(f_xx, f_yy, f_xy),
-            "rho_f": -low if low < -NEGATIVE * f_yy else 0.0,  # noise must not make a convex f weakly convex
+            "rho_f": -low if low < -(eps**DIFFERENCE) * f_yy else 0.0,  # errors must not make a convex f weakly convex
             "F_xx": F_xx,
             "F_yy": F_yy,
             "F_xy": F_xy,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from meha.problem.known_hessians import record_known_hessians
+from meha.problem.losses import record_known_hessians
 from meha.problem.oracle import Oracle
 from meha.tensors.gradients import differentiate, fill
 from meha.tensors.torch_private import backward, pull_back

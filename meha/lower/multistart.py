@@ -22,22 +22,17 @@ from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel, in_same_quadratic
 from meha.numerics.limited_memory import LimitedMemory
-from meha.numerics.tolerances import FAR, ROUNDING, STEPS
+from meha.numerics.tolerances import FAR, NEAR, ROUNDING, STEPS
 from meha.tensors.vectors import vector_norm
 
 NEARER = 0.1  # a descent may join a basin when its distance fell by this factor
-JOINED = (
-    1e-4  # distance, relative to y, at which two points are the same; difference of height, relative to what descents gain,
-)
-# that x must cause if it doubles, for slopes to differ
+JOINED = 1e-4  # distance, relative to y, at which two points are the same; difference of slopes, relative to what descents gain
 EQUAL = 1e-9  # difference of two values, relative to what descents gain, at which they are the same
-CLOSE = 0.01  # length of the displacements, relative to y, by which maxima and saddles are left
-NEAR, AWAY = 0.3, 3.0  # distances of random starts from y, where Y does not bound them: from the first, relative to y,
+NEAREST, FURTHEST = 0.3, 3.0  # distances of random starts from y, where Y does not bound them: from the first, relative to y,
 # to the second, relative to y or to where F or x could draw it
 RUNGS = 6  # number of distances between them
 ENDING = 0.1  # the search ends when fewer further values than this are to be expected
 HITS = 20  # and when as many random starts led to the lowest basin: one half as wide is missed with a chance below 0.1 %
-MOST = 50  # basins with which it ends in any case
 
 
 class Evidence(NamedTuple):
@@ -139,7 +134,7 @@ class LowerMultistart:
     def close(self) -> Iterable[Tensor]:
         """Two points beside y, on opposite sides, from which descents leave a maximum or a saddle."""
         d = self._random(self.point.z)
-        yield from (self.levels.inside(self.point.z + step * CLOSE * self.scale * d / vector_norm(d)) for step in (1.0, -1.0))
+        yield from (self.levels.inside(self.point.z + step * NEAR * self.scale * d / vector_norm(d)) for step in (1.0, -1.0))
 
     def corners(self) -> Iterable[Tensor]:
         """The centre and two opposite corners of Y, if it is a bounded box."""
@@ -168,8 +163,8 @@ class LowerMultistart:
         wanted = F_y / curvatures["F_yy"] if curvatures["F_yy"] else 0.0  # the Newton step of F
         # By the implicit function theorem, dy/dx is of the size f_xy / f_yy.
         moved = curvatures.get("f_xy", 0.0) * vector_norm(flatten(self.levels.x)) / (curvatures["f_yy"] or math.inf)
-        least = NEAR * self.scale
-        most = AWAY * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
+        least = NEAREST * self.scale
+        most = FURTHEST * max([self.scale, *(reach for reach in (wanted, moved) if math.isfinite(reach))])
         return [least * (most / least) ** (i / (RUNGS - 1)) for i in range(RUNGS)]
 
     def _random(self, like: Tensor) -> Tensor:
@@ -246,9 +241,9 @@ class LowerMultistart:
             if abs(end.value - basin.value) <= self.equal(end) and self._connected(end, basin):
                 return
         nearest = min((basin.z for basin in self.basins), key=lambda z: vector_norm(end.z - z), default=end.z)
-        if vector_norm(end.z - nearest) > NEAR * self.scale:  # between two basins there may be a third
+        if vector_norm(end.z - nearest) > NEAREST * self.scale:  # between two basins there may be a third
             middle, d = 0.5 * (end.z + nearest), self._random(end.z)
-            self.between.append(self.levels.inside(middle + CLOSE * self.scale * d / vector_norm(d)))
+            self.between.append(self.levels.inside(middle + NEAR * self.scale * d / vector_norm(d)))
         self.basins.append(end)
 
     def _connected(self, a: LowerPoint, b: LowerPoint) -> bool:
@@ -333,7 +328,7 @@ class LowerMultistart:
     def _enough(self) -> bool:
         return self.expected < ENDING or (bool(self.basins) and self.hits >= HITS)
 
-    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = MOST) -> Evidence:
+    def run(self, given: Iterable[Tensor], allowed: int, *, most: int = STEPS) -> Evidence:
         """Descend from points beside y, the ``given`` points, corners of Y and random points until the evidence is enough.
 
         Args:
@@ -361,4 +356,6 @@ class LowerMultistart:
         lowest = self.lowest if self.basins else self.point
         excess = self.excess(lowest) if lowest is not self.point else 0.0
         above = min((v.value - lowest.value for v in self.basins if not self.same(v, lowest)), default=math.nan)
-        return Evidence(self.starts, self.values, excess, above, self._enough)
+        # Where the budget ended before, half of the evidence will do: a further value is less likely than none.
+        certain = self.expected < 0.5 or (bool(self.basins) and self.hits >= HITS // 2)
+        return Evidence(self.starts, self.values, excess, above, certain)

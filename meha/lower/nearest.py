@@ -9,13 +9,11 @@ from torch import Tensor
 
 from meha.lower.flat_problem import FlatProblem, LowerPoint
 from meha.numerics.extrapolation import richardson
-from meha.numerics.limited_memory import LimitedMemory
-from meha.numerics.tolerances import FAR, PATIENCE, STEPS, TIGHT
+from meha.numerics.limited_memory import PAIRS, LimitedMemory
+from meha.numerics.tolerances import FAR, NEAR, PATIENCE, STEPS, TIGHT
 from meha.tensors.vectors import vector_norm
 
 RATIO = 10.0  # from the curvature of f in y to the first weight of the proximal term, and from each weight to the next
-PAIRS = 100  # memory of curvature: lower levels with many solutions are ill-conditioned
-ENOUGH = 0.01  # part of the pull of the proximal term, times the accuracy, to which each problem is solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +84,7 @@ def _solve(
             break
         d, remembered = descent.direction(point)
         residual = vector_norm(descent.residual(point).r)
-        wanted = ENOUGH * tol * weight * max(vector_norm(point.z - start), tol * vector_norm(point.z))
+        wanted = NEAR * tol * weight * max(vector_norm(point.z - start), tol * vector_norm(point.z))
         if residual <= max(wanted, 2 * levels.eps * curvature * vector_norm(point.z)):
             break
         idle = 0 if residual < 0.5 * smallest else idle + 1

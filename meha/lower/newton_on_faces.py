@@ -16,7 +16,7 @@ from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_tuning import TUNING
 from meha.numerics.line_search import SHORTER, TRIALS, LineTrial, line_search
 from meha.numerics.linear_systems import CurvatureError, conjugate_gradients
-from meha.numerics.tolerances import AGREE, LOOSE, PATIENCE, ROUNDING, STEPS, TIGHT
+from meha.numerics.tolerances import DIFFERENCE, LOOSE, PATIENCE, PROBES, ROUNDING, SINGULAR, STEPS, TIGHT
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.state import Saved
@@ -183,7 +183,7 @@ class Factor:
             scale, values, vectors = self._eigen()
             # |H| gives a descent direction; without the lower bound, a zero eigenvalue up to rounding would give a huge step.
             sizes = values.abs()
-            sizes = sizes.clamp(min=TUNING.floor * float(sizes.max()))
+            sizes = sizes.clamp(min=torch.finfo(sizes.dtype).eps ** DIFFERENCE * float(sizes.max()))
             solution = vectors @ ((vectors.T @ (part / scale)) / sizes) / scale
         return self.face.extend(solution, vector.numel())
 
@@ -191,7 +191,7 @@ class Factor:
         """Solve H v = vector along the face by the pseudo-inverse; returns v and the relative residual."""
         part = self.face.reduce(vector)
         scale, values, vectors = self._eigen()
-        cutoff = TUNING.singular * len(values) * torch.finfo(values.dtype).eps * float(values.abs().max())
+        cutoff = SINGULAR * len(values) * torch.finfo(values.dtype).eps * float(values.abs().max())
         inverse = torch.where(values.abs() > cutoff, 1 / values, 0.0)
         image = vectors.T @ (part / scale)
         size = vector_norm(image)
@@ -228,7 +228,7 @@ def factorise(matrix: Tensor, face: SmoothFace, clock: Clock) -> Factor:
         lower, info = torch.linalg.cholesky_ex(matrix)
         diagonal = matrix.diagonal()
         pivot = float((lower.diagonal().square() / diagonal).min()) if not int(info) else 0.0
-        if pivot > TUNING.singular * n * eps:  # Cholesky alone also passes where H is singular up to rounding
+        if pivot > SINGULAR * n * eps:  # Cholesky alone also passes where H is singular up to rounding
             result = Factor(face, lower, pivot=pivot)
         else:
             if not bool(torch.isfinite(matrix).all()):
@@ -250,7 +250,7 @@ def semidefinite(hessians: Tensor, eps: float) -> Tensor:
     """
     n = hessians.shape[-1]
     # Cholesky fails at an eigenvalue of zero; shifted by its rounding error, it fails at negative ones only.
-    shift = TUNING.singular * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
+    shift = SINGULAR * n * eps * hessians.diagonal(dim1=-2, dim2=-1).abs().amax(-1)
     eye = torch.eye(n, dtype=hessians.dtype, device=hessians.device)
     return torch.linalg.cholesky_ex(hessians + shift[..., None, None] * eye).info == 0
 
@@ -339,7 +339,7 @@ class Hessians(Saved):
         """Whether ``product`` (or each row of it) equals ``matrix @ vector`` up to rounding."""
         expected = matrix @ vector
         change = float(torch.linalg.vector_norm(product - expected, dim=-1).max())
-        return change <= AGREE * self.eps * vector_norm(expected)
+        return change <= SINGULAR * self.eps * vector_norm(expected)
 
     def _updated(self, at: Expansion, known: Tensor, probe: Tensor) -> Tensor | None:
         """The Hessian from the cached one and a few products; None if changes have no pattern or leave it."""
@@ -364,7 +364,7 @@ class Hessians(Saved):
         """Learn the pattern of changes from two complete Hessians; returns the new one."""
         if not self.dense:
             change = (new - known).abs()
-            pattern = change > AGREE * self.eps * new.abs().max()
+            pattern = change > SINGULAR * self.eps * new.abs().max()
             group = colours(pattern)
             self.dense, self.groups = group is None, None if group is None else (pattern, group)
             self._vectors = None
@@ -720,7 +720,7 @@ class NewtonLower(Saved):
         """The inverse of the largest curvature of f, estimated by the power method."""
         v = torch.arange(len(at.y), dtype=at.y.dtype, device=at.y.device).cos()
         size, matrix = 0.0, self.hessians.matrix if self.hessians.known_at(at.x) else None
-        for _ in range(TUNING.probes):
+        for _ in range(PROBES):
             v = v / torch.linalg.vector_norm(v)
             v = at.product(v, g=False) if matrix is None else matrix @ v
             size = vector_norm(v)

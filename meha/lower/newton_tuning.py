@@ -11,26 +11,19 @@ class NewtonTuning:
 
     # The lower level
     dense: int = 2000  # largest face with a dense Hessian: there, its rows and factor take as long as some 150 products
-    singular: float = 100.0  # a pivot below this many eps times the dimension, relative to its diagonal, counts as zero
-    floor: float = 1e-4  # least curvature of a modified Hessian, relative to the largest: rounding must not look like a step
     batched: int = 40  # most unknowns for which several points are evaluated at once, or one coordinate after the other
     batched_elements: float = 3e5  # most unknowns times numbers in the graph of f for that: beyond, arithmetic dominates calls
     contraction: float = 0.3  # an old factor is kept while it shrinks the error to this part in each step
     old_steps: float = 2.0  # most further steps with an old factor
     old_steps_by_size: float = 0.02  # and more of them for each unknown, since a new Hessian costs as many products
     quick: float = 0.1  # y may be less accurate where a step is this part of the one before: at singular Hessians none is
-    probes: int = 5  # products or moves that measure a curvature: of f at the first step, of the hyper-objective at the end
     cg_steps: int = 1000  # upper bound on products of one solve by conjugate gradients
     # Steps in x
-    pairs: int = 30  # pairs that are kept: older ones belong to another curvature; also hypergradients for the test at a kink
     first_step: float = 0.1  # length of the first step, relative to x
     probe_growth: float = 1e3  # factor of such a move by which a saddle or a kink is left
-    steady: float = 0.9  # a move does not shrink if it is at least this part of the one before
     accuracy: float = 1e-4  # of y in a step in x, in units of the relative hypergradient before it
     # The end
     recent: int = 4  # last points, whose smallest changes are the scales of the end: a far start may lie among them
-    settled: float = 1e-3  # largest hypergradient at the end, relative to the sum of its two parts at their largest
-    beyond_tol: float = 0.1  # length of the last step, in units of tol, since a memory of curvature may deceive
 
 
 TUNING = NewtonTuning()

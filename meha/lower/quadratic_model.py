@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meha.lower.flat_problem import LowerPoint
-from meha.numerics.tolerances import AGREE
+from meha.numerics.tolerances import SINGULAR
 from meha.tensors.vectors import vector_norm
 
 DEVIATION = 0.05  # relative deviation from a quadratic function within which a descent counts as ending in a basin
@@ -33,7 +33,7 @@ class QuadraticModel(NamedTuple):
         """Whether f and its gradient at a point agree with the quadratic model around ``bottom``."""
         image = self.product(point.z - bottom.z)
         change = point.gradient - bottom.gradient
-        rounding = AGREE * torch.finfo(image.dtype).eps * (vector_norm(image) + vector_norm(point.gradient))
+        rounding = SINGULAR * torch.finfo(image.dtype).eps * (vector_norm(image) + vector_norm(point.gradient))
         return vector_norm(change - image) <= rounding and in_same_quadratic(point, bottom)
 
 

@@ -21,8 +21,9 @@ from meha.lower.estimation import Probe
 from meha.method.optimizers import text
 from meha.method.status import Status, Verdict
 from meha.problem.constants import Constants
+from meha.problem.constraints import takes
 from meha.problem.oracle import Counts, Oracle
-from meha.problem.problem import Problem, takes
+from meha.problem.problem import Problem
 from meha.problem.responses import Response, Trained
 from meha.problem.schedules import evaluate, rests
 from meha.tensors.checks import check_switch
@@ -172,11 +173,7 @@ class Run:
 
     @staticmethod
     def _gather(problem: Problem, method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
-        """The group of processes that take part; all of them get the start of the first one.
-
-        Raises:
-            TypeError, ValueError: ``where`` is no group, or the method, x or y cannot run in it.
-        """
+        """The group of processes that take part, or raise if they cannot; all of them get the start of the first one."""
         group = Group.of(where, x.leaves + y.leaves)
         if group is None:
             return None
@@ -206,11 +203,6 @@ class Run:
             probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
             low, high = probe.block(self.oracle.lower, probe.y)
             response_term.weight = PROXIMAL * (max(-low, high) or 1.0)  # 1 where f is linear in y
-
-    def _begin(self) -> None:
-        """Copy the start of the response at x into the variable from which methods without warm start begin."""
-        if self.state.start is not None:
-            self.oracle.response_term.begin(self.state.x, self.state.start, through=self.method.differentiates_start)
 
     def _resolve(self, batch: Any) -> None:
         """Choose the numbers that the user left out."""
@@ -295,7 +287,8 @@ class Run:
             variable.follow_modes()
         try:
             with torch.no_grad():
-                self._begin()
+                if state.start is not None:  # the start of the response at x, from which methods without warm start begin
+                    self.oracle.response_term.begin(state.x, state.start, through=self.method.differentiates_start)
                 numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
         except BREAKDOWNS as error:  # a singular matrix is a result of the run, not a crash
             self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
@@ -306,18 +299,14 @@ class Run:
 
     def _misfit(self, batch: Any) -> str:
         """The message that says why the objectives cannot be called with this batch, or without one."""
-        wanted = 2 if batch is None else 3
-        names = [name for name in ("upper", "lower") if not takes(getattr(self.problem, name), wanted)]
-        before = "" if self.problem._without_x else "x, "
+        wanted, form = 2 if batch is None else 3, "(y, batch)" if self.problem._without_x else "(x, y, batch)"
+        names = " and ".join(name for name in ("upper", "lower") if not takes(getattr(self.problem, name), wanted))
         if batch is None:
             return (
-                f"batches: {' and '.join(names)} must be called with a batch, as a function of ({before}y, batch), and there is"
-                " none; pass solve(..., batches=...), or run.step(batch) in a loop of your own."
+                f"batches: {names} must be called with a batch, as a function of {form}, and there is none; pass"
+                " solve(..., batches=...), or run.step(batch) in a loop of your own."
             )
-        return (
-            f"batches: {' and '.join(names)} cannot be called with a batch; write both as functions of ({before}y, batch), or"
-            " leave the batches out."
-        )
+        return f"batches: {names} cannot be called with a batch; write both as functions of {form}, or leave the batches out."
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of everything that the run's future depends on, in plain tensors and numbers, for ``torch.save``.
@@ -392,8 +381,8 @@ class State(Saved):
         if self.start is not None:
             for variable in variables:
                 copy_(variable.leaves, self.start.leaves)
-            for optimizer in (getattr(self, "y_optimizer", None), getattr(self, "theta_optimizer", None)):
-                if optimizer is not None:
+            for name in ("y_optimizer", "theta_optimizer"):
+                if (optimizer := getattr(self, name, None)) is not None:
                     optimizer.forget()  # moments of the last solve would push the next one
 
     def check(self) -> None:
@@ -465,8 +454,10 @@ class Method(ABC):
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
         for field in dataclasses.fields(self):
-            # A frozen dataclass checks no types, and a string such as "no" would count as True.
-            if field.type in (bool, "bool"):
+            if field.type in (
+                bool,
+                "bool",
+            ):  # a frozen dataclass checks no types, and a string such as "no" would count as True
                 check_switch(field.name, getattr(self, field.name))
         return Run(_following(self, problem), problem, x, y, group)
 
@@ -535,11 +526,7 @@ class Method(ABC):
 
 
 def _following(method: Method, problem: Problem) -> Method:
-    """The method with the number and size of lower steps that a :class:`Trained` response prescribes.
-
-    Raises:
-        ValueError: the method has another step size.
-    """
+    """The method with the number and size of lower steps that a :class:`Trained` response prescribes."""
     response = problem._selected_response if isinstance(problem, Problem) else None  # Run reports a wrong type
     if not isinstance(response, Trained) or not isinstance(response, method.follows):
         return method

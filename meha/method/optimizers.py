@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -75,7 +74,8 @@ class RunningOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, clip: float | None) -> None:
         self.optimizer, self.scheduler, self.clip = optimizer, scheduler, clip
         self.steps = 0  # since it was built or loaded
-        self._recording = False
+        # While steps are recorded as a CUDA graph, they do not advance the schedule: the graph reads the rate from a tensor.
+        self.recording = False
 
     @property
     def lr(self) -> float:
@@ -97,22 +97,13 @@ class RunningOptimizer:
             for leaf, user in zip(leaves, users, strict=True):
                 leaf.grad = user
         self.steps += 1
-        if not self._recording:
+        if not self.recording:
             self.advance()
 
     def advance(self) -> None:
         """Advance the scheduler, which sets the learning rate of the next step."""
         if self.scheduler is not None:
             self.scheduler.step()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Take steps that do not advance the schedule: a CUDA graph of them reads the learning rate from a tensor."""
-        self._recording = True
-        try:
-            yield
-        finally:
-            self._recording = False
 
     def forget(self) -> None:
         """Clear moments and other state, which belong to another problem; the schedule goes on."""
@@ -194,10 +185,7 @@ def build_optimizer(
     """Build and check the optimizer of a variable; None without a factory."""
     if factory is None:
         return None
-    try:
-        optimizer = factory(variable.leaves)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {text(factory)} cannot be made ({error}); correct its options.") from error
+    optimizer = _made(f"{name}:", factory, variable.leaves)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{name}: the factory returned {type(optimizer).__name__}, expected a torch.optim.Optimizer.")
     if any(group.get("maximize") for group in optimizer.param_groups):
@@ -226,13 +214,15 @@ def build_optimizer(
     return RunningOptimizer(optimizer, scheduler, factory.clip)
 
 
-def _build_scheduler(
-    name: str, factory: Callable[[torch.optim.Optimizer], LRScheduler], optimizer: torch.optim.Optimizer
-) -> LRScheduler:
+def _made(name: str, factory: Callable[[Any], Any], argument: Any) -> Any:
     try:
-        scheduler = factory(optimizer)
+        return factory(argument)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: the scheduler {text(factory)} cannot be made ({error}); correct its options.") from error
+        raise ValueError(f"{name} {text(factory)} cannot be made ({error}); correct its options.") from error
+
+
+def _build_scheduler(name: str, factory: Callable[[Any], LRScheduler], optimizer: torch.optim.Optimizer) -> LRScheduler:
+    scheduler = _made(f"{name}: the scheduler", factory, optimizer)
     if not isinstance(scheduler, LRScheduler):
         raise TypeError(f"{name}: scheduler returned {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler.")
     if isinstance(scheduler, ReduceLROnPlateau):

@@ -54,3 +54,8 @@ class Verdict:
 
     status: Status
     message: str
+
+
+def first_line(error: Exception) -> str:
+    """The kind and the first line of an error, for a message that ends otherwise."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

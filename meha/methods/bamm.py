@@ -8,17 +8,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 
 from meha.analysis.theory import Constants
-from meha.method.method import At, Method, Numbers, State
-from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods.frames import check_step, move
+from meha.method.method import At, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer
+from meha.methods.frames import SteppingMethod, move
 from meha.methods.parameters import complete, hypergradient_steps
 from meha.problem.oracle import Oracle, Term
 from meha.problem.schedules import InversePower, Schedule, fraction
 from meha.tensors.checks import check_tolerance
 from meha.tensors.variables import Variable, add_, inner, subtract
-
-__all__ = ["BAMM", "BAMMState"]
-
 
 FALLING = InversePower(0.9, power=0.1)  # mu_0 and 1 / p_0 of the source
 
@@ -38,7 +35,7 @@ class BAMMState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BAMM(Method):
+class BAMM(SteppingMethod):
     """Averaged method of multipliers, single loop (Liu et al. 2023).
 
     With psi = mu_k F + (1 - mu_k) f, at once
@@ -87,9 +84,7 @@ class BAMM(Method):
     x_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
-        check_step("beta", self.beta)
-        check_step("eta", self.eta)
+        super().__post_init__()
         if self.strategy is not None and str(self.strategy) not in POWERS:
             raise ValueError(f"strategy: must be one of {', '.join(POWERS)} or None, got {self.strategy!r}.")
         check_tolerance("tau", self.tau)
@@ -104,12 +99,12 @@ class BAMM(Method):
             )
         return mu
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
-        def choose(constants: Constants) -> dict[str, float]:
-            steps = hypergradient_steps(constants, self.average(0))
-            return {**steps, "alpha": CAUTION * steps["alpha"]}
+    def choose(self, constants: Constants) -> dict[str, float]:
+        steps = hypergradient_steps(constants, self.average(0))
+        return {**steps, "alpha": CAUTION * steps["alpha"]}
 
-        return complete(self, ("beta",) if self.strategy else ("alpha", "beta", "eta"), choose, oracle, x, y, batch)
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        return complete(self, ("beta",) if self.strategy else ("alpha", "beta", "eta"), self.choose, oracle, x, y, batch)
 
     def steps(self, at: At, k: int) -> tuple[Any, Any]:
         """Return eta and alpha of step k."""
@@ -122,7 +117,7 @@ class BAMM(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> BAMMState:
         v = Variable([torch.zeros_like(leaf) for leaf in y.leaves], "v")
-        return BAMMState(x, y, v, build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem))
+        return BAMMState(x, y, v, **self.optimizers(oracle, x=x))
 
     def step(self, oracle: Oracle, state: BAMMState, at: At) -> Numbers:
         x, y, v, k = state.x, state.y, state.v.leaves, state.k

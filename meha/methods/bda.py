@@ -17,9 +17,6 @@ from meha.problem.responses import Response
 from meha.problem.schedules import InversePower, Schedule, fraction
 from meha.tensors.variables import Variable
 
-__all__ = ["BDA"]
-
-
 FALLING = InversePower(0.5, power=1.0)  # falls to 0, as the theory needs; a constant mu leaves a bias
 
 

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from meha.method.method import At, Numbers
-from meha.methods.lagrangian import Lagrangian, LagrangianMethod, LagrangianState
+from meha.methods.lagrangian import LagrangianMethod, LagrangianState
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
-from meha.tensors.variables import Variable, copy_
-
-__all__ = ["BiCGAFFA"]
+from meha.tensors.variables import copy_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +66,6 @@ class BiCGAFFA(LagrangianMethod):
                 "upper_constraints: BiCGAFFA takes none, because it moves (x, y) without a projection on them; use the default"
                 " or LVHBA()."
             )
-
-    def init(self, oracle: Oracle, x: Variable, y: Variable) -> LagrangianState:
-        lagrangian = Lagrangian(oracle, x, y)
-        z = Variable(lagrangian.multipliers(y.leaves[0]), "z")
-        return LagrangianState(x, y, theta=y.copy(), z=z, lagrangian=lagrangian)
 
     def step(self, oracle: Oracle, state: LagrangianState, at: At) -> Numbers:
         x, y, theta, lagrangian = state.x, state.y, state.theta, state.lagrangian

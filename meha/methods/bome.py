@@ -11,9 +11,6 @@ from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_positive
 from meha.tensors.variables import copy_, inner
 
-__all__ = ["BOME"]
-
-
 TINY = 1e-8  # of the paper's code: grad q vanishes where y solves the lower level
 
 

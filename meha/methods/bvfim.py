@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,11 +17,22 @@ from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_count, check_positive, check_tolerance
 from meha.tensors.variables import add_, copy_, inner
 
-__all__ = ["BVFIM"]
-
-
 SHORTEST = 2.0**-40
 """The part of beta below which a step of y is given up; y is then stationary up to rounding."""
+
+Price = Callable[[float, float], float]
+
+PENALTIES: dict[str, tuple[Price, Price]] = {
+    "log": (lambda slack, tau: -tau * math.log(slack) if slack > 0 else math.inf, lambda slack, tau: tau / slack),
+    # slack^2 may underflow
+    "inverse": (lambda slack, tau: tau / slack if slack > 0 else math.inf, lambda slack, tau: tau / slack / slack),
+    # ** would raise an error on overflow
+    "quadratic": (
+        lambda slack, tau: max(0.0, -slack) * max(0.0, -slack) / (2 * tau),
+        lambda slack, tau: max(0.0, -slack) / tau,
+    ),
+}
+"""P and w = -P' as functions of the slack and tau; P is infinite outside a barrier."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +111,12 @@ class BVFIM(PenaltyMethod):
                 " and give beta, the longest step."
             )
         super().__post_init__()
-        if str(self.penalty) not in ("log", "inverse", "quadratic"):
+        if str(self.penalty) not in PENALTIES:
             raise ValueError(f"penalty: must be 'log', 'inverse' or 'quadratic', got {self.penalty!r}.")
-        for name in ("m1", "theta"):
-            check_tolerance(name, getattr(self, name))
-        for name in ("m2", "tau", "power", "floor"):
-            check_positive(name, getattr(self, name))
-        for name in ("hold", "upper_steps"):
-            check_count(name, getattr(self, name))
+        checks = {check_tolerance: ("m1", "theta"), check_positive: ("m2", "tau", "power", "floor")}
+        for check, names in {**checks, check_count: ("hold", "upper_steps")}.items():
+            for name in names:
+                check(name, getattr(self, name))
         if self.floor > 1:
             raise ValueError(f"floor: must be in (0, 1], because it is a part of the first values, got {self.floor}.")
 
@@ -129,7 +139,7 @@ class BVFIM(PenaltyMethod):
         descend(oracle, x, z, self.inner_steps, at.eta, batch, ridge=m1)
         room = m1 / 2 * float(inner(z.leaves, z.leaves)) + self.m2 * d
         slack = self._descend_y(oracle, state, at, room, theta, tau)
-        w = self._weight(slack, tau)
+        w = PENALTIES[self.penalty][1](slack, tau)
         (upper, lower, best), d_x = oracle.gradient(x, gap_terms(oracle, state, 1.0, w), batch)
         size = self.move_x(oracle, state, at, d_x)
         return {"upper": upper, "lower": lower, "gap": lower - best, "slack": slack, "d_x": size, "c": w}
@@ -137,6 +147,7 @@ class BVFIM(PenaltyMethod):
     def _descend_y(self, oracle: Oracle, state: PenaltyState, at: At, room: float, theta: float, tau: float) -> float:
         """Take the steps of y, and return its slack f(x, z) + room - f(x, y) after them."""
         x, y, z, batch = state.x, state.y, state.z, at.batch
+        price, weight = PENALTIES[self.penalty]
         beta = t = at.beta
         best = float(oracle.lower(x, z, batch))
 
@@ -144,14 +155,14 @@ class BVFIM(PenaltyMethod):
             """Return the slack and the objective of y, where f is ``lower``."""
             slack = best - lower + room  # in this order, z has a positive slack also when room is below the rounding of f
             ridge = theta / 2 * float(inner(y.leaves, y.leaves))
-            return slack, float(oracle.upper(x, y, batch)) + ridge + self._price(slack, tau)
+            return slack, float(oracle.upper(x, y, batch)) + ridge + price(slack, tau)
 
         slack, value = measure(float(oracle.lower(x, y, batch)))
         if self.penalty != "quadratic" and not slack > 0:  # a step of x made y infeasible, where a barrier is infinite
             copy_(y.leaves, z.leaves)
             slack, value = measure(best)
         for _ in range(self.upper_steps):
-            terms = [(1.0, oracle.upper, x, y), (self._weight(slack, tau), oracle.lower, x, y)]
+            terms = [(1.0, oracle.upper, x, y), (weight(slack, tau), oracle.lower, x, y)]
             _, d_y = oracle.gradient(y, terms, batch)
             old = [leaf.clone() for leaf in y.leaves]
             direction = [torch.add(part, leaf, alpha=theta) for part, leaf in zip(d_y, old, strict=True)]
@@ -166,17 +177,3 @@ class BVFIM(PenaltyMethod):
                 copy_(y.leaves, old)
                 t /= 2
         return slack
-
-    def _price(self, slack: float, tau: float) -> float:
-        """Return P(slack), which is infinite outside a barrier."""
-        if self.penalty == "quadratic":
-            return max(0.0, -slack) * max(0.0, -slack) / (2 * tau)  # ** would raise an error on overflow
-        if not slack > 0:
-            return math.inf
-        return -tau * math.log(slack) if self.penalty == "log" else tau / slack
-
-    def _weight(self, slack: float, tau: float) -> float:
-        """Return w = -P'(slack)."""
-        if self.penalty == "quadratic":
-            return max(0.0, -slack) / tau
-        return tau / slack if self.penalty == "log" else tau / slack / slack  # slack^2 may underflow

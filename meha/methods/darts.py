@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from meha.analysis.theory import Constants
-from meha.method.method import At, Method, Numbers, State
-from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods.frames import check_step, move
-from meha.methods.parameters import complete, hypergradient_steps
+from meha.method.method import At, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer
+from meha.methods.frames import SteppingMethod
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_positive
 from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
-
-__all__ = ["DARTS", "DARTSState"]
 
 
 @dataclass
@@ -30,7 +26,7 @@ class DARTSState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DARTS(Method):
+class DARTS(SteppingMethod):
     """The alternation of differentiable architecture search (Liu, Simonyan and Yang 2019), of first or second order.
 
         order 1:  h = F_x(x, y)
@@ -73,35 +69,25 @@ class DARTS(Method):
     y_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
-        check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
+        super().__post_init__()
         check_positive("epsilon", self.epsilon)
         if not isinstance(self.order, int) or self.order not in (1, 2):  # 1.0 == 1, but is a mistake
             raise ValueError(f"order: must be 1 or 2, got {self.order!r}.")
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
-        return complete(self, ("alpha", "beta"), hypergradient_steps, oracle, x, y, batch)
-
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> DARTSState:
-        y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
-        used = None if y_optimizer is None or self.order == 1 else y_optimizer.optimizer
+        state = DARTSState(x, y, ahead=y.copy(), **self.optimizers(oracle, x=x, y=y))
+        used = None if state.y_optimizer is None or self.order == 1 else state.y_optimizer.optimizer
         groups = used.param_groups if isinstance(used, torch.optim.SGD) else []
         if any(group["nesterov"] or group["dampening"] for group in groups):  # _ahead does not model them
             raise ValueError("y_optimizer: the step ahead of DARTS knows no nesterov and no dampening; leave them out.")
-        return DARTSState(
-            x,
-            y,
-            ahead=y.copy(),
-            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
-            y_optimizer=y_optimizer,
-        )
+        return state
 
     def step(self, oracle: Oracle, state: DARTSState, at: At) -> Numbers:
         x, y = state.x, state.y
         upper, h = self._first(oracle, state, at) if self.order == 1 else self._second(oracle, state, at)
-        size, _ = move(x, h, at.alpha, oracle.project, x.value, state.x_optimizer)
+        size = self.move_x(oracle, state, at, h)
         (lower,), f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)  # again, because x has moved
-        move(y, f_y, at.beta, oracle.prox, x.value, state.y_optimizer)
+        self.move_y(oracle, state, at, f_y)
         return {"upper": upper, "lower": lower, "d_x": size}
 
     def _first(self, oracle: Oracle, state: DARTSState, at: At) -> tuple[torch.Tensor, Leaves]:
@@ -135,13 +121,13 @@ class DARTS(Method):
             return [at.beta * part for part in f_y], [at.beta] * len(f_y)
         optimizer = state.y_optimizer.optimizer
         slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
-        moves, rates = {}, {}
+        found: dict[int, tuple[torch.Tensor, Any]] = {}
         for group in optimizer.param_groups:
             sgd, rate = isinstance(optimizer, torch.optim.SGD), group["lr"]
             for leaf in group["params"]:
                 # As in torch.optim.SGD: weight decay is part of the gradient, and momentum * buffer is added to it.
                 part = slopes[id(leaf)] + group["weight_decay"] * leaf if sgd else slopes[id(leaf)]
                 buffer = optimizer.state.get(leaf, {}).get("momentum_buffer") if sgd else None
-                moves[id(leaf)] = rate * (part if buffer is None else part + group["momentum"] * buffer)
-                rates[id(leaf)] = rate
-        return [moves[id(leaf)] for leaf in state.y.leaves], [rates[id(leaf)] for leaf in state.y.leaves]
+                found[id(leaf)] = rate * (part if buffer is None else part + group["momentum"] * buffer), rate
+        moves, rates = zip(*(found[id(leaf)] for leaf in state.y.leaves), strict=True)
+        return list(moves), list(rates)

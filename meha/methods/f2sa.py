@@ -9,11 +9,8 @@ from meha.method.method import At, Numbers
 from meha.methods.frames import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.problem.oracle import Oracle
 from meha.problem.responses import Response, Trained
-from meha.problem.schedules import Power, Schedule, check_schedule
+from meha.problem.schedules import Power, Schedule
 from meha.tensors.variables import Variable
-
-__all__ = ["F2SA"]
-
 
 GROWING = Power(1.0, p=1 / 3)  # the paper's exponent without noise
 
@@ -56,10 +53,6 @@ class F2SA(PenaltyMethod):
 
     c: Schedule = GROWING
     warm_start: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_schedule("c", self.c)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
         state = super().init(oracle, x, y)

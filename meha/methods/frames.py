@@ -13,28 +13,12 @@ from torch import Tensor
 from meha.analysis.theory import Constants
 from meha.method.method import At, Method, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods.parameters import complete, hypergradient_steps, penalty_steps
+from meha.methods.parameters import OPTIMIZERS, complete, hypergradient_steps, penalty_steps
 from meha.problem.oracle import Oracle, Term
 from meha.problem.problem import Prox
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.checks import check_count
 from meha.tensors.variables import Leaves, Variable, add_, copy_, distance, norm
-
-__all__ = [
-    "HypergradientMethod",
-    "HypergradientState",
-    "Objective",
-    "PenaltyMethod",
-    "PenaltyState",
-    "at_most_one",
-    "check_step",
-    "descend",
-    "gap_terms",
-    "lower_objective",
-    "move",
-    "reverse",
-    "unroll",
-]
 
 
 def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: OptimizerFactory | None = None) -> None:
@@ -50,12 +34,7 @@ def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: O
 
 
 def move(
-    variable: Variable,
-    direction: Leaves,
-    step: Any,
-    prox: Prox,
-    x: Any,
-    optimizer: RunningOptimizer | None = None,
+    variable: Variable, direction: Leaves, step: Any, prox: Prox, x: Any, optimizer: RunningOptimizer | None = None
 ) -> tuple[Tensor, Tensor]:
     """Set variable <- prox(variable - step * direction); return the norms of the direction, and of the move over the step.
 
@@ -126,71 +105,118 @@ def descend(
         trace.append([leaf.detach().clone() for leaf in y.leaves])
 
 
-def reverse(
-    oracle: Oracle,
-    x: Variable,
-    y: Variable,
-    trace: list[Leaves],
-    step: float,
-    h: Leaves,
-    q: Leaves,
-    batch: Any,
-    objective: Objective | None = None,
-    terms: int | None = None,
-) -> tuple[Leaves, Leaves]:
-    """Pull the gradient (h, q) at (x, trace[-1]) back through the steps that led there; return the gradients in x and in y_0.
+class Trajectory:
+    """The iterates y_0, ..., y_T of the steps of :func:`descend` on y, through which gradients of F are pulled back.
 
-    For the last ``terms`` steps (all by default), from the last to the first, with J the Jacobian of the projection on Y,
+    Iterates are kept and derivatives recomputed, so that memory is that of the iterates and of one graph; objectives must give
+    the same value when they are called again.
 
-        q <- J' q;   h <- h - step * objective_xy [q];   q <- q - step * objective_yy [q].
-
-    One Hessian-vector product a step. Iterates are kept and derivatives recomputed, so that memory is that of the iterates and
-    of one graph; objectives must give the same value when they are called again.
+    Args:
+        keep_graph: keep the graphs of the steps instead; one backward pass takes less time, with the memory of all graphs.
+        first: leave the graphs of this many steps out, and their iterates; the steps after them are counted from 0.
     """
-    objective = objective or lower_objective(oracle, x)
-    steps = len(trace) - 1
-    for t in reversed(range(steps - min(terms if terms is not None else steps, steps), steps)):
-        copy_(y.leaves, trace[t])
-        hessian = oracle.hessian(objective(t, y), batch)
-        if not oracle.prox.identity:  # first, because the projection is the last part of a step
-            # J is taken at the point before the projection, which is not stored: its gradient comes with the Hessian.
-            ahead = [leaf - step * d for leaf, d in zip(trace[t], hessian.gradient, strict=True)]
-            q = oracle.prox.pull_back(x.value, ahead, step, q)
-        d_x, d_y = hessian(q, x, y)
-        h = [a - step * b for a, b in zip(h, d_x, strict=True)]
-        q = [a - step * b for a, b in zip(q, d_y, strict=True)]
-        del hessian  # before the next one is built, so that only one graph is in memory
-    copy_(y.leaves, trace[-1])  # the sweep used y as scratch
-    return h, q
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        x: Variable,
+        y: Variable,
+        steps: int,
+        step: float,
+        batch: Any,
+        objective: Objective | None = None,
+        *,
+        keep_graph: bool = False,
+        first: int = 0,
+    ) -> None:
+        self.oracle, self.x, self.y, self.step, self.batch = oracle, x, y, step, batch
+        self.objective = objective or lower_objective(oracle, x)
+        self.graph: list[Variable] = []
+        self.iterates: list[Leaves] = []
+        if not keep_graph:
+            descend(oracle, x, y, steps, step, batch, objective, self.iterates)
+            return
+        descend(oracle, x, y, first, step, batch, objective)
+        if y.has_modules or not oracle.prox.identity:
+            reason = "holds a module" if y.has_modules else "has a set Y"
+            raise ValueError(
+                f"keep_graph: y {reason}, and steps are kept as graphs for free tensors only; leave keep_graph out."
+            )
+        # The first iterate is a leaf of the graph, so that the gradient in y_0 is available.
+        self.graph = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
+        for t in range(first, steps):
+            last = self.graph[-1]
+            direction = oracle.traced(last, self.objective(t, last), batch)
+            with torch.enable_grad():
+                leaves = [leaf - step * d for leaf, d in zip(last.leaves, direction, strict=True)]
+                self.graph.append(Variable.of(last.like(leaves), y.argument))
+        self.iterates = [iterate.leaves for iterate in self.graph]
+        copy_(y.leaves, self.iterates[-1])  # without its graph, which would otherwise grow from step to step
+
+    def pull_back(self, t: int = -1, terms: int | None = None) -> tuple[Tensor, Leaves, Leaves]:
+        """Return F at (x, y_t), by default the last, and the gradients of F(x, y_t(x, y_0)) in x and in y_0; y stays at y_T.
+
+        With h = F_x and q = F_y at (x, y_t), for the ``terms`` steps before it (all by default), from the last to the first,
+        and J the Jacobian of the projection on Y,
+
+            q <- J' q;   h <- h - step * objective_xy [q];   q <- q - step * objective_yy [q].
+
+        One Hessian-vector product a step.
+        """
+        oracle, x, y, step = self.oracle, self.x, self.y, self.step
+        steps = t % len(self.iterates)
+        if self.graph:
+            upper, (h, q) = oracle.pull_back(oracle.upper, x, self.graph[: steps + 1], self.batch)
+            return upper, h, q
+        copy_(y.leaves, self.iterates[t])
+        (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], self.batch)
+        for i in reversed(range(0 if terms is None else steps - terms, steps)):
+            copy_(y.leaves, self.iterates[i])
+            hessian = oracle.hessian(self.objective(i, y), self.batch)
+            if not oracle.prox.identity:  # first, because the projection is the last part of a step
+                # J is taken at the point before the projection, which is not stored: its gradient comes with the Hessian.
+                ahead = [leaf - step * d for leaf, d in zip(self.iterates[i], hessian.gradient, strict=True)]
+                q = oracle.prox.pull_back(x.value, ahead, step, q)
+            d_x, d_y = hessian(q, x, y)
+            h = [a - step * b for a, b in zip(h, d_x, strict=True)]
+            q = [a - step * b for a, b in zip(q, d_y, strict=True)]
+            del hessian  # before the next one is built, so that only one graph is in memory
+        copy_(y.leaves, self.iterates[-1])  # the sweep used y as scratch
+        return upper, h, q
 
 
-def unroll(
-    oracle: Oracle,
-    x: Variable,
-    y: Variable,
-    steps: range,
-    step: float,
-    batch: Any,
-    objective: Objective | None = None,
-) -> list[Variable]:
-    """Take the steps of :func:`descend` with autograd; return y and each iterate as functions of x and of the first.
+@dataclass(frozen=True, kw_only=True)
+class SteppingMethod(Method):
+    """Base class of methods with steps alpha of x, beta of y and eta of a third variable, or optimizers in their place.
 
-    One backward pass from any of them then does what :func:`reverse` does step by step: in less time, with the memory of all
-    graphs. y itself does not move.
+    The steps that are ``chosen`` for a problem where they are left out come from :meth:`choose`.
     """
-    if y.has_modules or not oracle.prox.identity:
-        reason = "holds a module" if y.has_modules else "has a set Y"
-        raise ValueError(f"keep_graph: y {reason}, and steps are kept as graphs for free tensors only; leave keep_graph out.")
-    objective = objective or lower_objective(oracle, x)
-    # The first iterate is a leaf of the graph, so that the gradient in y_0 is available.
-    iterates = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
-    for t in steps:
-        last = iterates[-1]
-        direction = oracle.traced(last, objective(t, last), batch)
-        with torch.enable_grad():
-            leaves = [leaf - step * d for leaf, d in zip(last.leaves, direction, strict=True)]
-            iterates.append(Variable.of(last.like(leaves), y.argument))
-    return iterates
+
+    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+
+    def __post_init__(self) -> None:
+        for name, optimizer in OPTIMIZERS.items():
+            check_step(name, getattr(self, name, None), optimizer, getattr(self, optimizer, None))
+
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        return complete(self, self.chosen, self.choose, oracle, x, y, batch)
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        """Return the step sizes for a problem with these constants."""
+        return hypergradient_steps(constants)
+
+    def optimizers(self, oracle: Oracle, **levels: Variable) -> dict[str, Any]:
+        """Return the optimizers of these variables by their names in the state."""
+        names = {f"{level}_optimizer": variable for level, variable in levels.items()}
+        return {name: build_optimizer(name, getattr(self, name), v, oracle.problem) for name, v in names.items()}
+
+    def move_x(self, oracle: Oracle, state: Any, at: At, direction: Leaves) -> Tensor:
+        """Set x <- proj_X(x - alpha * direction), and return the norm of the direction."""
+        return move(state.x, direction, at.alpha, oracle.project, state.x.value, state.x_optimizer)[0]
+
+    def move_y(self, oracle: Oracle, state: Any, at: At, direction: Leaves) -> None:
+        """Set y <- proj_Y(y - beta * direction)."""
+        move(state.y, direction, at.beta, oracle.prox, state.x.value, state.y_optimizer)
 
 
 @dataclass
@@ -201,7 +227,7 @@ class HypergradientState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HypergradientMethod(Method):
+class HypergradientMethod(SteppingMethod):
     """Base class of methods that take lower steps on y, estimate the hypergradient h, and set x <- proj_X(x - alpha h).
 
     Args:
@@ -218,8 +244,6 @@ class HypergradientMethod(Method):
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
     refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
     repeats: ClassVar[str] = "it computes derivatives again at points where it has been"
-    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta")
-
     alpha: Schedule | None = None
     beta: Schedule | None = None
     inner_steps: int = 10
@@ -227,27 +251,18 @@ class HypergradientMethod(Method):
     x_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
-        check_step("beta", self.beta)
+        super().__post_init__()
         check_count("inner_steps", self.inner_steps)
 
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
-        return complete(self, self.chosen, self.choose, oracle, x, y, batch)
-
-    def choose(self, constants: Constants) -> dict[str, float]:
-        """Return the step sizes for a problem with these constants."""
-        return hypergradient_steps(constants)
-
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> HypergradientState:
-        optimizer = build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem)
-        return HypergradientState(x, y, optimizer, start=None if self.warm_start else y.copy())  # y0, before y moves
+        start = None if self.warm_start else y.copy()  # y0, before y moves
+        return HypergradientState(x, y, **self.optimizers(oracle, x=x), start=start)
 
     def step(self, oracle: Oracle, state: HypergradientState, at: At) -> Numbers:
         state.restart(state.y)
         numbers, h = self.hypergradient(oracle, state, at)
         # y waits for the next step: the answer is y_T at the x before this move.
-        d_x, _ = move(state.x, h, at.alpha, oracle.project, state.x.value, state.x_optimizer)
-        return {**numbers, "d_x": d_x}
+        return {**numbers, "d_x": self.move_x(oracle, state, at, h)}
 
     @abstractmethod
     def hypergradient(self, oracle: Oracle, state: Any, at: At) -> tuple[dict[str, Any], Leaves]:
@@ -264,7 +279,7 @@ class PenaltyState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PenaltyMethod(Method):
+class PenaltyMethod(SteppingMethod):
     """First-order methods for min F(x, y) subject to f(x, y) <= min_z f(x, z).
 
     Args:
@@ -279,6 +294,7 @@ class PenaltyMethod(Method):
     """
 
     refuses_nonsmooth: ClassVar[str] = "it takes plain gradient steps on the lower level"
+    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
 
     alpha: Schedule | None = None
     beta: Schedule | None = None
@@ -288,38 +304,20 @@ class PenaltyMethod(Method):
     y_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        check_step("alpha", self.alpha, "x_optimizer", self.x_optimizer)
-        check_step("beta", self.beta, "y_optimizer", self.y_optimizer)
-        check_step("eta", self.eta)
+        super().__post_init__()
         check_count("inner_steps", self.inner_steps)
-
-    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
-        return complete(self, ("alpha", "beta", "eta"), self.choose, oracle, x, y, batch)
+        for name in self.penalties:
+            check_schedule(name, getattr(self, name))
 
     def choose(self, constants: Constants) -> dict[str, float]:
-        """Return the step sizes for a problem with these constants."""
         return penalty_steps(constants)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> PenaltyState:
-        return PenaltyState(
-            x,
-            y,
-            z=y.copy(),  # the gap is zero at the start
-            x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
-            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
-        )
+        return PenaltyState(x, y, z=y.copy(), **self.optimizers(oracle, x=x, y=y))  # the gap is zero at the start
 
     def follow(self, oracle: Oracle, state: PenaltyState, at: At, steps: int | None = None) -> None:
         """Move z by ``steps`` steps on the lower level, T by default."""
         descend(oracle, state.x, state.z, steps or self.inner_steps, at.eta, at.batch)
-
-    def move_x(self, oracle: Oracle, state: PenaltyState, at: At, direction: Leaves) -> Tensor:
-        """Set x <- proj_X(x - alpha * direction), and return the norm of the direction."""
-        return move(state.x, direction, at.alpha, oracle.project, state.x.value, state.x_optimizer)[0]
-
-    def move_y(self, oracle: Oracle, state: PenaltyState, at: At, direction: Leaves) -> None:
-        """Set y <- proj_Y(y - beta * direction)."""
-        move(state.y, direction, at.beta, oracle.prox, state.x.value, state.y_optimizer)
 
 
 def at_most_one(c: Any) -> Any:

@@ -9,13 +9,11 @@ import torch
 
 from meha.analysis.theory import Constants
 from meha.method.method import At
-from meha.methods.frames import HypergradientMethod, HypergradientState, check_step, descend, move, reverse, unroll
+from meha.methods.frames import HypergradientMethod, HypergradientState, Trajectory, move
 from meha.methods.parameters import SAFETY, complete
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.variables import Leaves, Variable, copy_
-
-__all__ = ["IAPTT", "IAPTTState"]
 
 
 @dataclass
@@ -63,7 +61,6 @@ class IAPTT(HypergradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_step("eta", self.eta)
         if not self.warm_start:
             raise ValueError("warm_start: has no meaning for IAPTT, whose lower steps start from z; leave it out.")
 
@@ -78,32 +75,15 @@ class IAPTT(HypergradientMethod):
         return IAPTTState(**vars(super().init(oracle, x, y)), z=y.copy())
 
     def hypergradient(self, oracle: Oracle, state: IAPTTState, at: At) -> tuple[dict[str, Any], Leaves]:
-        x, y, z, trace = state.x, state.y, state.z, list[Leaves]()
+        x, y, z = state.x, state.y, state.z
         assert z is not None
-        beta, batch = at.beta, at.batch
         copy_(y.leaves, z.leaves)
-        if self.keep_graph:
-            iterates = unroll(oracle, x, y, range(self.inner_steps), beta, batch)
-            with torch.no_grad():
-                values = [oracle.upper(x, iterate, batch) for iterate in iterates[1:]]
-            worst = 1 + int(torch.stack(values).argmax())  # as in the paper, t = 0 is no candidate: x would get F_x alone
-            _, (h, q) = oracle.pull_back(oracle.upper, x, iterates[: worst + 1], batch)
-            copy_(y.leaves, iterates[-1].leaves)
-            self._move_z(oracle, state, at, q)
-            return {"upper": values[-1], "pessimistic": worst}, h
-        descend(oracle, x, y, self.inner_steps, beta, batch, trace=trace)
+        steps = Trajectory(oracle, x, y, self.inner_steps, at.beta, at.batch, keep_graph=self.keep_graph)
         values = []
-        for iterate in trace[1:]:  # values only, so that gradients of F are taken at one iterate
+        for iterate in steps.iterates[1:]:  # values only, so that gradients of F are taken at one iterate
             copy_(y.leaves, iterate)
-            values.append(oracle.upper(x, y, batch).clone())  # it may be a view of y
-        worst = 1 + int(torch.stack(values).argmax())
-        copy_(y.leaves, trace[worst])
-        _, (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        h, q = reverse(oracle, x, y, trace[: worst + 1], beta, h, q, batch)
-        self._move_z(oracle, state, at, q)
-        copy_(y.leaves, trace[-1])  # the answer is y_T, not the iterate of the largest F
+            values.append(oracle.upper(x, y, at.batch).clone())  # it may be a view of y
+        worst = 1 + int(torch.stack(values).argmax())  # as in the paper, t = 0 is no candidate: x would get F_x alone
+        _, h, q = steps.pull_back(worst)  # the answer is y_T, not the iterate of the largest F
+        move(z, q, at.alpha if self.eta is None else at.eta, oracle.prox, x.value)
         return {"upper": values[-1], "pessimistic": worst}, h
-
-    def _move_z(self, oracle: Oracle, state: IAPTTState, at: At, direction: Leaves) -> None:
-        assert state.z is not None
-        move(state.z, direction, at.alpha if self.eta is None else at.eta, oracle.prox, state.x.value)

@@ -10,7 +10,7 @@ import torch
 
 from meha.analysis.theory import Constants
 from meha.method.method import At
-from meha.methods.frames import HypergradientMethod, HypergradientState, check_step, descend
+from meha.methods.frames import HypergradientMethod, HypergradientState, descend
 from meha.numerics.linear_systems import Operator, conjugate_gradients, neumann_series
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
@@ -18,8 +18,6 @@ from meha.problem.responses import Nearest, Response
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_count, check_tolerance
 from meha.tensors.variables import Leaves, Variable, add_, subtract
-
-__all__ = ["CG", "GALET", "NS", "ImplicitMethod"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +123,6 @@ class NS(ImplicitMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("terms", self.terms)
-        check_step("eta", self.eta)
 
     def solve(self, apply: Operator, rhs: Leaves, at: At) -> Leaves:
         step = at.beta if self.eta is None else at.eta  # with beta, the series is RHG at a fixed point, truncated
@@ -169,7 +166,6 @@ class GALET(ImplicitMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("terms", self.terms)
-        check_step("eta", self.eta)
 
     def choose(self, constants: Constants) -> dict[str, float]:
         steps = super().choose(constants)

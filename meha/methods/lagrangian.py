@@ -16,9 +16,6 @@ from meha.tensors.checks import check_positive
 from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable, norm
 
-__all__ = ["Lagrangian", "LagrangianMethod", "LagrangianState"]
-
-
 GROWING = Power(1.0, p=0.3)
 """The penalty of the first experiment of both papers."""
 
@@ -36,10 +33,6 @@ class Lagrangian(Saved):
         with torch.no_grad():  # only the number of rows is wanted
             parts = [constraint.values(x, y) for constraint in self.constraints]
         self.sizes = sum(len(part[0]) for part in parts), sum(len(part[1]) for part in parts)
-
-    def multipliers(self, like: Tensor) -> Tensor:
-        """Return zero multipliers, one for each row."""
-        return like.detach().new_zeros(sum(self.sizes))
 
     def values(self, x: Variable, y: Variable) -> Tensor:
         """Return h(x, y) and the equations as one vector."""
@@ -112,6 +105,11 @@ class LagrangianMethod(Method):
             )
         if problem.needs_batch:
             raise ValueError(f"method: {self.name} takes no batches; use objectives of (x, y) on all data.")
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> LagrangianState:
+        lagrangian = Lagrangian(oracle, x, y)
+        z = Variable(y.leaves[0].detach().new_zeros(sum(lagrangian.sizes)), "z")
+        return LagrangianState(x, y, theta=y.copy(), z=z, lagrangian=lagrangian)
 
     def descend(self, oracle: Oracle, state: LagrangianState, at: At, multipliers: Tensor) -> tuple[Tensor, Leaves]:
         """Return f at theta, and theta after a step on the proximal Lagrangian; theta itself is not moved."""

@@ -9,15 +9,13 @@ import numpy as np
 
 from meha.lower.constrained import SelectedProgram
 from meha.method.method import At, Numbers
-from meha.methods.lagrangian import Lagrangian, LagrangianMethod, LagrangianState
+from meha.methods.lagrangian import LagrangianMethod, LagrangianState
 from meha.numerics.quadratic_program import solve_program
 from meha.numerics.sqp import minimise_sqp
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Variable, copy_
-
-__all__ = ["LVHBA"]
 
 
 @dataclass
@@ -77,17 +75,9 @@ class LVHBA(LagrangianMethod):
     beta: Schedule = 0.01
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> LVHBAState:
-        lagrangian = Lagrangian(oracle, x, y)
-        zero = lagrangian.multipliers(y.leaves[0])
-        state = LVHBAState(
-            x,
-            y,
-            theta=y.copy(),
-            lam=Variable(zero, "lambda"),
-            z=Variable(zero, "z"),
-            lagrangian=lagrangian,
-            coupling=NonlinearProgram(oracle, x, y),
-        )
+        base = super().init(oracle, x, y)
+        lam, coupling = Variable(base.z.value.detach(), "lambda"), NonlinearProgram(oracle, x, y)
+        state = LVHBAState(**vars(base), lam=lam, coupling=coupling)
         self._project(state)  # the method needs a feasible (x, y), and theta = y at the start
         copy_(state.theta.leaves, y.leaves)
         return state

@@ -10,17 +10,15 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from meha.analysis.theory import Constants, check, estimate, step_bounds, warn
-from meha.method.method import At, Method, Numbers, Run, State
-from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
-from meha.methods.frames import check_step, move
+from meha.method.method import At, Numbers, Run, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer
+from meha.methods.frames import SteppingMethod, move
 from meha.methods.parameters import GROWTH, OPTIMIZERS, complete, first_penalty, parameters
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.problem.schedules import Power, Schedule, check_schedule, evaluate
 from meha.tensors.checks import check_count, check_positive, check_switch, check_tolerance
 from meha.tensors.variables import Leaves, Variable, add_difference_, distance, norm, subtract
-
-__all__ = ["MEHA", "MEHAState", "complete_meha"]
 
 
 @dataclass
@@ -34,7 +32,7 @@ class MEHAState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MEHA(Method):
+class MEHA(SteppingMethod):
     """The Moreau envelope based Hessian-free algorithm, Algorithm 1 of the paper: one loop, first-order gradients only.
 
     The lower level may be non-convex and non-smooth.
@@ -123,8 +121,7 @@ class MEHA(Method):
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        for name, optimizer in (("alpha", "x_optimizer"), ("beta", "y_optimizer"), ("eta", "theta_optimizer")):
-            check_step(name, getattr(self, name), optimizer, getattr(self, optimizer))
+        super().__post_init__()
         if self.gamma is not None:
             check_positive("gamma", self.gamma)
         if self.c is not None:
@@ -150,7 +147,13 @@ class MEHA(Method):
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any = None) -> tuple[MEHA, Constants | None]:
         """Fill in what was left out, and warn when the result is outside the theorem's range."""
-        method, constants = complete_meha(self, oracle, x, y, batch)
+
+        def choose(constants: Constants) -> dict[str, float]:
+            c = first_penalty(oracle, x, y, constants, batch) if self.c is None else evaluate("c", self.c, 0)
+            return parameters(constants, c, gamma=self.gamma)
+
+        grown = self if self.p is not None or callable(self.c) else dataclasses.replace(self, p=GROWTH)
+        method, constants = complete(grown, ("gamma", "c", *OPTIMIZERS), choose, oracle, x, y, batch)
         if constants is not None:
             warn(method.check_theory(constants))
         return method, constants
@@ -196,22 +199,35 @@ class MEHA(Method):
         return {"theory": covered + origin}
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return advise(self, problem, x, y, batch)
+        """Say which numbers of a failed run are too large for the problem's constants, and which would fit."""
+        try:
+            constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
+        except (RuntimeError, ValueError, ArithmeticError):  # the start lies at the edge of an objective's domain
+            return "Take smaller steps, or start further inside the domain of the objectives."
+        steps = {name: getattr(self, name) for name in ("alpha", "beta", "eta")}
+        given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
+        notes = self.check_theory(constants)
+        if given.get("beta", 0.0) > given.get("eta", math.inf):
+            notes.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
+        fitting = parameters(constants, evaluate("c_k", self.c_k, 0), self.gamma if not notes else None)
+        if all(step <= 1.01 * fitting[name] for name, step in given.items()):  # the advice below has three digits
+            notes.append("The steps fit the curvature near the start, but not where the run went; take smaller ones.")
+        else:
+            numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
+            notes.append(f"Try {numbers}, which fit the curvature near the start, or leave them out.")
+        return " ".join(notes)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> MEHAState:
-        state = MEHAState(x=x, y=y, theta=y.copy(), start=None if self.warm_start else y.copy())
-        for level in ("x", "y", "theta"):
-            name = f"{level}_optimizer"
-            setattr(state, name, build_optimizer(name, getattr(self, name), getattr(state, level), oracle.problem))
-        return state
+        theta, start = y.copy(), None if self.warm_start else y.copy()
+        return MEHAState(x, y, theta, **self.optimizers(oracle, x=x, y=y, theta=theta), start=start)
 
     def step(self, oracle: Oracle, state: MEHAState, at: At) -> Numbers:
         x, y, theta, batch, gamma, c = state.x, state.y, state.theta, at.batch, at.gamma, at.c_k
 
         state.restart(y, theta)  # the order below is that of Algorithm 1: theta, x, then y at the new x
         for _ in range(self.inner_steps - 1):
-            self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
-            m_y = self._move_y(oracle, state, at, self._y_gradient(oracle, state, at))
+            self._move_theta(oracle, state, at)
+            m_y = self._move_y(oracle, state, at)
 
         both = self.gradients < 4 and self.warm_start  # with 4, y takes its gradient at the new x; restarted, y does not move
         wrt, phi = ((x, y), oracle.partial) if both else ((x,), oracle.phi)  # partial: in y, g is left to its prox
@@ -227,14 +243,14 @@ class MEHA(Method):
             g_x, *g_y = oracle.average([subtract(g_x, h), *g_y], wrt, own)  # both parts of g_x in one message
             upper, lower = own
         else:
-            m_theta = self._move_theta(oracle, state, at, self._theta_gradient(oracle, state, batch))
+            m_theta = self._move_theta(oracle, state, at)
             apart = distance(theta.leaves, y.leaves)
             # One call, so that f(x, y) and f(x, theta) share their dropout mask: their difference is small beside its noise.
             (upper, lower, lower_theta), (g_x, *g_y) = oracle.gradients(wrt, [*terms, (-1.0, phi, x, theta)], batch)
 
         d_x, m_x = move(x, g_x, at.alpha, oracle.project, x.value, state.x_optimizer)
         if self.warm_start:  # a restart would throw this step of y away
-            m_y = self._move_y(oracle, state, at, g_y[0] if both else self._y_gradient(oracle, state, at))
+            m_y = self._move_y(oracle, state, at, *g_y)
 
         return {  # functions are evaluated when they are read, so that a step does not pay for them
             "upper": upper,
@@ -245,49 +261,17 @@ class MEHA(Method):
             "c": c,
         }
 
-    def _theta_gradient(self, oracle: Oracle, state: MEHAState, batch: Any) -> Leaves:
-        """Return f_y(x, theta)."""
-        return oracle.gradient(state.theta, [(1.0, oracle.lower, state.x, state.theta)], batch)[1]
-
-    def _y_gradient(self, oracle: Oracle, state: MEHAState, at: At) -> Leaves:
-        """Return the gradient of F / c_k + f in y."""
-        x, y = state.x, state.y
-        return oracle.gradient(y, [(1 / at.c_k, oracle.upper, x, y), (1.0, oracle.lower, x, y)], at.batch)[1]
-
-    def _move_theta(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves) -> Tensor:
+    def _move_theta(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves | None = None) -> Tensor:
+        """Step theta, along f_y(x, theta) unless the gradient is given; return the norm of the move over the step."""
+        if gradient is None:
+            gradient = oracle.gradient(state.theta, [(1.0, oracle.lower, state.x, state.theta)], at.batch)[1]
         add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / at.gamma)
         return move(state.theta, gradient, at.eta, oracle.prox, state.x.value, state.theta_optimizer)[1]
 
-    def _move_y(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves) -> Tensor:
-        add_difference_(gradient, state.theta.leaves, state.y.leaves, 1 / at.gamma)
-        return move(state.y, gradient, at.beta, oracle.prox, state.x.value, state.y_optimizer)[1]
-
-
-def complete_meha(method: MEHA, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[MEHA, Constants | None]:
-    """Choose the numbers of MEHA that were left out."""
-    if method.p is None and not callable(method.c):
-        method = dataclasses.replace(method, p=GROWTH)
-
-    def choose(constants: Constants) -> dict[str, float]:
-        c = first_penalty(oracle, x, y, constants, batch) if method.c is None else evaluate("c", method.c, 0)
-        return parameters(constants, c, gamma=method.gamma)
-
-    return complete(method, ("gamma", "c", *OPTIMIZERS), choose, oracle, x, y, batch)
-
-
-def advise(method: MEHA, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-    """Say which numbers of a failed run are too large for the problem's constants, and which would fit."""
-    try:
-        constants = problem.constants or estimate(problem, x.value, y.value, batch=batch)
-    except (RuntimeError, ValueError, ArithmeticError):  # the start lies at the edge of an objective's domain
-        return "Take smaller steps, or start further inside the domain of the objectives."
-    steps = {name: getattr(method, name) for name in ("alpha", "beta", "eta")}
-    given = {name: evaluate(name, step, 0) for name, step in steps.items() if step is not None}
-    notes = method.check_theory(constants)
-    if given.get("beta", 0.0) > given.get("eta", math.inf):
-        notes.append(f"beta = {given['beta']:g} is above eta = {given['eta']:g}, so theta lags behind y.")
-    fitting = parameters(constants, evaluate("c_k", method.c_k, 0), method.gamma if not notes else None)
-    if all(step <= 1.01 * fitting[name] for name, step in given.items()):  # the advice below has three digits
-        return " ".join([*notes, "The steps fit the curvature near the start, but not where the run went; take smaller ones."])
-    numbers = ", ".join(f"{name}={fitting[name]:.3g}" for name in ("alpha", "beta", "eta", "gamma"))
-    return " ".join([*notes, f"Try {numbers}, which fit the curvature near the start, or leave them out."])
+    def _move_y(self, oracle: Oracle, state: MEHAState, at: At, gradient: Leaves | None = None) -> Tensor:
+        """Step y, along the gradient of F / c_k + f unless it is given; return the norm of the move over the step."""
+        x, y = state.x, state.y
+        if gradient is None:
+            gradient = oracle.gradient(y, [(1 / at.c_k, oracle.upper, x, y), (1.0, oracle.lower, x, y)], at.batch)[1]
+        add_difference_(gradient, state.theta.leaves, y.leaves, 1 / at.gamma)
+        return move(y, gradient, at.beta, oracle.prox, x.value, state.y_optimizer)[1]

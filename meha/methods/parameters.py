@@ -30,16 +30,13 @@ from meha.lower.estimation import estimate_at
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable, norm, subtract
 
-__all__ = ["GROWTH", "OPTIMIZERS", "complete", "first_penalty", "hypergradient_steps", "parameters", "penalty_steps"]
-
-
 SAFETY = 0.9  # of a step of 1 / curvature, since constants are often estimates
 GROWTH = 0.49  # p of the paper's experiments; the theorem needs p < 1/2
 
 FIRST_C = 0.5
 """c at the start, relative to the balance of both levels: F counts a little more, because it guides x."""
 
-OPTIMIZERS = {"eta": "theta_optimizer", "alpha": "x_optimizer", "beta": "y_optimizer"}
+OPTIMIZERS = {"alpha": "x_optimizer", "beta": "y_optimizer", "eta": "theta_optimizer"}
 """The optimizer that takes the place of a step size."""
 
 M = TypeVar("M")

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from meha.method.method import At
-from meha.methods.frames import HypergradientMethod, HypergradientState, Objective, descend, lower_objective, reverse, unroll
+from meha.methods.frames import HypergradientMethod, HypergradientState, Objective, Trajectory
 from meha.problem.oracle import Oracle
 from meha.problem.responses import Nearest, Response, Trained
 from meha.tensors.checks import check_count
-from meha.tensors.variables import Leaves, Variable, copy_
-
-__all__ = ["RHG"]
+from meha.tensors.variables import Leaves, Variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +66,14 @@ class RHG(HypergradientMethod):
                 )
 
     def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
-        x, y, trace = state.x, state.y, list[Leaves]()
-        objective, step, batch = *self.objective(oracle, x, at), at.batch
-        if self.keep_graph:
-            first = 0 if self.terms is None else self.inner_steps - self.terms
-            descend(oracle, x, y, first, step, batch, objective)  # the steps that truncation leaves out need no graph
-            iterates = unroll(oracle, x, y, range(first, self.inner_steps), step, batch, objective)
-            upper, (h, q) = oracle.pull_back(oracle.upper, x, iterates, batch)
-            copy_(y.leaves, iterates[-1].leaves)  # without its graph, which would otherwise grow from step to step
-            return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))  # the start may depend on x
-        descend(oracle, x, y, self.inner_steps, step, batch, objective, trace)
-        (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
-        h, q = reverse(oracle, x, y, trace, step, h, q, batch, objective, self.terms)
-        return {"upper": upper}, _add(h, oracle.response_term.pull_back(x, q))
+        x, T = state.x, self.inner_steps
+        objective, step = self.objective(oracle, x, at)
+        first = 0 if self.terms is None else T - self.terms  # the steps that truncation leaves out need no graph
+        steps = Trajectory(oracle, x, state.y, T, step, at.batch, objective, keep_graph=self.keep_graph, first=first)
+        upper, h, q = steps.pull_back(terms=self.terms)
+        through_start = oracle.response_term.pull_back(x, q)  # the start may depend on x
+        return {"upper": upper}, [a + b for a, b in zip(h, through_start, strict=True)]
 
-    def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective, float]:
-        """Return the objective of the inner steps, and their size."""
-        return lower_objective(oracle, x), at.beta
-
-
-def _add(a: Leaves, b: Leaves) -> Leaves:
-    """Return the sum of two gradients."""
-    return [u + v for u, v in zip(a, b, strict=True)]
+    def objective(self, oracle: Oracle, x: Variable, at: At) -> tuple[Objective | None, float]:
+        """Return the objective of the inner steps, None for f, and their size."""
+        return None, at.beta

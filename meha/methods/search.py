@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -22,12 +22,15 @@ from meha.tensors.checks import check_count, check_tolerance
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, copy_, select
 
-__all__ = ["TPE", "DrawnSearch", "GridSearch", "Interval", "LogUniform", "RandomSearch", "Search", "SearchState", "Uniform"]
+LIMIT = 100_000
+"""Largest number of points of a grid: each costs a lower-level solve."""
 
 
 @dataclass(frozen=True)
-class Interval(ABC):
-    """Values that a parameter may take, from ``low`` to ``high``."""
+class Interval:
+    """Values that a parameter may take, from ``low`` to ``high``, with uniform values or uniform logarithms."""
+
+    log: ClassVar[bool] = False
 
     low: float
     high: float
@@ -42,10 +45,8 @@ class Interval(ABC):
 
     def at(self, share: Tensor) -> Tensor:
         """Return the values at these fractions of the interval, from low (0) to high (1)."""
-        return self._between(share).clamp(self.low, self.high)  # rounding of a power may leave the interval
-
-    @abstractmethod
-    def _between(self, share: Tensor) -> Tensor: ...
+        values = self.low * (self.high / self.low) ** share if self.log else self.low + share * (self.high - self.low)
+        return values.clamp(self.low, self.high)  # rounding of a power may leave the interval
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,6 @@ class Uniform(Interval):
     tensor([1., 2., 3.])
     """
 
-    def _between(self, share: Tensor) -> Tensor:
-        return self.low + share * (self.high - self.low)
-
 
 @dataclass(frozen=True)
 class LogUniform(Interval):
@@ -70,17 +68,12 @@ class LogUniform(Interval):
     tensor([0.0100, 0.1000, 1.0000])
     """
 
+    log: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.low > 0:
             raise ValueError(f"LogUniform: low must be positive, got {self.low!r}; use Uniform for an interval with zero.")
-
-    def _between(self, share: Tensor) -> Tensor:
-        return self.low * (self.high / self.low) ** share
-
-
-LIMIT = 100_000
-"""Largest number of points of a grid: each costs a lower-level solve."""
 
 
 Space = Interval | Mapping[str, Interval]
@@ -93,19 +86,6 @@ class _Block(NamedTuple):
     interval: Interval
     size: int = 1
     leaf: int = -1
-
-
-@dataclass(frozen=True)
-class _Builder:
-    """The user's ``to_x``, shown by its name in descriptions of the method."""
-
-    function: Callable[[dict[str, float]], Any]
-
-    def __call__(self, values: dict[str, float]) -> Any:
-        return self.function(values)
-
-    def __repr__(self) -> str:
-        return str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
 @dataclass
@@ -169,19 +149,15 @@ class Search(Method):
     lower_tol: float = 1e-8
 
     def __post_init__(self) -> None:
-        named = isinstance(self.space, Mapping)
         intervals = list(self.space.values()) if isinstance(self.space, Mapping) else [self.space]
         if not intervals or not all(isinstance(interval, Interval) for interval in intervals):
             raise TypeError(
                 f"space: expected an interval such as LogUniform(1e-3, 10.0), or a dict of them by name, got {self.space!r}."
             )
-        if self.to_x is not None:
-            if not callable(self.to_x):
-                raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
-            if not named:
-                raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
-            if not isinstance(self.to_x, _Builder):  # dataclasses.replace comes here a second time
-                object.__setattr__(self, "to_x", _Builder(self.to_x))
+        if self.to_x is not None and not callable(self.to_x):
+            raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
+        if self.to_x is not None and not isinstance(self.space, Mapping):
+            raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
         check_count("inner_steps", self.inner_steps)
         check_tolerance("lower_tol", self.lower_tol)
 
@@ -203,10 +179,10 @@ class Search(Method):
             raise ArithmeticError(f"all {self.total(state.x)} candidates failed: {self._failure()}")
         if solved and upper < state.best:
             state.best = upper
-            _assign(state.x, x)
-            _assign(state.y, lower.theta)
+            state.x.load_state_dict(x.state_dict())
+            state.y.load_state_dict(lower.theta.state_dict())  # with the statistics of batch norm, which belong to a solution
         if solved and self.warm_start:  # a failed solve may have ended far away
-            _assign(state.start, lower.theta)
+            state.start.load_state_dict(lower.theta.state_dict())
         state.failed += not solved
         state.tried = [*state.tried, values]
         state.values = [*state.values, upper if solved else math.nan]
@@ -267,8 +243,7 @@ class Search(Method):
             shapes, own = ({n: tuple(v.shape) for n, v in zip(var.names, var.leaves, strict=True)} for var in (built, x))
             if shapes != own:
                 raise ValueError(f"to_x: returned leaves of shapes {shapes}, but x has {own}; return a value like x0.")
-            for leaf, new in zip(x.leaves, built.leaves, strict=True):
-                leaf.copy_(new)
+            copy_(x.leaves, built.leaves)
         else:
             for block, piece in zip(blocks, values.split([block.size for block in blocks]), strict=True):
                 x.leaves[block.leaf].copy_(piece.reshape(x.leaves[block.leaf].shape))
@@ -303,7 +278,7 @@ class GridSearch(Search):
         check_count("points", self.points)
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> SearchState:
-        dimension = sum(block.size for block in self._blocks(x))
+        dimension = _size(self._blocks(x))
         if dimension * math.log(self.points) > math.log(LIMIT) + 1e-9:  # the power itself may have thousands of digits
             raise ValueError(
                 f"points: a grid of {self.points} values for each of {dimension} parameters has more than {LIMIT} points; take"
@@ -312,12 +287,11 @@ class GridSearch(Search):
         return super().init(oracle, x, y)
 
     def total(self, x: Variable) -> int:
-        return int(self.points ** sum(block.size for block in self._blocks(x)))
+        return int(self.points ** _size(self._blocks(x)))
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
-        number, dimension = state.k, sum(block.size for block in blocks)
-        digits = [0] * dimension  # of k to the base ``points``: the grid is never stored
-        for i in reversed(range(dimension)):
+        number, digits = state.k, [0] * _size(blocks)  # of k to the base ``points``: the grid is never stored
+        for i in reversed(range(len(digits))):
             number, digits[i] = divmod(number, self.points)
         shares = [digit / (self.points - 1) if self.points > 1 else 0.5 for digit in digits]
         return _values(blocks, torch.tensor(shares, dtype=torch.float64))
@@ -360,7 +334,7 @@ class RandomSearch(DrawnSearch):
 
     def propose(self, state: SearchState, blocks: list[_Block]) -> Tensor:
         # A generator for each candidate needs no state: a resumed run draws the same ones.
-        shares = np.random.default_rng([self.seed, state.k]).random(sum(block.size for block in blocks))
+        shares = np.random.default_rng([self.seed, state.k]).random(_size(blocks))
         return _values(blocks, torch.from_numpy(shares))
 
 
@@ -401,7 +375,7 @@ class TPE(DrawnSearch):
         for block in blocks:
             for i in range(block.size):
                 low, high = float(block.interval.low), float(block.interval.high)
-                space[f"{block.name}[{i}]"] = FloatDistribution(low, high, log=isinstance(block.interval, LogUniform))
+                space[f"{block.name}[{i}]"] = FloatDistribution(low, high, log=block.interval.log)
         entropy = np.random.SeedSequence([self.seed, state.k]).generate_state(1)  # optuna takes a single number as seed
         sampler = optuna.samplers.TPESampler(seed=int(entropy[0]), multivariate=False)
         level = optuna.logging.get_verbosity()
@@ -412,24 +386,17 @@ class TPE(DrawnSearch):
             optuna.logging.set_verbosity(level)
         for tried, value in zip(state.tried, state.values, strict=True):  # the state is all that a checkpoint keeps
             params = dict(zip(space, tried.tolist(), strict=True))
-            if math.isnan(value):
-                trial = create_trial(state=TrialState.FAIL, params=params, distributions=space)
-            else:
-                trial = create_trial(value=value, params=params, distributions=space)
-            study.add_trial(trial)
+            outcome: dict[str, Any] = {"state": TrialState.FAIL} if math.isnan(value) else {"value": value}
+            study.add_trial(create_trial(**outcome, params=params, distributions=space))
         chosen = study.ask(space).params
         return torch.tensor([chosen[name] for name in space], dtype=torch.float64)
+
+
+def _size(blocks: list[_Block]) -> int:
+    return sum(block.size for block in blocks)
 
 
 def _values(blocks: list[_Block], shares: Tensor) -> Tensor:
     """Return the parameters at these fractions of their intervals."""
     pieces = shares.split([block.size for block in blocks])
     return torch.cat([block.interval.at(piece) for block, piece in zip(blocks, pieces, strict=True)])
-
-
-def _assign(variable: Variable, source: Variable) -> None:
-    """Copy the values and buffers of ``source``, which has the structure of ``variable``."""
-    copy_(variable.leaves, source.leaves)
-    buffers = source.buffers()  # the statistics of batch norm belong to a solution, too
-    for name, buffer in variable.buffers().items():
-        buffer.copy_(buffers[name])

@@ -8,10 +8,7 @@ from typing import ClassVar
 from meha.method.method import At, Numbers
 from meha.methods.frames import PenaltyMethod, PenaltyState, at_most_one, gap_terms
 from meha.problem.oracle import Oracle
-from meha.problem.schedules import Ramp, Schedule, check_schedule
-
-__all__ = ["VPBGD"]
-
+from meha.problem.schedules import Ramp, Schedule
 
 GROWING = Ramp(0.0, 10.0, steps=1000)  # from 0, so that F chooses the basin first
 
@@ -47,10 +44,6 @@ class VPBGD(PenaltyMethod):
     may_be_zero: ClassVar[tuple[str, ...]] = ("c",)
 
     c: Schedule = GROWING
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_schedule("c", self.c)
 
     def step(self, oracle: Oracle, state: PenaltyState, at: At) -> Numbers:
         c = at.c

@@ -20,6 +20,7 @@ from torch import Tensor
 from meha.numerics.line_search import SHORTER, TRIALS, LineTrial, line_search
 from meha.tensors.vectors import Clock, vector_norm
 
+PAIRS, FEW_PAIRS = 300, 30  # pairs for an ill-conditioned function, and for one that changes or of which nothing is known
 SPARE_PAIRS = 10  # kept in any case, and beyond twice the dimension at most: more repeat themselves
 MOST_NUMBERS = 4_000_000  # fewer pairs are kept where they would hold more numbers than this
 
@@ -344,7 +345,8 @@ class QuasiNewtonDescent(Generic[PointT]):
             wolfe=not remembered,
             kinks=self.kinks,
             flatter=lambda new: vector_norm(self.residual(new).r) < vector_norm(self.residual(point).r),
-            trials=1 if self.composite else TRIALS,  # with g, a plain step follows, which changes the free coordinates
+            # With g, a plain step follows, which changes the free coordinates; without, the memory is cleared next.
+            trials=1 if self.composite else TRIALS // 2,
         )
 
     def _plain(self, point: PointT) -> PointT | None:

@@ -218,7 +218,7 @@ def _polish(
     """Solve the KKT system of the rows that seem active; keep the interior point solution if that is not better."""
     n, p = len(g), len(C)
     size = 1 + max(np.abs(b).max(initial=0.0), np.abs(z).max(initial=0.0))
-    before = max(_errors(H, g, A, b, C, d, z, lam, mu))
+    kept, before = (z, lam, mu), max(_errors(H, g, A, b, C, d, z, lam, mu))
     active = lam > s  # at a strictly complementary solution one of both tends to zero
     for _ in range(STALLED):
         rows = np.vstack([A[active], C])
@@ -236,8 +236,13 @@ def _polish(
             return new, np.maximum(lam_new, 0.0), mu_new
         if not np.isfinite(new).all():
             break
-        active = (active & (lam_new >= 0)) | (A @ new > b + ZERO * size)  # one step of an active-set method
-    return z, lam, mu
+        falling = lam_new < 0
+        # An active-set step, as far as multipliers stay positive: at a degenerate vertex, other rows replace those that leave.
+        share = np.where(falling, lam / np.maximum(lam - lam_new, ZERO**2), 1.0)
+        t = float(share.min(initial=1.0))
+        z, lam, mu = z + t * (new - z), lam + t * (lam_new - lam), mu + t * (mu_new - mu)
+        active = (active & ~(falling & (share <= t))) | (A @ new > b + ZERO * size)
+    return kept
 
 
 def _step(K: Array, right: Array) -> Array:

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from meha.numerics.line_search import DECREASE
 from meha.numerics.quadratic_program import STALLED, Array, Program, solve_program
-from meha.numerics.tolerances import FAR, FEASIBLE, FLAT, ZERO
+from meha.numerics.tolerances import FAR, FEASIBLE, STEPS, ZERO
 
-ROUNDS = 60  # most iterations of one run
 STRONG = 1e3  # weight of the equations, relative to the curvature, that may make a model convex without changing its solution
-DECREASE = 1e-4  # Armijo constant
 ELASTIC = 10.0  # weight of violations in an infeasible model, relative to the penalty
+FLAT = math.sqrt(np.finfo(float).eps)  # curvature, relative to the largest, that counts as zero
 
 Pair = tuple[Array, Array]
 """One array for the equations and one for the inequalities."""
@@ -67,7 +67,7 @@ def minimise_sqp(problem: SmoothProgram, w: Array) -> Stationary:
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
     weights = np.ones(len(e)), np.ones(len(h))
     stalled, converged = 0, False
-    for _ in range(ROUNDS):
+    for _ in range(STEPS):
         g, J, A = problem.jacobians(w)
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
             break

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from numbers import Real
 
-__all__ = ["Constants", "Range", "eta_range", "gamma_range"]
-
 
 @dataclass(frozen=True)
 class Constants:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meha.problem.sets.base import Rows
-from meha.tensors.variables import Leaves, Variable
+from meha.tensors.variables import Leaves, Variable, named_parts
 from meha.tensors.vectors import join
 
 __all__ = ["Bounds", "Constraint", "Linear", "Smooth"]
@@ -84,10 +84,8 @@ class Linear(Constraint):
                 if matrix.ndim <= 1:  # one row, or one column for a variable with one coordinate
                     matrix = matrix.reshape(1, -1) if len(right) == 1 else matrix.reshape(-1, 1)
                 if matrix.ndim != 2 or len(matrix) != len(right):
-                    raise ValueError(
-                        f"Linear: {name} must be a matrix with one row for each of the {len(right)} entries of {names[2]}, got"
-                        f" shape {tuple(matrix.shape)}."
-                    )
+                    kind = f"a matrix with one row for each of the {len(right)} entries of {names[2]}"
+                    raise ValueError(f"Linear: {name} must be {kind}, got shape {tuple(matrix.shape)}.")
                 object.__setattr__(self, name, matrix)
         if self.b is None and self.b_eq is None:
             raise ValueError("Linear: is empty; give A, B and b for A x + B y <= b, or A_eq, B_eq and b_eq.")
@@ -95,10 +93,9 @@ class Linear(Constraint):
     def check(self, x: Variable, y: Variable) -> None:
         for name, variable in (("A", x), ("B", y), ("A_eq", x), ("B_eq", y)):
             matrix = getattr(self, name)
-            if matrix is not None and matrix.shape[1] != variable.numel:
-                raise ValueError(
-                    f"Linear: {name} has {matrix.shape[1]} columns, but {variable.argument} has {variable.numel} coordinates."
-                )
+            if matrix is not None and (columns := matrix.shape[1]) != variable.numel:
+                size = f"{variable.argument} has {variable.numel} coordinates"
+                raise ValueError(f"Linear: {name} has {columns} columns, but {size}.")
 
     def values(self, x: Variable, y: Variable) -> Rows:
         flat = join(x.leaves), join(y.leaves)
@@ -188,7 +185,7 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     """Return the bound for each leaf of y."""
     if isinstance(bound, int | float):
         return [torch.full(leaf.shape, float(bound), dtype=leaf.dtype, device=leaf.device) for leaf in y.leaves]
-    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else dict(_named(bound, ""))
+    named = dict.fromkeys(y.names, bound) if isinstance(bound, Tensor) else dict(named_parts(bound))
     if set(named) != set(y.names):
         raise ValueError(f"Bounds: {name} has the tensors {sorted(named)}, but y has {sorted(y.names)}; give one for each.")
     leaves = [torch.as_tensor(named[leaf]) for leaf in y.names]
@@ -197,15 +194,6 @@ def _bound_leaves(bound: Any, y: Variable, name: str) -> Leaves:
     except RuntimeError:  # expand refuses shapes that do not broadcast
         shapes = [tuple(leaf.shape) for leaf in leaves], [tuple(leaf.shape) for leaf in y.leaves]
         raise ValueError(f"Bounds: {name} has shapes {shapes[0]}, which do not broadcast to those of y, {shapes[1]}.") from None
-
-
-def _named(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors or numbers in nested dicts and lists with their dotted names."""
-    if not isinstance(value, dict | list | tuple):
-        yield prefix, value
-        return
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _named(item, f"{prefix}.{key}" if prefix else str(key))
 
 
 def _rows(A: Tensor | None, B: Tensor | None, b: Tensor | None, x: Tensor, y: Tensor) -> Tensor:
@@ -226,13 +214,12 @@ def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, 
     arguments = (x.value, y.value) if takes(function, 2) else (y.value,)
     like = y.leaves[0]
     parts = []
-    for _, value in _named(function(*arguments), ""):
+    for _, value in named_parts(function(*arguments)):
         if isinstance(value, int | float):
             value = like.new_tensor(float(value))  # a constant, for which a function need not make a tensor
         if not isinstance(value, Tensor):
-            raise TypeError(
-                f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {type(value).__name__}."
-            )
+            got = type(value).__name__
+            raise TypeError(f"Smooth: {name} must return a tensor, or a dict or list of tensors and numbers, got {got}.")
         parts.append(value.reshape(-1))
     return torch.cat(parts) if parts else like.new_zeros(0)
 

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -16,15 +17,12 @@ from meha.tensors.checks import check_count
 from meha.tensors.state import Saved, Stateful
 from meha.tensors.torch_private import pytree
 
-__all__ = [
-    "Accumulated",
-    "Endless",
-    "MicroBatches",
-    "Together",
-    "position",
-    "random_states",
-    "set_random_states",
-]
+__all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "position", "random_states", "set_random_states"]
+
+EMPTY = (  # what to do about a loader without batches
+    "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
+    " can be iterated over only once)"
+)
 
 
 class BatchSource(Iterator[Any]):
@@ -78,12 +76,6 @@ class BatchSource(Iterator[Any]):
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
 
 
-EMPTY = (  # what to do about a loader without batches
-    "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
-    " can be iterated over only once)"
-)
-
-
 class MicroBatches(tuple[Any, ...]):
     """Parts of one batch that are processed one at a time to save memory: ``run.step(MicroBatches([first, second]))``.
 
@@ -112,8 +104,8 @@ class Endless(Iterator[Any]):
 
     The position can be saved. If the loader has ``state_dict`` and ``load_state_dict``, they are used. Otherwise the position
     is the random states at the last restart and the number of batches taken since: restoring it restarts the loader from these
-    states and skips that many batches. The order of the batches may therefore depend only on these random states, and on the
-    number of the pass: where a sampler or a data set has ``set_epoch``, as a DistributedSampler has, each pass calls it.
+    states and skips that many batches. The order of the batches may therefore depend only on these states, and on the number of
+    the pass, which samplers and data sets with ``set_epoch``, such as a DistributedSampler, are told.
 
     Args:
         loader: an iterable of batches.
@@ -148,10 +140,8 @@ class Endless(Iterator[Any]):
             self._restart()  # a loader restored at its end yields nothing the first time
             self._restored = False
         if self._batches is not None:
-            try:
+            with suppress(StopIteration):
                 return self._take(self._batches)
-            except StopIteration:
-                pass
         return self._take(self._restart())
 
     def _restart(self) -> Iterator[Any]:
@@ -185,22 +175,22 @@ class Endless(Iterator[Any]):
             self._restored = True
             return
         position, self._epoch = state["position"], state.get("epoch", 0)
-        if position:
-            self._epoch -= 1  # the restart counts it again
-            if state["start_states"]:
-                set_random_states(state["start_states"], self.loader)
-            batches = self._restart()
-            for taken in range(position):
-                try:
-                    self._take(batches)
-                except StopIteration:
-                    raise ValueError(
-                        f"batches: ended after {taken}, but the saved position is {position}; pass the same batches as before."
-                    ) from None
-            sampler: Any = getattr(self.loader, "sampler", None)
-            if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
-                mismatch = f"pass {sampler.epoch}, but {self._epoch} was saved"
-                raise ValueError(f"batches: the loader sets its sampler to {mismatch}; give a plain DataLoader instead.")
+        if not position:
+            return
+        self._epoch -= 1  # the restart counts it again
+        if state["start_states"]:
+            set_random_states(state["start_states"], self.loader)
+        batches = self._restart()
+        for taken in range(position):
+            try:
+                self._take(batches)
+            except StopIteration:
+                mismatch = f"ended after {taken}, but the saved position is {position}"
+                raise ValueError(f"batches: {mismatch}; pass the same batches as before.") from None
+        sampler: Any = getattr(self.loader, "sampler", None)
+        if hasattr(sampler, "set_epoch") and getattr(sampler, "epoch", self._epoch) != self._epoch:
+            mismatch = f"pass {sampler.epoch}, but {self._epoch} was saved"
+            raise ValueError(f"batches: the loader sets its sampler to {mismatch}; give a plain DataLoader instead.")
 
 
 class Together(Iterator[Any]):
@@ -229,15 +219,15 @@ class Together(Iterator[Any]):
         self._form: Any = namedtuple("Batch", loaders)  # type: ignore[misc]
 
     def __next__(self) -> Any:
-        return self._form._make([self._next(name, part) for name, part in self.parts.items()])
-
-    def _next(self, name: str, part: Endless) -> Any:
-        try:
-            return next(part)
-        except StopIteration:
-            if part.fruitful:  # one that ended is no mistake of the user
-                raise
-            raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
+        batches = []
+        for name, part in self.parts.items():
+            try:
+                batches.append(next(part))
+            except StopIteration:
+                if part.fruitful:  # one that ended is no mistake of the user
+                    raise
+                raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
+        return self._form._make(batches)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the positions of all loaders, by name."""
@@ -313,10 +303,8 @@ class Accumulated(Saved, Iterator[Any]):
         for batch in itertools.islice(self.stream, self.n):
             group.append(own(batch))
             if own.copies:
-                raise ValueError(
-                    "batches: the loader writes into the tensors of the batch before, which the group still needs; yield new"
-                    " tensors, such as tensor.clone()."
-                )
+                reason = "writes into the tensors of the batch before, which the group still needs"
+                raise ValueError(f"batches: the loader {reason}; yield new tensors, such as tensor.clone().")
         if len(group) < self.n:
             raise StopIteration
         return MicroBatches(group)
@@ -362,18 +350,14 @@ def check_resumable(loader: Any, argument: str) -> None:
             check_resumable(part, f"{argument}: {name}")
     elif isinstance(loader, Endless | Accumulated):
         check_resumable(loader.loader, argument)
-    elif isinstance(loader, Stateful):
-        return
-    elif isinstance(loader, Iterator):
+    elif isinstance(loader, Iterator) and not isinstance(loader, Stateful):
         raise TypeError(
             f"{argument}: {type(loader).__name__} can be iterated over only once, so a checkpoint cannot restore its position;"
             " pass a list, a DataLoader or another iterable that restarts, or give it state_dict and load_state_dict."
         )
-    elif getattr(loader, "persistent_workers", False):
-        raise ValueError(
-            f"{argument}: persistent_workers=True keeps random states in worker processes, where a checkpoint cannot save them;"
-            " pass a DataLoader with persistent_workers=False."
-        )
+    elif getattr(loader, "persistent_workers", False) and not isinstance(loader, Stateful):
+        reason = "persistent_workers=True keeps random states in worker processes, where a checkpoint cannot save them"
+        raise ValueError(f"{argument}: {reason}; pass a DataLoader with persistent_workers=False.")
 
 
 def check_divided(loader: Any) -> None:
@@ -398,9 +382,7 @@ def _inside(loader: Any) -> Iterator[Any]:
 
 
 def random_states(loader: Any = None) -> dict[str, Any]:
-    """Return the random states of torch, Python, numpy and the generators inside a loader.
-
-    They are plain tensors, numbers and text, for ``torch.save``.
+    """Return the random states of torch, Python, numpy and the generators inside a loader, as plain data for ``torch.save``.
 
     >>> states = random_states()
     >>> drawn = torch.rand(1), random.random(), np.random.rand()
@@ -427,13 +409,11 @@ def set_random_states(states: Mapping[str, Any], loader: Any = None) -> None:
     random.setstate(states["python"])
     inner = {name: part.numpy() if isinstance(part, Tensor) else part for name, part in states["numpy"]["state"].items()}
     np.random.set_state({**states["numpy"], "state": inner})
-    generators = _generators(loader)
-    if len(generators) != len(states["loader"]):
-        raise ValueError(
-            f"batches: the state is for {len(states['loader'])} random number generators in the loader, got"
-            f" {len(generators)}; pass the same batches as before."
-        )
-    for generator, state in zip(generators, states["loader"], strict=True):
+    generators, saved = _generators(loader), states["loader"]
+    if len(generators) != len(saved):
+        counts = f"{len(saved)} random number generators in the loader, got {len(generators)}"
+        raise ValueError(f"batches: the state is for {counts}; pass the same batches as before.")
+    for generator, state in zip(generators, saved, strict=True):
         generator.set_state(state)
 
 

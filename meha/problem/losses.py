@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, huber_loss, logsigmoid, one_hot
 
-from meha.problem.known_hessians import note_call
 from meha.tensors.checks import check_count
 from meha.tensors.torch_private import in_transform
 
-__all__ = [
-    "Huber",
-    "LeastSquares",
-    "LinearModelLoss",
-    "Logistic",
-    "Softmax",
-]
+__all__ = ["Huber", "LeastSquares", "LinearModelLoss", "Logistic", "Softmax"]
 
+Reduction = Literal["mean", "sum"]
 
+PART = 1 << 22  # entries of the largest temporary matrix of a softmax Hessian, which bounds its memory
 LARGE = 1 << 14  # entries from which the memory layout of the data matters for speed
 
 
@@ -51,9 +49,7 @@ def check_data(A: Tensor) -> None:
     if A.layout not in (torch.strided, torch.sparse_csr):
         raise ValueError(f"A: must be dense or sparse_csr, got the layout {A.layout}; convert it with .to_sparse_csr().")
     if A.ndim != 2 or not A.shape[0] or not A.shape[1] or A.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"A: must be a matrix of float32 or float64 with an example in each row, got {shown(A)}; reshape or convert it."
-        )
+        raise ValueError(f"A: must be a matrix of float32 or float64, an example in each row, got {shown(A)}; convert it.")
     if A.requires_grad:
         raise ValueError("A: requires a gradient, but the data of a loss are constants; pass A.detach().")
     if not bool(stored(A).isfinite().all()):
@@ -81,15 +77,28 @@ def shown(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def some(numbers: list[Any]) -> str:
-    """Return the first few numbers of a list as text."""
-    return ", ".join(f"{number:g}" for number in numbers[:5]) + (", ..." if len(numbers) > 5 else "")
+class LossCall(NamedTuple):
+    """A recorded call of a loss; ``value`` is a leaf of the graph that replaces its result."""
+
+    function: LinearModelLoss
+    y: Tensor
+    weights: Tensor | None
+    value: Tensor
 
 
-Reduction = Literal["mean", "sum"]
+_RECORDER: ContextVar[tuple[Sequence[Tensor], list[LossCall]] | None] = ContextVar("recorder", default=None)
+"""The tensors at which calls are recorded, and the calls; threads do not see each other's."""
 
 
-PART = 1 << 22  # entries of the largest temporary matrix of a softmax Hessian, which bounds its memory
+@contextmanager
+def record_known_hessians(leaves: Sequence[Tensor]) -> Iterator[list[LossCall]]:
+    """Record the calls at one of these tensors; autograd then sees the objective without them."""
+    calls: list[LossCall] = []
+    token = _RECORDER.set((leaves, calls))
+    try:
+        yield calls
+    finally:
+        _RECORDER.reset(token)
 
 
 class LinearModelLoss(ABC):
@@ -118,7 +127,15 @@ class LinearModelLoss(ABC):
         """The loss at the coefficients y, with an optional weight for each example."""
         self._check(y, weights)
         value = self._total(y) if weights is None else torch.dot(weights, self._each(y)) * self._scale
-        return note_call(self, y, weights, value) if self.A.layout == torch.strided else value  # a Hessian would be dense
+        recorder = _RECORDER.get()
+        if recorder is None or self.A.layout != torch.strided:  # a Hessian of sparse data would be dense
+            return value
+        leaves, calls = recorder
+        if not any(y is leaf for leaf in leaves):  # the formula is for y itself, not functions of it
+            return value
+        stand_in = value.detach().requires_grad_()  # its gradient is the weight of the loss in the objective
+        calls.append(LossCall(self, y, weights, stand_in))
+        return stand_in
 
     def hessian(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """The second derivatives at y by a formula, as a matrix with a row for each entry of ``y.reshape(-1)``.
@@ -137,16 +154,14 @@ class LinearModelLoss(ABC):
     def _check(self, y: Tensor, weights: Tensor | None) -> None:
         A = self.A
         if y.shape != self.shape or y.dtype != A.dtype:
-            raise ValueError(
-                f"y: is {shown(y)}, expected {self.shape} {A.dtype} for {len(A)} examples with {A.shape[1]} features; reshape"
-                " or convert it, or A."
-            )
+            data = f"{len(A)} examples with {A.shape[1]} features"
+            raise ValueError(f"y: is {shown(y)}, expected {self.shape} {A.dtype} for {data}; reshape or convert it, or A.")
         if weights is not None and (weights.shape != A.shape[:1] or weights.dtype != A.dtype):
             raise ValueError(f"weights: are {shown(weights)}, expected {(len(A),)} {A.dtype}; pass one for each example.")
 
-    @abstractmethod
     def _total(self, y: Tensor) -> Tensor:
         """Return the loss without weights."""
+        return self._each(y).sum() * self._scale
 
     def _each(self, y: Tensor) -> Tensor:
         """Return the losses l_i of all examples."""
@@ -255,10 +270,8 @@ class LeastSquares(LinearModelLoss):
             matrix = self._quadratic[0]
         else:
             matrix = self._weighted_gram(y.new_ones(len(self.A)) if weights is None else weights)
-        outputs = y[0].numel()  # they do not interact, so that the Hessian has a block for each
-        return (
-            torch.kron(matrix, torch.eye(outputs, dtype=matrix.dtype, device=matrix.device)) if outputs > 1 else matrix.clone()
-        )
+        block = torch.eye(y[0].numel(), dtype=matrix.dtype, device=matrix.device)  # outputs do not interact
+        return torch.kron(matrix, block) if len(block) > 1 else matrix.clone()
 
     def _about_minimiser(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute G, y*, and the gradient and value at y*, in double precision until the last conversion.
@@ -303,9 +316,6 @@ class Huber(LinearModelLoss):
         super().__init__(by_columns(A), (), reduction)
         self.b, self.delta = b, float(delta)
 
-    def _total(self, y: Tensor) -> Tensor:
-        return self._each(y).sum() * self._scale
-
     def losses(self, scores: Tensor) -> Tensor:
         return huber_loss(scores, self.b.expand(scores.shape), reduction="none", delta=self.delta)
 
@@ -336,7 +346,8 @@ class Logistic(LinearModelLoss):
         check_targets("labels", labels, A)
         values = labels.unique().tolist()
         if not (set(values) <= {-1, 1} or set(values) <= {0, 1}):
-            raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {some(values)}; for more classes use Softmax.")
+            got = ", ".join(f"{value:g}" for value in values[:5]) + (", ..." if len(values) > 5 else "")
+            raise ValueError(f"labels: must be -1 and 1, or 0 and 1, got {got}; for more classes use Softmax.")
         super().__init__(by_columns(A), (), reduction)
         self.signs = torch.where(labels > 0, 1.0, -1.0).to(A.dtype)
 
@@ -379,9 +390,8 @@ class Softmax(LinearModelLoss):
         low, high = int(labels.min()), int(labels.max())
         count = high + 1 if classes is None else classes
         if low < 0 or high >= count:
-            raise ValueError(
-                f"labels: must lie in 0 to {count - 1}, got {low if low < 0 else high}; number the classes from 0."
-            )
+            got = low if low < 0 else high
+            raise ValueError(f"labels: must lie in 0 to {count - 1}, got {got}; number the classes from 0.")
         super().__init__(by_columns(A), (count,), reduction)
         self.labels = labels.long()
 

@@ -16,20 +16,20 @@ from meha.problem.loaders import MicroBatches
 from meha.problem.problem import Problem, sum_of_parts
 from meha.problem.responses import ResponseTerm
 from meha.tensors.distributed import Group, is_dtensor
-from meha.tensors.gradients import Frozen, Gradient, depends, differentiate, fill, split
+from meha.tensors.gradients import Gradient, depends, differentiate, fill, passing, split
 from meha.tensors.torch_private import is_view
-from meha.tensors.variables import Leaves, Variable
-
-__all__ = ["Counts", "Function", "Hessian", "Oracle", "Term", "call_objective"]
-
+from meha.tensors.variables import Leaves, Variable, named_parts
 
 HALF = frozenset({torch.float16, torch.bfloat16})
+JOINT_LIMIT = 1 << 16  # size of x and y up to which, without modules, a sum takes one backward pass: calls dominate the time
 
 ON_OTHER_DEVICE = re.compile(
     r"same device|expected device|two devices|"
     r"\(torch\.[A-Z]\w+\) and weight type \(torch\.cuda|\(torch\.cuda\.\w+\) and weight type \(torch\.[A-Z]"
 )
 """Matches torch's errors about tensors on different devices."""
+
+Evaluate = Callable[[Variable, Variable, Any], Tensor]
 
 
 class Function:
@@ -42,17 +42,9 @@ class Function:
         half: the dtype of a half-precision result; None if there was none.
     """
 
-    def __init__(
-        self,
-        level: str,
-        evaluate: Callable[[Variable, Variable, Any], Tensor],
-        device: torch.device,
-        group: Group | None = None,
-    ) -> None:
-        self.level, self._group = level, group
+    def __init__(self, level: str, evaluate: Evaluate, device: torch.device, group: Group | None = None) -> None:
+        self.level, self._evaluate, self._device, self._group = level, evaluate, device, group
         self.half: torch.dtype | None = None
-        self._evaluate = evaluate
-        self._device = device
         self._unseen = True  # the device of results and writes to x and y are checked in the first call only, to save time
 
     def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
@@ -61,20 +53,15 @@ class Function:
         torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
         before = self._sums(x, y)
         try:
-            if x.sharded or y.sharded:
-                with x.seated(), y.seated():
-                    value = self._evaluate(x, y, batch)
-            else:
+            with x.seated(), y.seated():
                 value = self._evaluate(x, y, batch)
         except RuntimeError as error:
             if ON_OTHER_DEVICE.search(str(error)):
                 raise self._elsewhere(batch, f"uses tensors on other devices ({error})") from error
             if "nference tensor" in str(error):
                 where = "the batch" if any(tensor.is_inference() for tensor in _tensors(batch)) else "the objective"
-                raise ValueError(
-                    f"{self.level}: {where} has a tensor that was made under torch.inference_mode(), through which no gradient"
-                    " can pass; make it outside, or use tensor.clone()."
-                ) from error
+                made = f"{where} has a tensor that was made under torch.inference_mode(), through which no gradient can pass"
+                raise ValueError(f"{self.level}: {made}; make it outside, or use tensor.clone().") from error
             raise
         if isinstance(value, Tensor) and value.ndim and value.numel() == 1:  # shapes such as (1,) are common, and clear
             value = value.reshape(())
@@ -113,13 +100,9 @@ class Function:
         return ValueError(f"{self.level}: {finding}, but x and y are on {here}; move its tensors there.")
 
 
-def call_objective(objective: Callable[..., Tensor]) -> Callable[[Variable, Variable, Any], Tensor]:
+def call_objective(objective: Callable[..., Tensor]) -> Evaluate:
     """Turn an objective of values, such as tensors or modules, into a function of variables."""
-
-    def call(x: Variable, y: Variable, batch: Any) -> Tensor:
-        return objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
-
-    return call
+    return lambda x, y, batch: objective(x.value, y.value) if batch is None else objective(x.value, y.value, batch)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -127,13 +110,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
+        for _, item in named_parts(value):
             yield from _tensors(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors(vars(value))
-
-
-JOINT_LIMIT = 1 << 16  # size of x and y up to which, without modules, a sum takes one backward pass: calls dominate the time
 
 
 @dataclass
@@ -178,11 +158,8 @@ class Oracle:
     """
 
     def __init__(self, problem: Problem, x: Variable, y: Variable, group: Group | None = None) -> None:
-        self.problem, self.group = problem, group
-        self.counts = Counts()
-        self._device = y.device
-        self.prox = problem._bind_prox(y)
-        self.project = problem._bind_projection(x)
+        self.problem, self.group, self.counts, self._device = problem, group, Counts(), y.device
+        self.prox, self.project = problem._bind_prox(y), problem._bind_projection(x)
         self.upper = Function("upper", call_objective(problem.upper), self._device, group)
         self.response_term = ResponseTerm(problem._selected_response)
         self._smooth = call_objective(problem.lower)
@@ -219,7 +196,6 @@ class Oracle:
         return self._g_at(x, y.current)
 
     def _g_at(self, x: Variable, leaves: Leaves) -> Tensor | float:
-        """Return g at x and leaves of y."""
         return sum(sum_of_parts(term, x.value, [leaves[i] for i in chosen]) for term, chosen in self._g)
 
     def g_gradient(self, x: Variable, y: Variable) -> Leaves:
@@ -248,13 +224,7 @@ class Oracle:
         return values, gradient
 
     def gradients(
-        self,
-        wrt: tuple[Variable, ...],
-        terms: list[Term],
-        batch: Any = None,
-        *,
-        strict: bool = True,
-        own: bool = False,
+        self, wrt: tuple[Variable, ...], terms: list[Term], batch: Any = None, *, strict: bool = True, own: bool = False
     ) -> tuple[list[Tensor], list[Leaves]]:
         """Return the values of the functions, and the gradients of their weighted sum in each variable of ``wrt``.
 
@@ -266,9 +236,6 @@ class Oracle:
         all of them; otherwise the difference of two dropout masks would swamp that of y and theta.
 
         Args:
-            wrt: the variables.
-            terms: the weighted functions and their arguments.
-            batch: the batch.
             strict: refuse functions that do not depend on their variable, instead of treating them as constants; the first
                 gradient of each kind checks it. If F does not depend on x, it is still evaluated, since that may change, but
                 its gradients in x alone are not counted.
@@ -283,22 +250,21 @@ class Oracle:
         values: list[Tensor] = []
         used: list[list[bool]] = []
         reached = False  # whether x has a part in F
-        streams: dict[Function, list[Tensor]] = {}
+        streams: dict[Function, list[Tensor]] = {}  # random states
         with torch.enable_grad():
             for weight, function, x, y in terms:
                 if function in streams:
                     self._set_random(streams[function])  # as at its first evaluation
                 elif self._modules and functions.count(function) > 1:
                     streams[function] = self._random()
-                with Frozen(wrt, x, y) as sharded, x.seated(), y.seated():
+                with passing(wrt, x, y) as sharded:
                     for part in parts:
                         value = function(x, y, part)
                         # A value that is itself a parameter, or a view of one, would change with the next step.
                         values.append(value.detach().clone() if value.is_leaf or is_view(value) else value.detach())
                         if sharded:
-                            uses = gradient.add_sharded(value, weight / n, x, y, check=unchecked)
-                            used.append(uses)
-                            reached = reached or x not in wrt or (function is self.upper and any(uses[:1]))
+                            used.append(gradient.add_sharded(value, weight / n, x, y, check=unchecked))
+                            reached = reached or x not in wrt or (function is self.upper and any(used[-1][:1]))
                         elif unchecked:
                             used.append([depends(value, variable.leaves) for variable in wrt])
                             reached = reached or (function is self.upper and depends(value, x.leaves))
@@ -338,8 +304,7 @@ class Oracle:
 
     def _random(self) -> list[Tensor]:
         """Return the states of the random number generators of the host and the device."""
-        device = self._device
-        return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else [])]
 
     def _set_random(self, states: list[Tensor]) -> None:
         torch.set_rng_state(states[0])
@@ -349,14 +314,10 @@ class Oracle:
     def traced(self, wrt: Variable, terms: list[Term], batch: Any = None) -> Leaves:
         """Return the gradient of a weighted sum of functions with respect to ``wrt``, as part of the graph."""
         if self.group is not None:
-            raise ValueError(
-                "keep_graph: steps that are kept as graphs are not averaged over processes; leave keep_graph out, or group."
-            )
-        with torch.enable_grad():
-            total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
-            assert isinstance(total, Tensor)
-            self._count([function for _, function, _, _ in terms], (wrt,))
-            return differentiate(total, wrt.leaves)
+            reason = "steps that are kept as graphs are not averaged over processes"
+            raise ValueError(f"keep_graph: {reason}; leave keep_graph out, or group.")
+        self._count([function for _, function, _, _ in terms], (wrt,))
+        return _differentiated(terms, wrt, batch)
 
     def pull_back(
         self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
@@ -383,16 +344,13 @@ class Oracle:
             upper = function is self.upper
             for variable, use in zip(wrt, uses, strict=True):
                 if variable is y and not use and not (upper and reached):
-                    if not upper:
-                        reason = "any y solves the lower level"
-                    elif simple:
+                    reason = "any y solves the lower level"
+                    if upper and simple:
                         reason = "so all solutions of the lower level are as good, and there is no x; minimise lower alone"
-                    else:
+                    elif upper:
                         reason = "and not on x either, so there is nothing to minimise"
-                    raise ValueError(
-                        f"{function.level}: does not depend on y (or was detached from it); {reason}. Use y in it, without"
-                        " .detach(), .item() or numpy."
-                    )
+                    found = "does not depend on y (or was detached from it)"
+                    raise ValueError(f"{function.level}: {found}; {reason}. Use y in it, without .detach(), .item() or numpy.")
                 if variable is x and upper and self.upper_uses_x and not use:
                     self.upper_uses_x = False
                     self.counts.upper -= len(wrt) == 1  # it was counted before this was known
@@ -400,9 +358,9 @@ class Oracle:
         unused = wrt[0].argument == "x" and not any(uses[0] for uses in used)
         # F alone may ignore x, as in hyper-parameter optimization, where x acts through y.
         if unused and not only_upper and not self.upper_uses_x and not simple and not self.response_term.moves:
+            remedy = "use x in one, or leave it out: write both objectives as functions of y alone, and pass x0=None"
             raise ValueError(
-                "x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); use x in one, or leave"
-                " it out: write upper and lower as functions of y alone, and pass x0=None."
+                f"x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); {remedy}."
             )
 
     def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
@@ -420,10 +378,7 @@ class Hessian:
     def __init__(self, oracle: Oracle, terms: list[Term], batch: Any) -> None:
         self._oracle = oracle
         y = terms[0][3]
-        with torch.enable_grad():
-            total = sum(weight * function(x, at, batch) for weight, function, x, at in terms)
-            assert isinstance(total, Tensor)
-            self._first = differentiate(total, y.leaves)
+        self._first = _differentiated(terms, y, batch)
         (self.gradient,) = oracle.average([[leaf.detach() for leaf in self._first]], (y,), [])
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
@@ -440,12 +395,16 @@ class Hessian:
             elsewhere = self._oracle.upper_uses_x or self._oracle.response_term.moves
             if variable.argument == "x" and not elsewhere and all(piece is None for piece in pieces):
                 if self._oracle.problem._without_x:
-                    raise ValueError(
-                        "method: it moves x along a hypergradient, and there is no x (x0=None); use the default, or"
-                        " AdaptiveMEHA()."
-                    )
-                raise ValueError(
-                    "x: neither upper nor the y-gradient of lower depends on it, so it has no influence (or they were detached"
-                    " from it); use x in one."
-                )
+                    found = "it moves x along a hypergradient, and there is no x (x0=None)"
+                    raise ValueError(f"method: {found}; use the default, or AdaptiveMEHA().")
+                found = "neither upper nor the y-gradient of lower depends on it, so it has no influence"
+                raise ValueError(f"x: {found} (or they were detached from it); use x in one.")
         return self._oracle.average(split(fill(products, targets), wrt), wrt, [])
+
+
+def _differentiated(terms: list[Term], wrt: Variable, batch: Any) -> Leaves:
+    """Return the gradient of a weighted sum of functions as part of the graph."""
+    with torch.enable_grad():
+        total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
+        assert isinstance(total, Tensor)
+        return differentiate(total, wrt.leaves)

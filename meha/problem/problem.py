@@ -21,19 +21,19 @@ from meha.problem.sets import ConvexSet, Reals
 from meha.tensors.distributed import local, owners, total
 from meha.tensors.variables import Leaves, Variable, copy_
 
-__all__ = ["Problem", "Prox", "sum_of_parts", "takes"]
-
-
 Objective = Callable[..., Tensor]
-
 Map = Callable[[Any, Leaves, float], Leaves]
+
+CLOSED_FORMS = (
+    "Exact ones exist for a coordinatewise set with a separable term, such as Box with L1, and for an orthant with a term that"
+    " has orthant, such as NonNegative with GroupL2; or let both act on different leaves."
+)
 
 
 class Prox:
     """A proximal map or projection bound to a variable: ``prox(x_value, leaves, step)`` changes ``leaves`` in place.
 
-    Args:
-        actions: maps and the indices of the leaves that each acts on, applied in this order.
+    The actions are maps with the indices of the leaves that each acts on, applied in this order.
     """
 
     def __init__(self, actions: list[tuple[Map, list[int]]]) -> None:
@@ -89,10 +89,8 @@ class Problem:
         upper_constraints: those that (x, y) has to satisfy at the solution; the lower level does not know them.
         response: which y is meant where the lower level has several solutions: ``"optimistic"``, the best for F, or a
             selected one of :mod:`meha.responses`, which the lower level gives by itself: ``Nearest()``, the solution nearest to
-            y0, or ``Trained(steps=5, lr=0.1)``, where training leads from its start. Without it, an x that leaves y free
-            lets y fit the data of F directly, and says little about a y that is computed again. It belongs to the problem, and
-            not to the method: another response is another problem, with another solution. Methods that cannot follow it refuse
-            it.
+            y0, or ``Trained(steps=5, lr=0.1)``, where training leads from its start. Another response is another problem, with
+            another solution; methods that cannot follow it refuse it.
         constants: known constants of smoothness and convexity; with them, a run outside the theorem's range warns.
         joint: whether to differentiate a sum of objectives in one backward pass instead of one for each. One pass takes less
             time, especially if the objectives share intermediate results, but more memory, for all graphs together; it is the
@@ -125,22 +123,19 @@ class Problem:
     joint: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("upper", "lower"):
-            if not callable(getattr(self, name)):
-                got = type(getattr(self, name)).__name__
-                raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {got}.")
+        for name, objective in (("upper", self.upper), ("lower", self.lower)):
+            if not callable(objective):
+                raise TypeError(f"{name}: expected a function of (x, y) or (x, y, batch), got {type(objective).__name__}.")
         _check_type("nonsmooth", self.nonsmooth, NonSmooth, "a term of meha.nonsmooth, such as L1(0.1)")
+        expected = '"optimistic", or a response of meha.responses, such as Nearest()'
         if not (self.response == "optimistic" or isinstance(self.response, Response)):
-            raise TypeError(
-                f'response: expected "optimistic", or a response of meha.responses, such as Nearest(), got {self.response!r}.'
-            )
+            raise TypeError(f"response: expected {expected}, got {self.response!r}.")
         if self.constants is not None and not hasattr(self.constants, "rho_f"):
             raise TypeError(f"constants: expected meha.theory.Constants(...), got {type(self.constants).__name__}.")
-        for name in ("x_set", "y_set"):
-            _check_type(name, getattr(self, name), ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
-        for name in ("lower_constraints", "upper_constraints"):
-            value = getattr(self, name)
-            parts = (value,) if isinstance(value, Constraint) else tuple(value) if isinstance(value, Sequence) else (value,)
+        for name, domain in (("x_set", self.x_set), ("y_set", self.y_set)):
+            _check_type(name, domain, ConvexSet, "a set of meha.sets, such as Box(0.0, 1.0)")
+        for name, value in (("lower_constraints", self.lower_constraints), ("upper_constraints", self.upper_constraints)):
+            parts = tuple(value) if isinstance(value, Sequence) else (value,)
             for part in parts:
                 _check_type(name, part, Constraint, "a constraint of meha.constraints, such as Linear(A, B, b)")
             object.__setattr__(self, name, tuple(part for part in parts if part is not None))  # the dataclass is frozen
@@ -188,25 +183,18 @@ class Problem:
         return isinstance(self.upper, _OfY)
 
     def _with_dummy_x(self, x: Any, y: Variable) -> tuple[Problem, Any]:
-        """Return the problem and x: both unchanged or, for ``x = None``, with an x of one number that nothing depends on.
-
-        Raises:
-            TypeError, ValueError: the objectives take y alone although there is an x, or the problem needs an x.
-        """
+        """Return the problem and x: both unchanged or, for ``x = None``, with an x of one number that nothing depends on."""
         if x is not None:
             for name, objective in (("upper", self.upper), ("lower", self.lower)):
                 if takes(objective, 1) and not takes(objective, 2) and not takes(objective, 3):
-                    raise TypeError(
-                        f"{name}: takes y alone, but there is an x0; pass x0=None, or write it as a function of (x, y)."
-                    )
+                    remedy = "pass x0=None, or write it as a function of (x, y)"
+                    raise TypeError(f"{name}: takes y alone, but there is an x0; {remedy}.")
             return self, x
         if self.x_set is not None:
             raise ValueError(f"x_set: is {self.x_set!r}, but there is no x (x0=None); leave it out, or pass x0.")
         if self._selected_response is not None:
-            raise ValueError(
-                f"response: is {self.response!r}, but there is no x (x0=None), and the lower level alone would decide; leave it"
-                " out, so that F chooses y."
-            )
+            reason = "there is no x (x0=None), and the lower level alone would decide"
+            raise ValueError(f"response: is {self.response!r}, but {reason}; leave it out, so that F chooses y.")
         none = torch.zeros(1, dtype=y.leaves[0].dtype, device=y.device)
         if self._without_x:
             return self, none
@@ -228,13 +216,15 @@ class Problem:
         after: list[tuple[Map, list[int]]] = []
         for part, inside in self.domains[1].parts(y):
             _check_parts("y_set", part, y, inside, apart=part.coordinatewise)
-            meeting = [(term, chosen) for term, chosen in terms if set(inside) & set(chosen)]
             first = []
-            for term, chosen in meeting:
+            for term, chosen in terms:
+                if not set(inside) & set(chosen):
+                    continue
                 if term.orthant and part.orthant:
                     first += [i for i in inside if i in chosen]  # a norm of groups: project, then shrink
                 elif not (term.separable and part.coordinatewise):  # in one dimension: prox of g, then clip
-                    raise ValueError(_no_closed_form(part, term))
+                    pair = f"{type(term).__name__} plus the indicator of {type(part).__name__}"
+                    raise ValueError(f"y_set and nonsmooth: the proximal map of {pair} has no closed form here. {CLOSED_FORMS}")
             # Only an orthant is ever split, and it acts on each leaf separately.
             before += [(_projection(part), first)] if first else []
             last = [i for i in inside if i not in first]
@@ -257,10 +247,8 @@ class Problem:
         self._bind_projection(x)  # for its errors, before the first step
         self._bind_prox(y)
         if y.divided and self._selected_response is not None:
-            raise ValueError(
-                f"response: is {self.response!r}, but y is divided among processes, where no method follows it; leave it out,"
-                " or do not shard y."
-            )
+            reason = "y is divided among processes, where no method follows it"
+            raise ValueError(f"response: is {self.response!r}, but {reason}; leave it out, or do not shard y.")
         for variable, domain in zip((x, y), self.domains, strict=True):
             variable.check_finite()
             if not domain.holds(variable):
@@ -272,10 +260,8 @@ class Problem:
             with torch.no_grad():
                 value = sum_of_parts(term, x.value, [y.leaves[i] for i in chosen])
             if not bool(torch.isfinite(value)):  # no descent leads back from an infinite value
-                raise ValueError(
-                    f"nonsmooth: {type(term).__name__} is {float(value)} at the start; start inside its domain"
-                    " (y0 >= 0 for NonNegativeL1) and with finite weights."
-                )
+                remedy = "start inside its domain (y0 >= 0 for NonNegativeL1) and with finite weights"
+                raise ValueError(f"nonsmooth: {type(term).__name__} is {float(value)} at the start; {remedy}.")
 
 
 def sum_of_parts(term: NonSmooth, x: Any, leaves: Leaves) -> Tensor:
@@ -308,26 +294,15 @@ def _check_parts(argument: str, part: Any, variable: Variable, chosen: list[int]
     divided = [i for i in chosen if owners(variable.leaves[i])]
     if not divided:
         return
-    name, whose = type(part).__name__, variable.argument
-    if not apart or len({tuple(owners(variable.leaves[i])) for i in chosen}) > 1:
-        raise ValueError(
-            f"{argument}: {name} mixes numbers of {whose}, which is divided among processes; use one that acts on each number"
-            f" by itself (such as Box, NonNegative or L1), or do not shard {whose}."
-        )
     entries = [key for key, value in vars(part).items() if isinstance(value, Tensor) and value.numel() > 1]
-    if entries:
-        raise ValueError(
-            f"{argument}: {name} has an entry of {entries[0]} for each number of {whose}, which is divided among processes;"
-            f" give one number for all, or do not shard {whose}."
-        )
-
-
-def _no_closed_form(part: ConvexSet, term: NonSmooth) -> str:
-    return (
-        f"y_set and nonsmooth: the proximal map of {type(term).__name__} plus the indicator of {type(part).__name__} has no"
-        " closed form here. Exact ones exist for a coordinatewise set with a separable term, such as Box with L1, and for an"
-        " orthant with a term that has orthant, such as NonNegative with GroupL2; or let both act on different leaves."
-    )
+    if not apart or len({tuple(owners(variable.leaves[i])) for i in chosen}) > 1:
+        found, remedy = "mixes numbers", "use one that acts on each number by itself (such as Box, NonNegative or L1)"
+    elif entries:
+        found, remedy = f"has an entry of {entries[0]} for each number", "give one number for all"
+    else:
+        return
+    whose, found = variable.argument, f"{type(part).__name__} {found}"
+    raise ValueError(f"{argument}: {found} of {whose}, which is divided among processes; {remedy}, or do not shard {whose}.")
 
 
 def _check_type(name: str, value: Any, kind: type, example: str) -> None:

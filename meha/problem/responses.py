@@ -1,10 +1,10 @@
 """Responses: which solution y of the lower level is meant if there are several.
 
-The optimistic response, the default, is the best y for F: x and y are chosen together. It is right where whoever chooses x also
-chooses y. It is wrong where y will be computed again from the lower level alone, as a model is trained with the weights or
-hyper-parameters that were found: a lower level with many solutions (more unknowns than examples, a network that can memorise)
-then lets y fit the data of F directly, and x hardly matters. A selected response is the y that the lower level gives by itself:
-the solution nearest to a point, or what a number of training steps lead to.
+The optimistic response, the default, is the best y for F: right where whoever chooses x also chooses y, and wrong where y will
+be computed again from the lower level alone, as a model is trained with the weights that were found. A lower level with many
+solutions (more unknowns than examples, a network that can memorise) then lets y fit the data of F directly, and x hardly
+matters. A selected response is the y that the lower level gives by itself: the solution nearest to a point, or what a number of
+training steps lead to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
 
 __all__ = ["Nearest", "Response", "Start", "Trained"]
-
 
 Start = Callable[[Any], Any] | Literal["redraw"] | None
 """Where y starts. None is y0, a function gives it from x, and ``"redraw"`` draws the parameters of its modules again."""
@@ -42,21 +41,12 @@ class Response:
     start: Start = None
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
+        kinds = 'a function of x that returns a value like y, or "redraw", or None for y0'
         if not (self.start is None or self.start == "redraw" or callable(self.start)):
-            raise TypeError(
-                f'start: {name} takes a function of x that returns a value like y, or "redraw", or None for y0, got'
-                f" {self.start!r}."
-            )
+            raise TypeError(f"start: {type(self).__name__} takes {kinds}, got {self.start!r}.")
 
     def begin(self, x: Variable, y: Variable) -> Leaves:
-        """Return the leaves of the starting point for a variable with the structure of ``y``, as part of the graph from x.
-
-        For ``"redraw"``, the parameters of ``y`` itself are drawn again.
-
-        Raises:
-            ValueError: the start has other leaves than y.
-        """
+        """Return the leaves of the start for a variable like ``y``, in the graph from x; "redraw" draws those of ``y``."""
         if self.start is None:
             return y.leaves
         if self.start == "redraw":
@@ -104,9 +94,8 @@ class Nearest(Response):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.start == "redraw":
-            raise ValueError(
-                'start: Nearest takes a function of x, got "redraw"; for random starts take Trained(steps=..., lr=...).'
-            )
+            remedy = "for random starts take Trained(steps=..., lr=...)"
+            raise ValueError(f'start: Nearest takes a function of x, got "redraw"; {remedy}.')
         if self.weight is not None:
             check_positive("weight", self.weight)
 
@@ -140,20 +129,14 @@ class Trained(Response):
 
 
 def redraw(y: Variable) -> None:
-    """Draw the parameters of all modules in ``y`` again, in place.
-
-    Raises:
-        ValueError: there is no module, or one with parameters that it cannot draw.
-    """
+    """Draw the parameters of all modules in ``y`` again, in place; raise if there is none, or one that cannot draw its own."""
     modules = [part for module in modules_of(y.value) for part in module.modules()]
     drawn = [part for part in modules if callable(getattr(part, "reset_parameters", None))]  # as most modules of torch have
     left = {id(leaf) for leaf in y.leaves} - {id(p) for part in drawn for p in part.parameters(recurse=False)}
     if left:
         names = [name for name, leaf in zip(y.names, y.leaves, strict=True) if id(leaf) in left]
-        raise ValueError(
-            f"start: {', '.join(map(repr, names[:3]))} cannot be drawn again, as no module with reset_parameters() holds it;"
-            " give start as a function of x that returns random parameters."
-        )
+        reason = f"{', '.join(map(repr, names[:3]))} cannot be drawn again, as no module with reset_parameters() holds it"
+        raise ValueError(f"start: {reason}; give start as a function of x that returns random parameters.")
     with torch.no_grad():
         for part in drawn:
             reset: Callable[[], None] = getattr(part, "reset_parameters")  # noqa: B009 (modules declare no such method)
@@ -223,10 +206,7 @@ class ResponseTerm(Saved):
         """Copy the starting point at x into ``y``; do nothing if that is y0.
 
         Args:
-            through: whether the method differentiates in the start, and will ask for :meth:`pull_back`.
-
-        Raises:
-            ValueError: the start depends on x, but the method does not differentiate through it.
+            through: whether the method differentiates in the start, which may depend on x, and will ask for :meth:`pull_back`.
         """
         if self.response is None or self.response.start is None:
             return
@@ -236,9 +216,8 @@ class ResponseTerm(Saved):
                 return
             lost = not through and any(depends(leaf.sum(), x.leaves) for leaf in begun)
         if lost:
-            raise ValueError(
-                "start: depends on x, and the method does not differentiate in it; use RHG, or .detach() what start returns."
-            )
+            found = "depends on x, and the method does not differentiate in it"
+            raise ValueError(f"start: {found}; use RHG, or .detach() what start returns.")
         self._begun = begun if through else []  # holds the graph until pull_back
         copy_([leaf.detach() for leaf in y.leaves], [leaf.detach() for leaf in begun])  # the graph is kept in _begun only
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from meha.tensors.checks import check_count, check_positive, check_tolerance
 
 __all__ = ["Cosine", "InversePower", "Power", "Ramp", "Schedule"]
-
 
 Schedule = float | Callable[[int], float]
 
@@ -97,17 +97,7 @@ class Ramp:
 
 
 def evaluate(name: str, schedule: Schedule, k: int, *, zero: bool = False) -> float:
-    """Return the value at step k, checked.
-
-    Args:
-        name: the argument that errors name.
-        schedule: a number or a function.
-        k: the step number.
-        zero: whether a function may also return 0.
-
-    Returns:
-        The value as a number.
-    """
+    """Return the value at step k, checked; ``name`` is for errors, and with ``zero``, a function may also return 0."""
     if not callable(schedule):  # was checked when the method was made
         return schedule
     value = float(schedule(k))
@@ -131,10 +121,8 @@ def rests(schedule: Schedule, k: int) -> bool:
         return True
     later = []
     for j in (k + 1, 2 * k + 100, 10 * k + 1000, 100_000, 1_000_000):  # soon and late: a function does not say when it changes
-        try:
+        with suppress(Exception):  # a user's function may fail for steps that never come
             later.append(float(schedule(j)))
-        except Exception:  # a user's function may fail for steps that never come
-            continue
     now = float(schedule(k))
     moves = any(value != now for value in later)
     return not moves or (now != 0 and later[0] != now)  # steady change, as of a decay, is no reason to wait

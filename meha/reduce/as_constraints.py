@@ -41,11 +41,8 @@ def lacking(problem: Problem, x: Variable, y: Variable) -> str:
 
 
 def _missing(argument: str, part: ConvexSet | NonSmooth, attribute: str, leaves: Leaves) -> str:
-    size = sum(leaf.numel() for leaf in leaves)
-    return (
-        f"{argument}: {type(part).__name__} has no {attribute} for its {size} coordinates, which is needed together with"
-        f" constraints; {REMEDIES[attribute]}."
-    )
+    found = f"{type(part).__name__} has no {attribute} for its {sum(leaf.numel() for leaf in leaves)} coordinates"
+    return f"{argument}: {found}, which is needed together with constraints; {REMEDIES[attribute]}."
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,7 +31,6 @@ COARSE = 1e-4  # upper bound of this tolerance, which matters in single precisio
 REACH = 10.0  # distance from the start, beyond its size, within which unbounded unknowns are drawn
 LARGEST = 1 << 27  # numbers in the Hessians of all functions, beyond which a problem is refused: 1 GB
 MEMORY = 1000  # points at which values are remembered
-
 
 Part = Callable[[Variable, Variable, Tensor], Tensor]
 """A group of functions of x, y, and the epigraph unknowns t of g, as one call."""
@@ -71,25 +71,19 @@ class NonlinearProgram(Saved):
             raise ValueError(missing)
         self.lifting = Epigraph(oracle.problem, y)
         self.n, self.m = x.numel, y.numel + self.lifting.size
-        self._parts, self.names, self.rows = self._list(oracle, x, y)
+        self._parts, self._sizes, self.names, self.rows = self._list(oracle, x, y)
         self.dtype = self._precision()
         self.eps = torch.finfo(self.dtype).eps
         self._known: dict[bytes, Array] = {}
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
         self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
         start = self.read()
-        size = len(start)
-        with torch.no_grad():
-            self._sizes = [part(x, y, self.lifting.start(y)).numel() for part in self._parts]
-        values = self.call(start)
+        size, values = len(start), self.call(start)
         self.count = len(values)
         if self.count * size**2 > LARGEST:
-            raise ValueError(
-                f"constraints: with {size} unknowns and {self.count - 2} rows the problem is too large for a method that takes"
-                " Hessians of all functions; use BiCGAFFA()."
-            )
-        self.quadratic = self.linear = np.zeros(self.count, dtype=bool)
-        self._gradient0, self._hessian0 = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+            sizes = f"with {size} unknowns and {self.count - 2} rows"
+            reason = "the problem is too large for a method that takes Hessians of all functions"
+            raise ValueError(f"constraints: {sizes} {reason}; use BiCGAFFA().")
         self._recognise(start, values)
 
     def read(self) -> Array:
@@ -111,11 +105,9 @@ class NonlinearProgram(Saved):
 
     # Functions
 
-    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[str], ConstraintRows]:
-        """Return the groups of functions, the names of the functions, and their indices."""
+    def _list(self, oracle: Oracle, x: Variable, y: Variable) -> tuple[list[Part], list[int], list[str], ConstraintRows]:
+        """Return the groups of functions, their sizes, the names of the functions, and the indices of each kind."""
         problem, lifting = oracle.problem, self.lifting
-        groups: dict[str, list[Part]] = {"h": [], "e": [], "G": [], "E": []}
-        names: dict[str, list[str]] = {"h": [], "e": [], "G": [], "E": []}
         listed: list[tuple[str, str, Callable[[Variable, Variable, Tensor], Rows]]] = []
         for kinds, argument, constraints in zip(("he", "GE"), ("lower", "upper"), problem.constraints, strict=True):
             for k, constraint in enumerate(constraints):
@@ -125,24 +117,26 @@ class NonlinearProgram(Saved):
             inside = Membership(variable.argument, domain.parts(variable))
             listed.append((kinds, f"{variable.argument}_set", partial(_values, inside)))
         listed.append(("he", "nonsmooth", lifting.rows))
+        groups: dict[str, list[tuple[Part, list[str]]]] = {kind: [] for kind in "heGE"}
         for kinds, label, rows in listed:
             with torch.no_grad():
                 sizes = [len(side) for side in rows(x, y, lifting.start(y))]
             for which, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
                 if size:
-                    groups[kind].append(partial(_side, rows, which))
                     mark = " (equation)" if which else ""
-                    names[kind] += [f"{label}{mark} row {i}" for i in range(size)]
-        calls: list[Part] = [
+                    groups[kind].append((partial(_side, rows, which), [f"{label}{mark} row {i}" for i in range(size)]))
+        parts: list[Part] = [
             lambda x, y, t: oracle.upper(x, y),
             lambda x, y, t: oracle.lower(x, y) + lifting.value(x, y, t),
         ]
-        ends = [2]
-        for kind in ("h", "e", "G", "E"):
-            calls += groups[kind]
-            ends.append(ends[-1] + len(names[kind]))
-        slices = [slice(a, b) for a, b in itertools.pairwise(ends)]
-        return calls, ["F", "f", *names["h"], *names["e"], *names["G"], *names["E"]], ConstraintRows(0, 1, *slices)
+        sizes, names, ends = [1, 1], ["F", "f"], [2]
+        for members in groups.values():
+            for part, labels in members:
+                parts.append(part)
+                sizes.append(len(labels))
+                names += labels
+            ends.append(len(names))
+        return parts, sizes, names, ConstraintRows(0, 1, *(slice(a, b) for a, b in itertools.pairwise(ends)))
 
     def _torch(self, z: Array) -> tuple[Tensor, tuple[Variable, Variable, Tensor]]:
         """Return a point as a leaf of a new graph, and as variables that depend on it."""
@@ -176,14 +170,12 @@ class NonlinearProgram(Saved):
 
     def many(self, points: Array) -> Array:
         """Return the values of all functions at many points, one row each; in one batched call if the objectives allow it."""
-        if self.quadratic.all():
-            return np.stack([self.values(z) for z in points])
-        try:
-            with torch.no_grad():
+        if not self.quadratic.all():
+            # Not all functions can be batched: some branch on values.
+            with suppress(RuntimeError, ValueError, TypeError), torch.no_grad():
                 leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.dtype)
                 return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
-        except (RuntimeError, ValueError, TypeError):  # what cannot be batched, such as branches on values
-            return np.stack([self.values(z) for z in points])
+        return np.stack([self.values(z) for z in points])
 
     def _recognise(self, start: Array, values: Array) -> None:
         """Find the functions that are quadratic, by comparing them with their second-order models at random points."""
@@ -296,52 +288,53 @@ class NonlinearProgram(Saved):
                 if first is None:
                     continue
                 gradient[k] = first.detach().double().cpu().numpy()
-                if not second or not first.requires_grad:
-                    continue
-                counts.hvp += size if k < 2 else 0  # F and f only: constraints are not counted
-                for i in range(size):
-                    (row,) = torch.autograd.grad(first[i], leaf, retain_graph=True, allow_unused=True)
-                    if row is not None:
-                        hessian[k, i] = row.double().cpu().numpy()
-        return gradient, 0.5 * (hessian + hessian.transpose(0, 2, 1))  # rounding breaks the symmetry that eigenvalues need
+                if second and first.requires_grad:
+                    counts.hvp += size if k < 2 else 0  # F and f only: constraints are not counted
+                    hessian[k] = _derivative(first, leaf)
+        return gradient, hessian
 
     def third(self, z: Array, weights: Array, mu: Array) -> Array:
         """Return the Hessian of <mu, grad_y sum_k weights_k function_k> at z; quadratic functions do not contribute."""
-        size = len(z)
-        result = np.zeros((size, size))
+        none = np.zeros((len(z), len(z)))
         weights = np.where(self.quadratic, 0.0, weights)  # their third derivatives are zero
         if not weights.any() or not mu.any():
-            return result
+            return none
         with torch.enable_grad():
             leaf, at = self._torch(z)
             parts, where = self._groups(weights != 0)
             total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)
             (first,) = torch.autograd.grad(total, leaf, create_graph=True)
             if not first.requires_grad:
-                return result
+                return none
             along = first[self.n :] @ torch.from_numpy(mu).to(leaf)
             (second,) = torch.autograd.grad(along, leaf, create_graph=True, allow_unused=True)
             if second is None or not second.requires_grad:
-                return result
-            self.oracle.counts.hvp += size
-            for i in range(size):
-                (row,) = torch.autograd.grad(second[i], leaf, retain_graph=True, allow_unused=True)
-                if row is not None:
-                    result[i] = row.double().cpu().numpy()
-        return 0.5 * (result + result.T)
+                return none
+            self.oracle.counts.hvp += len(z)
+            return _derivative(second, leaf)
 
-    def violation(self, z: Array, level: str = "both") -> float:
-        """Return the largest violation of constraints of both levels, or of the ``lower`` alone, without quadratic models."""
+    def violation(self, z: Array) -> float:
+        """Return the largest violation of a constraint of either level, without the quadratic models."""
         values, rows = self.call(z), self.rows
-        worst = max(values[rows.lower].max(initial=0.0), np.abs(values[rows.lower_equations]).max(initial=0.0))
-        if level == "both":
-            worst = max(worst, values[rows.upper].max(initial=0.0), np.abs(values[rows.upper_equations]).max(initial=0.0))
-        return abs(float(worst)) if math.isfinite(float(worst)) else math.inf  # NaN counts as a violation
+        parts = [values[kind] for kind in (rows.lower, rows.upper)]
+        parts += [np.abs(values[kind]) for kind in (rows.lower_equations, rows.upper_equations)]
+        worst = float(np.concatenate(parts).max(initial=0.0))
+        return abs(worst) if math.isfinite(worst) else math.inf  # NaN counts as a violation
 
     def exact(self, z: Array) -> tuple[float, float]:
         """Return F and f at z, without the quadratic models."""
         values = self.call(z)
         return float(values[0]), float(values[1])
+
+
+def _derivative(gradient: Tensor, leaf: Tensor) -> Array:
+    """Return the derivatives of all entries of a gradient, made symmetric."""
+    rows = np.zeros((len(gradient), len(leaf)))
+    for i in range(len(rows)):
+        (row,) = torch.autograd.grad(gradient[i], leaf, retain_graph=True, allow_unused=True)
+        if row is not None:
+            rows[i] = row.double().cpu().numpy()
+    return np.asarray(0.5 * (rows + rows.T))  # rounding breaks the symmetry that eigenvalues need
 
 
 def _values(constraint: Constraint, x: Variable, y: Variable, t: Tensor) -> Rows:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import itertools
 import os
 import pickle
 import re
@@ -21,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.serialization import default_restore_location
 
-from meha.method.status import TrainingWarning
+from meha.method.status import TrainingWarning, first_line
 from meha.tensors.checks import check_count
 from meha.tensors.distributed import Group, is_dtensor
 from meha.tensors.torch_private import LazyModule
@@ -30,6 +32,7 @@ VERSION = 5  # of what the file holds; another one is refused
 WRITING = 600.0  # seconds in which a file is written; one that is older was left by a killed process
 
 REMEDY = "give another path, or delete the file to start over"
+UNREADABLE = (AttributeError, TypeError, pickle.PickleError)  # what torch raises about objects that it cannot save or load
 
 
 class Checkpoint:
@@ -86,7 +89,7 @@ class Checkpoint:
             self._part.touch()  # a folder that cannot be written is an error now, not after thousands of steps
             self._part.unlink(missing_ok=True)
         except OSError as error:
-            raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
+            raise _unwritable(self.path, error) from error
 
     @property
     def exists(self) -> bool:
@@ -112,11 +115,8 @@ class Checkpoint:
                 self._proven = True
             self._keep()
             os.replace(self._part, self.path)  # atomic: a kill leaves the old file or the new one
-        except (AttributeError, TypeError, pickle.PickleError) as error:
-            raise TypeError(
-                f"checkpoint: the state cannot be saved and read again ({_first_line(error)}); state_dict() of batches and"
-                " callbacks may hold tensors, numbers and text, and lists and dicts of them."
-            ) from error
+        except UNREADABLE as error:
+            raise _unreadable(error) from error
         except (OSError, RuntimeError) as error:
             raise OSError(f"checkpoint: {self.path} could not be written ({error}); what it held before is kept.") from error
         finally:
@@ -173,7 +173,7 @@ class Checkpoint:
         except OSError as error:
             raise OSError(f"checkpoint: {path} cannot be opened ({error}); {REMEDY}.") from error
         except Exception as error:  # what a damaged file raises is up to torch
-            raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({_first_line(error)}); {REMEDY}.") from error
+            raise ValueError(f"checkpoint: {path} is damaged or not a checkpoint ({first_line(error)}); {REMEDY}.") from error
         # Compared as text, since a damaged file may hold anything in their place, such as a tensor.
         if not isinstance(state, dict) or repr(state.pop("version", None)) != repr(VERSION):
             raise ValueError(f"checkpoint: {path} was not written by this version of meha.solve; {REMEDY}.")
@@ -203,17 +203,23 @@ def _parts(value: Any) -> Iterator[str | memoryview]:
         # A tensor of no or one number may have any stride, and counts as contiguous all the same.
         flat = flat.contiguous() if len(flat) > 1 else torch.empty(len(flat), dtype=flat.dtype).copy_(flat)
         yield flat.view(torch.uint8).numpy().data
-    elif isinstance(value, Mapping):
+    elif isinstance(value, Mapping | list | tuple):
         yield str(len(value))
-        for key, item in value.items():
-            yield from _parts(key)
-            yield from _parts(item)
-    elif isinstance(value, list | tuple):
-        yield str(len(value))
-        for item in value:
+        for item in itertools.chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
             yield from _parts(item)
     else:
         yield repr(value)
+
+
+def _unreadable(error: Exception) -> TypeError:
+    return TypeError(
+        f"checkpoint: the state cannot be saved and read again ({first_line(error)}); state_dict() of batches and callbacks may"
+        " hold tensors, numbers and text, and lists and dicts of them."
+    )
+
+
+def _unwritable(path: Path, error: Exception) -> OSError:
+    return OSError(f"checkpoint: {path} cannot be written ({error}); give a path in a folder that can.")
 
 
 def _at_work(process: int, file: Path) -> bool:
@@ -226,10 +232,6 @@ def _at_work(process: int, file: Path) -> bool:
         return False
     except OSError:  # a process of somebody else
         return True
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 SHARED_VERSION = 2  # of what the folder holds; another one is refused
@@ -261,8 +263,6 @@ class SharedCheckpoint:
             raise NotADirectoryError(
                 f"checkpoint: {self.path} is a file, and several processes need a folder; give another path."
             )
-        self._group: Group | None = None
-        self._writers: Any = None
         self._pending: Any = None
         self._proven = False
 
@@ -275,20 +275,12 @@ class SharedCheckpoint:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OSError(f"checkpoint: {self.path} cannot be written ({error}); give a path in a folder that can.") from error
-        self._group, self._pending = group, None
-        ranks = dist.get_process_group_ranks(group.everyone)
-        # Messages of a thread in the background must not mix with those of the run.
-        self._writers = group.everyone
-        if self.asynchronous:
+            raise _unwritable(self.path, error) from error
+        self.group, self._pending, self._writers = group, None, group.everyone
+        if self.asynchronous:  # messages of a thread in the background must not mix with those of the run
+            ranks = dist.get_process_group_ranks(group.everyone)
             # Local synchronization: processes outside the run do not take part in this call, and must not be waited for.
             self._writers = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-
-    @property
-    def group(self) -> Group:
-        """The processes of the run."""
-        assert self._group is not None
-        return self._group
 
     @property
     def exists(self) -> bool:
@@ -310,21 +302,21 @@ class SharedCheckpoint:
         self.finish()  # one state at a time: the one before is complete, or has failed, before another is begun
         tensors: dict[str, Tensor] = {}
         parts = {name: part if name in PRIVATE else _take(part, name, tensors) for name, part in state.items()}
-        common = self._common(tensors)
-        mine = {name: tensor for name, tensor in tensors.items() if name not in common}
-        shared = {name: tensor for name, tensor in tensors.items() if name in common}
-        content = {"version": SHARED_VERSION, "processes": self.group.count, "own": mine, "parts": parts}
+        # Tensors that are sharded, or the same in all processes, are written once. Checksums are sent, as tensors may be large.
+        sums = {name: None if is_dtensor(tensor) else _checksum(tensor) for name, tensor in tensors.items()}
+        others = self.group.gather(sums)
+        common = [name for name, mine in sums.items() if all(name in other and other[name] == mine for other in others)]
+        shared = {name: tensors.pop(name) for name in common}
+        content = {"version": SHARED_VERSION, "processes": self.group.count, "own": tensors, "parts": parts}
         shared[f"process.{self.group.rank}"] = self._packed(content)
         folder = self.path / self.group.first(self._name(state["run"]["state"]["k"]))  # one name for all processes
         arguments: dict[str, Any] = {"storage_writer": dcp.FileSystemWriter(folder), "process_group": self._writers}
-        try:
+        with self._saving():
             if self.asynchronous:
                 self._pending = dcp.async_save(shared, **arguments)
             else:
                 dcp.save(shared, **arguments)
                 self._clean()
-        except (dcp.CheckpointException, OSError, RuntimeError) as error:
-            raise self._failed(error) from error
 
     def finish(self) -> None:
         """Wait for the state that is being written in the background, if there is one.
@@ -333,19 +325,20 @@ class SharedCheckpoint:
             OSError: it could not be written.
         """
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        try:
-            pending.result()
-        except (dcp.CheckpointException, OSError, RuntimeError) as error:
-            raise self._failed(error) from error
-        self._clean()
+        if pending is not None:
+            with self._saving():
+                pending.result()
+            self._clean()
 
-    def _failed(self, error: BaseException) -> OSError:
-        """Return the error for a state that could not be written."""
-        lines = str(error).strip().splitlines()  # dcp puts the cause into the last line
-        reason = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-        return OSError(f"checkpoint: {self.path} could not be written ({reason}); what it held before is kept.")
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Turn the errors of torch into one that says that the states before are kept."""
+        try:
+            yield
+        except (dcp.CheckpointException, OSError, RuntimeError) as error:
+            cause = "".join(str(error).strip().splitlines()[-1:])  # dcp puts it into the last line
+            reason = f"{type(error).__name__}: {cause}"
+            raise OSError(f"checkpoint: {self.path} could not be written ({reason}); what it held before is kept.") from error
 
     def _name(self, k: int) -> str:
         """Return a folder name that sorts after all others and is not in use: overwriting could damage a complete state."""
@@ -360,13 +353,6 @@ class SharedCheckpoint:
                 if folder not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _common(self, tensors: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of tensors that are sharded, or the same in all processes, and so need to be written only once."""
-        # Checksums are sent instead of tensors, which may be large.
-        sums = {name: None if is_dtensor(tensor) else _checksum(tensor) for name, tensor in tensors.items()}
-        others = self.group.gather(sums)
-        return {name for name, mine in sums.items() if all(name in other and other[name] == mine for other in others)}
-
     def _packed(self, content: Any) -> Tensor:
         """Return the part of the state that only this process has, as a tensor of bytes."""
         buffer = io.BytesIO()
@@ -375,11 +361,8 @@ class SharedCheckpoint:
             if not self._proven:  # a state that cannot be read is noticed with the first one
                 torch.load(io.BytesIO(buffer.getvalue()), weights_only=True, map_location="cpu")
                 self._proven = True
-        except (AttributeError, TypeError, pickle.PickleError) as error:
-            raise TypeError(
-                f"checkpoint: the state cannot be saved and read again ({type(error).__name__}: {error}); state_dict() of"
-                " batches and callbacks may hold tensors, numbers and text, and lists and dicts of them."
-            ) from error
+        except UNREADABLE as error:
+            raise _unreadable(error) from error
         return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
     def read(self, like: Mapping[str, Any], moments: Mapping[str, Tensor]) -> dict[str, Any] | None:
@@ -427,11 +410,11 @@ class SharedCheckpoint:
         for name, part in like.items():
             if name not in PRIVATE:
                 _take(part, name, now)
-        tensors = {
-            name: _room(saved, now.get(name, _owner(name, moments)))
-            for name, saved in known.items()
-            if not name.startswith("process.")
-        }
+        tensors = {}
+        for name, saved in known.items():
+            if not name.startswith("process."):
+                owner = next((leaf for prefix, leaf in moments.items() if name.startswith(prefix)), None)  # of a moment
+                tensors[name] = _room(saved, now.get(name, owner))
         dcp.load(tensors, storage_reader=reader, process_group=self.group.everyone)
         state: dict[str, Any] = {name: _put(part, {**tensors, **content["own"]}) for name, part in content["parts"].items()}
         return {**state, "processes": processes}
@@ -445,8 +428,7 @@ def _take(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         return {key: _take(item, f"{path}.{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_take(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
+        return _sequence(value, [_take(item, f"{path}.{i}", tensors) for i, item in enumerate(value)])
     return value
 
 
@@ -456,10 +438,11 @@ def _put(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         if set(value) == {"tensor"} and isinstance(value["tensor"], str):
             return tensors[value["tensor"]]
         return {key: _put(item, tensors) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [_put(item, tensors) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+    return _sequence(value, [_put(item, tensors) for item in value]) if isinstance(value, list | tuple) else value
+
+
+def _sequence(like: Any, items: list[Any]) -> Any:
+    return items if isinstance(like, list) else tuple(items)
 
 
 def _checksum(tensor: Tensor) -> list[int]:
@@ -471,11 +454,6 @@ def _checksum(tensor: Tensor) -> list[int]:
     words = flat.view(torch.float64 if flat.is_complex() else flat.dtype).view(kinds[min(flat.element_size(), 8)])
     # Several strides, because a plain sum is the same when entries trade places.
     return [*tensor.shape, *torch.stack([words[::stride].sum(dtype=torch.int64) for stride in (1, 2, 3, 7)]).tolist()]
-
-
-def _owner(name: str, moments: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the leaf to which a saved tensor of an optimizer belongs, by its name; None if there is none."""
-    return next((leaf for prefix, leaf in moments.items() if name.startswith(prefix)), None)
 
 
 def _room(saved: Any, like: Tensor | None) -> Tensor:

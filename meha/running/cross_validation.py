@@ -28,17 +28,24 @@ Loss = Callable[[Any, Any, Tensor], Tensor]
 
 
 class Copies(NonSmooth):
-    """g(x, y) = sum_k g_1(x, y_k) for a list y of K variables of the same structure."""
+    """g(x, y) = sum_k g_1(x, y_k) for a list y of K variables of the same structure.
 
-    def __init__(self, term: NonSmooth) -> None:
+    Args:
+        term: g_1.
+        like: a vector of weights; x is then a single number, which stands for all of its entries.
+    """
+
+    def __init__(self, term: NonSmooth, like: Tensor | None = None) -> None:
         super().__init__()
-        self.term, self.rho = term, term.rho
+        self.term, self.rho, self._like = term, term.rho, like
 
     def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
         pairs, offset = [], 0
         for part in y.value:
             single = Variable.of(part, y.argument)
-            pairs += [(term, [offset + i for i in chosen]) for term, chosen in self.term.terms(single)]
+            for term, chosen in self.term.terms(single):
+                whole = term if self._like is None else _Expanded(term, self._like)
+                pairs.append((whole, [offset + i for i in chosen]))
             offset += len(single.leaves)
         return pairs
 
@@ -98,8 +105,7 @@ class CrossValidation:
             without: a fold whose examples are not used at all; y then has K - 1 models.
         """
         parts = [k for k in range(self.count) if k != without]
-        train = [((self.folds != k) & (self.folds != (-1 if without is None else without))).nonzero()[:, 0] for k in parts]
-        valid = [(self.folds == k).nonzero()[:, 0] for k in parts]
+        train, valid = [self._rows(k, without) for k in parts], [(self.folds == k).nonzero()[:, 0] for k in parts]
 
         def upper(x: Any, y: Any) -> Tensor:
             losses = [self.upper(x, model, rows) for model, rows in zip(y, valid, strict=True)]
@@ -115,12 +121,15 @@ class CrossValidation:
 
     def fit(self, x: Any, y0: Any, without: int | None = None) -> Any:
         """Fit the model with hyper-parameters x on all examples, or on those of all folds but one."""
-        rows = (self.folds != (-1 if without is None else without)).nonzero()[:, 0]  # no fold has the number -1
-        point, model = Variable(x, "x"), Variable(y0, "y")
+        rows, point, model = self._rows(without), Variable(x, "x"), Variable(y0, "y")
         problem = Problem(
             upper=lambda x, y: self.upper(x, y, rows), lower=lambda x, y: self.lower(x, y, rows), nonsmooth=self.nonsmooth
         )
         return solve_lower(Oracle(problem, point, model), point, model, tol=ACCURACY, max_steps=PATIENCE).theta.detached()
+
+    def _rows(self, *without: int | None) -> Tensor:
+        """The examples that are in none of these folds."""
+        return torch.stack([self.folds != (-1 if k is None else k) for k in without]).all(0).nonzero()[:, 0]
 
     def error(self, x: Any, y0: Any) -> float:
         """Return the mean loss on the folds left out, with these hyper-parameters."""
@@ -135,22 +144,23 @@ class CrossValidation:
             options: passed to :func:`meha.solve`.
         """
         if self.prior != "folds":
-            solution = self._solved(x0, y0, self.prior, None, options)
-            error = self.error(solution.x, y0)
-            return self._result(solution, y0, error, self.prior, {self.prior: error})
-        if not isinstance(x0, Tensor) or x0.ndim != 1:
+            best, errors = self.prior, {}
+        elif not isinstance(x0, Tensor) or x0.ndim != 1:
             raise TypeError(
                 "x0: a prior chosen by the folds needs a vector of hyper-parameters; pass one, or a number as prior."
             )
-        single = torch.inf
-        judged = {s: self._nested(x0, y0, s, options) for s in (single, *STRENGTHS)}
-        best = single
-        for strength in STRENGTHS:  # a single value overfits least, so that others must be evidently better
-            if _evident(judged[strength], judged[single]) and judged[strength].mean() < judged[best].mean():
-                best = strength
+        else:
+            best = single = torch.inf
+            judged = {s: self._nested(x0, y0, s, options) for s in (single, *STRENGTHS)}
+            for strength in STRENGTHS:
+                gain = judged[single] - judged[strength]  # fold by fold, which removes what the folds have in common
+                # A single value overfits least, so that others must be better by more than their standard error.
+                if gain.mean() > gain.std() / len(gain) ** 0.5 and judged[strength].mean() < judged[best].mean():
+                    best = strength
+            errors = {s: float(losses.mean()) for s, losses in judged.items()}
         solution = self._solved(x0, y0, best, None, options)
-        errors = {s: float(losses.mean()) for s, losses in judged.items()}
-        return self._result(solution, y0, errors[best], best, errors)
+        errors = errors or {best: self.error(solution.x, y0)}
+        return CrossValidated(solution.x, self.fit(solution.x, y0), solution, errors[best], best, errors)
 
     def _nested(self, x0: Tensor, y0: Any, strength: float, options: dict[str, Any]) -> Tensor:
         """Return the loss on each fold with hyper-parameters chosen by cross-validation on the others (nested)."""
@@ -164,11 +174,10 @@ class CrossValidation:
         problem = self.problem(0.0 if strength == torch.inf else strength, without)
         if strength != torch.inf:
             return solve(problem, x0, models, **options)
-        whole, term = problem, problem.nonsmooth
         shared = Problem(
-            upper=lambda m, y: whole.upper(m.expand_as(x0), y),
-            lower=lambda m, y: whole.lower(m.expand_as(x0), y),
-            nonsmooth=None if term is None else _Shared(term, x0),
+            upper=lambda m, y: problem.upper(m.expand_as(x0), y),
+            lower=lambda m, y: problem.lower(m.expand_as(x0), y),
+            nonsmooth=None if self.nonsmooth is None else Copies(self.nonsmooth, x0),
             x_set=self.x_set,
         )
         solution = solve(shared, x0.mean(), models, **options)
@@ -180,9 +189,6 @@ class CrossValidation:
         rows = (self.folds == fold).nonzero()[:, 0]
         return float(self.upper(x, self.fit(x, y0, without=fold), rows))
 
-    def _result(self, solution: Solution, y0: Any, error: float, strength: float, errors: dict[float, float]) -> CrossValidated:
-        return CrossValidated(solution.x, self.fit(solution.x, y0), solution, error, strength, errors)
-
     def _spread(self, x: Tensor) -> Tensor:
         """Return half the squared deviations of x from its mean, or from its group means plus those of the group means."""
         if self.groups is None:
@@ -193,19 +199,8 @@ class CrossValidation:
         return 0.5 * ((x - means[self.groups]).square().sum() + (means - means.mean()).square().sum())
 
 
-class _Shared(Copies):
-    """Makes a term with a vector of weights one of a single number, which stands for all of its weights."""
-
-    def __init__(self, term: NonSmooth, like: Tensor) -> None:
-        super().__init__(term)
-        self._like = like
-
-    def terms(self, y: Variable) -> list[tuple[NonSmooth, list[int]]]:
-        return [(_Expanded(term, self._like), chosen) for term, chosen in self.term.terms(y)]
-
-
 class _Expanded(NonSmooth):
-    """One part of such a term: it expands the number to the vector x before it asks the original term."""
+    """A term with a vector of weights, as a function of a single number, which it expands to this vector."""
 
     def __init__(self, term: NonSmooth, like: Tensor) -> None:
         super().__init__()
@@ -224,12 +219,6 @@ class _Expanded(NonSmooth):
 
     def cut(self, leaves: list[Tensor], start: list[Tensor]) -> list[Tensor]:
         return self.term.cut(leaves, start)
-
-
-def _evident(losses: Tensor, before: Tensor) -> bool:
-    """Return whether the mean over folds fell by more than its standard error (a one-standard-error rule)."""
-    gain = before - losses  # fold by fold, which removes what the folds have in common
-    return bool(gain.mean() > gain.std() / len(gain) ** 0.5)
 
 
 def cross_validation(

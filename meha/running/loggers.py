@@ -14,10 +14,7 @@ from meha.method.method import Run, StepInfo
 from meha.running.observers import work
 from meha.tensors.checks import check_count
 
-__all__ = [
-    "CSVLogger",
-    "TensorBoardLogger",
-]
+__all__ = ["CSVLogger", "TensorBoardLogger"]
 
 
 def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
@@ -126,24 +123,20 @@ class CSVLogger(_Logger):
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
         row: dict[str, Any] = {"step": step, **numbers}
-        new = [name for name in row if name not in self._columns]
-        if new:  # a number that an observer records from now on; the header must name it
-            rows = self._rows()[1:]
-            self._columns += new
-            self._close_file()
-            self._rewrite(rows)
         assert self._file is not None
+        if new := [name for name in row if name not in self._columns]:  # an observer records it from now on
+            rows = self._rows()[1:]
+            self._columns += new  # the header must name it
+            self._file.close()
+            self._rewrite(rows)
         csv.writer(self._file, lineterminator="\n").writerow([row.get(name, "") for name in self._columns])
         self._file.flush()  # so that the log can be followed, and survives a kill
 
-    def _close_file(self) -> None:
+    def close(self) -> None:
+        super().close()
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def close(self) -> None:
-        super().close()
-        self._close_file()
 
 
 class TensorBoardLogger(_Logger):

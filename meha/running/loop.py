@@ -18,11 +18,10 @@ from meha.method.method import Run, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
 from meha.problem.loaders import BatchSource, random_states, set_random_states
 from meha.problem.nonsmooth import NonSmooth
-from meha.problem.oracle import Function
 from meha.problem.sets import ConvexSet
 from meha.running.checkpoints import Checkpoint, SharedCheckpoint, checksum
-from meha.running.compiled import CompiledPace, Stepper
-from meha.running.observers import DivergenceGuard, Recorder, SkipBadBatches
+from meha.running.compiled import Compiled, CompiledPace, Eager
+from meha.running.observers import DivergenceGuard, Recorder, SkipBadBatches, work
 from meha.running.solution import Solution
 from meha.tensors.state import Stateful, pack, unpack
 from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
@@ -31,18 +30,14 @@ from meha.tensors.variables import Leaves, Variable, all_finite, copy_, modules_
 LEVELS = {"upper": "F", "lower": "f"}
 
 
-def constants(part: NonSmooth | ConvexSet | None) -> str | None:
-    """Return a digest of the kind and the numbers of a term or set; a weight that is a function of x counts as "function".
+def plain(value: Any) -> Any:
+    """Turn a value into tensors, numbers and text, of which a checksum can be taken; a function counts as "function".
 
     >>> from meha.problem.sets import Box
-    >>> constants(Box(0.0, 1.0)) == constants(Box(0.0, 1.0)), constants(Box(0.0, 1.0)) == constants(Box(0.0, 2.0))
+    >>> first, same, other = (checksum(plain(Box(0.0, upper))) for upper in (1.0, 1.0, 2.0))
+    >>> first == same, first == other
     (True, False)
     """
-    return None if part is None else checksum(_plain(part))
-
-
-def _plain(value: Any) -> Any:
-    """Turn a value into tensors, numbers and text, which a checksum can read."""
     if value is None or isinstance(value, Number | str):
         return value
     if isinstance(value, Tensor):
@@ -50,11 +45,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, NonSmooth | ConvexSet):
         # Private attributes are caches, such as labels for the present size of y, and may differ between equal terms.
         public = {name: item for name, item in vars(value).items() if not name.startswith("_")}
-        return [type(value).__name__, _plain(public)]
+        return [type(value).__name__, plain(public)]
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return "function" if callable(value) else type(value).__name__
 
 
@@ -64,8 +59,7 @@ def values_at(run: Run, start: Leaves) -> dict[str, float] | None:
     That is so with modules, batches and several processes, and where two calls give two values.
     """
     x, y = run.state.x.copy(), run.state.y.copy()
-    modules = [*modules_of(x.value), *modules_of(y.value)]
-    if modules or run.problem.needs_batch or run.batch is not None or run.group is not None:
+    if x.has_modules or y.has_modules or run.problem.needs_batch or run.batch is not None or run.group is not None:
         return None
     states = random_states()
     try:
@@ -97,12 +91,11 @@ def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | No
 
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 HALF = frozenset({torch.float16, torch.bfloat16})
 
 FIRST_LOOK = 16  # the first step in which rounding is examined
 ROUNDING = 0.25  # differences of f below this many units of rounding of f are mostly noise; measured in docs/distributed.md
-
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 # Modules that a run has trained, with the versions of their parameters at its end; weak, so that they can be freed.
 _trained: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
@@ -124,28 +117,21 @@ def bad_numbers(batch: Any) -> str:
 
 
 def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
-    """Return the first of F, f and f + g that is not finite at (x, y), as its argument and value; None if all are finite."""
+    """The first of F, f and f + g that is not finite at (x, y), as its argument and value; None if all are or break down."""
     oracle = run.oracle
-    functions = dict.fromkeys((oracle.upper, oracle.lower, oracle.phi))  # without g, phi is lower, and is called once
-    modules = [part for variable in (x, y) for module in modules_of(variable.value) for part in module.modules()]
-    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
-    kept, states = [buffer.clone() for buffer in buffers], random_states()
+    buffers = [(buffer, buffer.clone()) for module in _modules(x, y) for buffer in module.buffers(recurse=False)]
+    states = random_states()
     try:
-        return next((culprit for f in functions if (culprit := _not_finite(f, x, y, batch))), None)
+        for function in dict.fromkeys((oracle.upper, oracle.lower, oracle.phi)):  # without g, phi is lower, and is called once
+            with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
+                value = float(function(x, y, batch))
+                if not math.isfinite(value):
+                    return function.level, value
+        return None
     finally:  # this is a diagnosis: batch norm's statistics and random numbers must not notice it
         set_random_states(states)
-        for buffer, before in zip(buffers, kept, strict=True):
+        for buffer, before in buffers:
             buffer.copy_(before)
-
-
-def _not_finite(function: Function, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
-    """Return the argument and value of a function that is not finite at (x, y); None if it is finite or breaks down."""
-    try:
-        with torch.no_grad():
-            value = float(function(x, y, batch))
-    except BREAKDOWNS:
-        return None
-    return None if math.isfinite(value) else (function.level, value)
 
 
 def warn_about_modules(run: Run, *, resumes: bool) -> None:
@@ -182,13 +168,12 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
 
 
 def half_precision(run: Run) -> torch.dtype | None:
-    """Return the half-precision dtype in which the objectives are computed, as far as can be seen; None if there is none."""
-    x, y, oracle = run.state.x, run.state.y, run.oracle
-    kind = y.device.type
-    known = [oracle.lower.half, *(fsdp_dtype(module) for variable in (x, y) for module in variable.sharded)]
-    known += [torch.get_autocast_dtype(kind)] if torch.is_autocast_enabled(kind) else []
-    known += [leaf.dtype for leaf in y.leaves]
-    return next((dtype for dtype in known if dtype in HALF), None)
+    """The half-precision dtype in which the objectives are computed, as far as can be seen; None if there is none."""
+    x, y = run.state.x, run.state.y
+    known = [run.oracle.lower.half, *(fsdp_dtype(module) for module in x.sharded + y.sharded)]
+    if torch.is_autocast_enabled(y.device.type):
+        known.append(torch.get_autocast_dtype(y.device.type))
+    return next((dtype for dtype in [*known, *(leaf.dtype for leaf in y.leaves)] if dtype in HALF), None)
 
 
 def warn_about_rounding(run: Run, info: StepInfo) -> None:
@@ -197,10 +182,7 @@ def warn_about_rounding(run: Run, info: StepInfo) -> None:
     It examines the steps 16, 32, 64 and so on.
     """
     due = info.step >= FIRST_LOOK and not info.step & (info.step - 1)  # seldom: reading the gap waits for the device
-    if not due or run.rounded or not run.main or not {"gap", "lower"} <= set(info):
-        return
-    dtype = half_precision(run)
-    if dtype is None:
+    if not due or run.rounded or not run.main or not {"gap", "lower"} <= set(info) or not (dtype := half_precision(run)):
         return
     gap, lower = abs(info["gap"]), abs(info["lower"])
     bound = ROUNDING * torch.finfo(dtype).eps * lower
@@ -218,14 +200,18 @@ def warn_about_rounding(run: Run, info: StepInfo) -> None:
 
 def mark_trained(run: Run) -> None:
     """Remember the modules of a run that is over."""
-    for variable in (run.state.x, run.state.y):
-        for module in modules_of(variable.value):
-            _trained[module] = _versions(module)
+    for module in modules_of((run.state.x.value, run.state.y.value)):
+        _trained[module] = _versions(module)
 
 
 def forget_trained(module: nn.Module) -> None:
     """Let the next run continue with a trained module without a warning."""
     _trained.pop(module, None)
+
+
+def _modules(*variables: Variable) -> Iterator[nn.Module]:
+    """Yield the modules of variables, with their submodules."""
+    return (part for variable in variables for module in modules_of(variable.value) for part in module.modules())
 
 
 def _versions(module: nn.Module) -> tuple[int, ...]:
@@ -245,16 +231,10 @@ def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
         return
-    pairs: Any = ()
-    if isinstance(value, Mapping):
-        pairs = value.items()
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple, as loaders.Together yields
-        pairs = zip(value._fields, value, strict=True)
-    elif isinstance(value, list | tuple):
-        pairs = enumerate(value)
-    elif hasattr(value, "__dict__"):
-        pairs = vars(value).items()
-    for key, item in pairs:
+    pairs: Any = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple):  # the items of a named tuple, as loaders.Together yields, have names
+        pairs = dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    for key, item in pairs.items():
         yield from _named_tensors(item, f"{name}.{key}" if name else str(key))
 
 
@@ -266,8 +246,6 @@ SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check wha
 
 # Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
 CHECKED = {"upper": "F", "lower": "f + g"}
-
-RESERVED = ("step", "seconds", "gradients_upper", "gradients_lower", "hessian_products")  # columns that the recorder fills
 
 
 class Loop:
@@ -285,12 +263,11 @@ class Loop:
         self.verdict: Verdict | None = None
         self._giver: list[str] | None = None  # the observer that gave the verdict, and its tolerance
         self._last: StepInfo | None = None
-        self._stepper: Stepper | None = None  # the one that took the last steps
+        self._stepper: Eager | Compiled | None = None  # the one that took the last steps
         self._begun = run.k
         self._values: dict[str, float] | None = None  # F and f at the start
         self._good: tuple[Any] | None = None  # the last batch on which a step went well; a tuple, as a batch may be None
-        variables = (run.state.x, run.state.y)
-        self.modules = [part for variable in variables for module in modules_of(variable.value) for part in module.modules()]
+        self.modules = list(_modules(run.state.x, run.state.y))
 
     def __enter__(self) -> Self:
         for observer in (self.guard, *self.observers, self.recorder):
@@ -306,17 +283,17 @@ class Loop:
             getattr(observer, "end", _nothing)(self.run)
 
     def due(self, every: int) -> bool:
-        """Return whether one of the last steps is a multiple of ``every``."""
+        """Whether one of the last steps is a multiple of ``every``."""
         return self._last is not None and self._last.due(every)
 
     def advance(self, group: Sequence[tuple[Any, Any, str]], pace: CompiledPace) -> None:
         """Take a step for each batch of a group of (batch, place in the source, name)."""
-        if pace.stepper is not pace.eager and self._advance_together([batch for batch, _, _ in group], pace):
+        if pace.compiled is not None and self._advance_together(pace.compiled, [batch for batch, _, _ in group], pace):
             return
         for batch, self.source.place, self.source.name in group:  # the source is ahead by a group; checkpoints need this place
             if self.skipper is not None:
                 self.skipper.keep(self.run)
-            info = pace.eager([batch])
+            info = pace.eager(batch)
             failure = self._failure(info)
             if failure is None:
                 self._good = (batch,)
@@ -336,12 +313,10 @@ class Loop:
             return False  # without batches, the same step would fail again
         return skipper.skip(self.run, source.name)
 
-    def _advance_together(self, batches: Sequence[Any], pace: CompiledPace) -> bool:
+    def _advance_together(self, stepper: Compiled, batches: Sequence[Any], pace: CompiledPace) -> bool:
         """Take compiled steps; False if they must be taken one by one: too few, other shapes, wrong results or a failure."""
-        stepper = pace.stepper
         if not stepper.fits(batches):
             return False
-        pace.watch()
         try:
             info = stepper(batches)
             failed = self._failure(info) is not None
@@ -368,7 +343,7 @@ class Loop:
         values = ", ".join(f"{CHECKED[name]} = {info[name]}" for name in names)
         return Verdict(Status.NON_FINITE, f"Step {info.step} gave NaN or infinity{f' ({values})' if values else ''}.")
 
-    def _judge(self, info: StepInfo, stepper: Stepper) -> None:
+    def _judge(self, info: StepInfo, stepper: Eager | Compiled) -> None:
         """Pass the numbers of the last step to the guard, the observers and the recorder, and keep the first verdict."""
         self._last, self._stepper = info, stepper
         verdict = self.guard(self.run, info)
@@ -376,8 +351,7 @@ class Loop:
             self._fail(verdict)
         else:
             self.verdict = self.run.ended
-            taken = {*info, *RESERVED}
-            leaves = self._leaves()
+            taken, leaves = {*info, "step", "seconds", *work(self.run)}, self._leaves()  # columns that the recorder fills
             for observer in self.observers:
                 versions = [leaf._version for leaf in leaves]
                 info = self._observe(observer, info, taken)
@@ -410,7 +384,14 @@ class Loop:
         """Call an observer, and act on its answer."""
         answer, name = observer(self.run, info), _name(observer)
         if isinstance(answer, Mapping):
-            return info.plus(**{key: _number(name, key, value, taken) for key, value in answer.items()})
+            for key, value in answer.items():
+                if key in taken:
+                    raise ValueError(f"callbacks: {name} returned {key!r}, which the history has already; use another name.")
+                try:
+                    info = info.plus(**{key: float(value)})
+                except (TypeError, ValueError):
+                    raise TypeError(f"callbacks: {name} returned {value!r} for {key!r}; the history takes numbers.") from None
+            return info
         if type(answer).__name__ in ("bool", "bool_"):  # numpy's as well, whose name depends on its version
             answer = Verdict(Status.STOPPED, f"{name} asked to stop at step {info.step}.") if answer else None
         if answer is not None and not isinstance(answer, Verdict):
@@ -455,8 +436,8 @@ class Loop:
 
     def undo(self, pace: CompiledPace) -> None:
         """Go back to the last completed step, after an exception inside a step."""
-        for stepper in (pace.eager, pace.stepper):
-            if not stepper.whole:  # the exception came while this one changed x and y
+        for stepper in (pace.eager, pace.compiled):
+            if stepper is not None and not stepper.whole:  # the exception came while this one changed x and y
                 stepper.rewind()
                 self.run.state.k = self._begun if self._last is None else self._last.step
 
@@ -584,7 +565,9 @@ class Loop:
         """Return what must be the same when a run is resumed, besides the method and the variables."""
         problem = self.run.problem
         parts = {"nonsmooth": problem.nonsmooth, "x_set": problem.x_set, "y_set": problem.y_set}
-        kinds = {name: None if part is None else f"{type(part).__name__} {constants(part)}" for name, part in parts.items()}
+        kinds = {
+            name: None if part is None else f"{type(part).__name__} {checksum(plain(part))}" for name, part in parts.items()
+        }
         response = "optimistic" if problem._selected_response is None else type(problem._selected_response).__name__
         return {**kinds, "response": response, "modules": len(self.modules)}
 
@@ -610,13 +593,3 @@ def _signature(observer: Any) -> list[str]:
 
 def _nothing(*arguments: object) -> None:
     """Stand in for a hook that an observer does not have."""
-
-
-def _number(observer: str, key: str, value: Any, taken: set[str]) -> float:
-    """Return a number that an observer wants to record, or raise if its name is taken or it is no number."""
-    if key in taken:
-        raise ValueError(f"callbacks: {observer} returned {key!r}, which the history has already; use another name.")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"callbacks: {observer} returned {value!r} for {key!r}; the history takes numbers.") from None

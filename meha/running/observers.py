@@ -17,16 +17,7 @@ from meha.tensors.checks import check_count, check_positive
 from meha.tensors.state import Saved
 from meha.tensors.variables import norm, subtract
 
-__all__ = [
-    "DivergenceGuard",
-    "History",
-    "Observer",
-    "Progress",
-    "Recorder",
-    "SkipBadBatches",
-    "Validate",
-    "ValidationWarning",
-]
+__all__ = ["DivergenceGuard", "History", "Observer", "Progress", "Recorder", "SkipBadBatches", "Validate", "ValidationWarning"]
 
 
 class ValidationWarning(UserWarning):
@@ -214,12 +205,11 @@ class Recorder(Saved):
         check_count("Recorder: every", every)
         check_count("Recorder: limit", limit)
         self.every, self.limit, self.history = every, limit, History()
-        self._interval = every  # of the steps that are recorded now
-        self._last: dict[str, float] | None = None  # the row of the last step if it is not recorded yet: end() needs it
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Begin a new history."""
-        self.history, self._last, self._interval = History(), None, self.every
+        self.history, self._interval = History(), self.every  # of the steps that are recorded now
+        self._last: dict[str, float] | None = None  # the row of the last step if it is not recorded yet: end() needs it
 
     def __call__(self, run: Run, info: StepInfo) -> None:
         row = {"step": info.step, "seconds": run.seconds, **info, **work(run)}
@@ -268,14 +258,13 @@ class DivergenceGuard(Saved):
     def __init__(self, limit: float = 1e8) -> None:
         check_positive("DivergenceGuard: limit", limit)
         self.limit = limit
-        self.start: list[Tensor] = []
-        self._windows: list[tuple[float, float, float]] = []  # distance, mean step and mean F of each
 
     def begin(self, run: Run, max_steps: int) -> None:
         """Remember the start."""
         self.start = [leaf.detach().clone() for leaf in run.state.x.leaves + run.state.y.leaves]
         self._scale = 1 + float(norm(self.start))  # 1, so that a start at zero has a scale
-        self._windows, self._moved, self._upper, self._length = [], 0.0, 0.0, 0
+        self._windows: list[tuple[float, float, float]] = []  # distance, mean step and mean F of each
+        self._moved, self._upper, self._length = 0.0, 0.0, 0
 
     def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
         if info.size > self.limit * self._scale:

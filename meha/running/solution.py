@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +33,12 @@ from meha.running.observers import History
 from meha.running.verify import Verification, verify
 from meha.tensors.checks import check_count, check_positive
 from meha.tensors.distributed import Group
-from meha.tensors.variables import Leaves, Variable, copy_, modules_of, named_leaves
+from meha.tensors.variables import Leaves, Variable, copy_, named_leaves
 
 ACCURACY = 1e-7  # relative, of a lower level that is solved again
 PROBES = 4  # power steps by which the curvature of f is measured first
 LR = 1e-3  # learning rate of Adam, which trains y by default; that of Kingma and Ba (2015)
 MOST = 100  # upper bound on the batches over which F is averaged, as a loader may have no end
-
-Metrics = Mapping[str, Callable[[Any, Any], Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,77 +73,11 @@ class Refit:
         return "\n".join([f"refit: {self.how}, {self.counts.lower} gradient{'s' * (self.counts.lower != 1)} of f", *lines])
 
 
-def refit(
-    problem: Problem,
-    x_value: Any,
-    y_value: Any,
-    y0: Leaves,
-    *,
-    steps: int | None,
-    lr: float | None,
-    optimizer: OptimizerFactory | None,
-    start: Any,
-    seed: int | None,
-    batches: Iterable[Any] | None,
-    metrics: Metrics | None,
-    group: Group | None = None,
-) -> Refit:
-    """Solve or train the lower level again; see :meth:`meha.Solution.refit`."""
-    returned = Variable(y_value, "y")
-    if returned.sharded:
-        raise ValueError(
-            "refit: y is a sharded module, which cannot be copied; train a new one on the lower level at solution.x instead."
-        )
-    problem, x_value = problem._with_dummy_x(x_value, returned)
-    x, y = Variable(x_value, "x"), returned.copy()  # the solution itself stays as it is
-    oracle, response = Oracle(problem, x, y, group), problem._selected_response
-    if steps is None and lr is None and optimizer is None and isinstance(response, Trained):
-        steps, lr = response.steps, response.lr  # the problem says that y is trained like this
-    if steps is not None:
-        check_count("steps", steps)
-    if lr is not None:
-        check_positive("lr", lr)
-        if optimizer is not None:
-            raise ValueError(f"lr: is {lr:g}, but there is an optimizer; give one of them.")
-    if problem.needs_batch and batches is None:
-        raise ValueError("batches: the objectives need some; pass those of the run, as in refit(batches=loader).")
-    if steps is None and (y.has_modules or batches is not None):
-        raise ValueError("steps: a network, or a y trained on batches, needs their number; pass it, such as refit(steps=1000).")
-    stream = None if batches is None else Endless(batches)
-    with torch.no_grad(), _seeded(seed, y):
-        where = _begin(x, y, y0, response, start, seed)
-        oracle.response_term.hold(y)  # a proximal term that does not vanish is a part of the lower level
-        if steps is None:
-            lower = _solve(oracle, x, y)
-            done = "lower level solved"
-        else:
-            lower = _train(oracle, x, y, steps, lr, optimizer, stream)
-            done = f"{steps} step{'s' * (steps != 1)}"
-        upper, old = _uppers(oracle, x, (y, returned), stream, batches)
-        values = {
-            name: (float(measure(x_value, y.detached())), float(measure(x_value, y_value)))
-            for name, measure in (metrics or {}).items()
-        }
-    return Refit(y.snapshot(), upper, old, lower, values, oracle.counts, f"{done} from {where}")
-
-
-@contextlib.contextmanager
-def _seeded(seed: int | None, y: Variable) -> Iterator[None]:
-    """Draw random numbers from this seed, and restore the generators afterwards."""
-    if seed is None:
-        yield
-        return
-    devices = [y.device] if y.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
-        yield
-
-
 def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, start: Any, seed: int | None) -> str:
     """Set y to its starting point, and say which one that is."""
-    if start is None and seed is not None and next(modules_of(y.value), None) is not None:
+    if start is None and seed is not None and y.has_modules:
         start = "redraw"  # with y0, all seeds would begin at the same parameters
-    if start is None and response is not None and response.start is not None:
+    if start is None and response is not None:
         start = response.start
     if start is None:
         copy_(y.leaves, y0)
@@ -155,19 +87,18 @@ def _begin(x: Variable, y: Variable, y0: Leaves, response: Response | None, star
         return "new random parameters"
     if callable(start) and not isinstance(start, torch.nn.Module):  # a module is callable too, but stands for its parameters
         leaves = Nearest(start=start).begin(x, y)
-        copy_(y.leaves, [leaf.detach() for leaf in leaves])
-        return "the start of the response" if response is not None and start is response.start else "the given function of x"
-    leaves = list(named_leaves(start, "start").values())
-    if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in y.leaves]:
-        raise ValueError("start: has leaves of other shapes than y; give a value like y0.")
+        where = "the start of the response" if response is not None and start is response.start else "the given function of x"
+    else:
+        leaves, where = list(named_leaves(start, "start").values()), "the given start"
+        if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in y.leaves]:
+            raise ValueError("start: has leaves of other shapes than y; give a value like y0.")
     copy_(y.leaves, [leaf.detach() for leaf in leaves])
-    return "the given start"
+    return where
 
 
 def _solve(oracle: Oracle, x: Variable, y: Variable) -> float:
     """Set y to the solution of the lower level that is nearest to it, and return f + g there."""
-    levels = FlatProblem(oracle, x, y)
-    begin = flatten(y)
+    levels, begin = FlatProblem(oracle, x, y), flatten(y)
     levels.curvatures = probe(oracle, x, y, {}, rounds=PROBES)  # their size sets the weights of the proximal terms
     nearest = solve_nearest(levels, begin, ACCURACY, levels.curvatures["f_yy"])
     write(nearest.y, y)
@@ -178,10 +109,10 @@ def _train(
     oracle: Oracle,
     x: Variable,
     y: Variable,
+    stream: Iterator[Any],
     steps: int,
     lr: float | None,
     factory: OptimizerFactory | None,
-    stream: Iterator[Any] | None,
 ) -> float:
     """Train y on the lower level, and return f + g in the last step."""
     if lr is None and factory is None:
@@ -189,20 +120,18 @@ def _train(
     running = build_optimizer("optimizer", factory, y, oracle.problem)
     value = float("nan")
     for _ in range(steps):
-        (lower,), direction = oracle.gradient(y, [(1.0, oracle.lower, x, y)], None if stream is None else next(stream))
+        (lower,), direction = oracle.gradient(y, [(1.0, oracle.lower, x, y)], next(stream))
         value = float(lower) + float(oracle.g(x, y))
         move(y, direction, lr, oracle.prox, x.value, running)
     return value
 
 
-def _uppers(
-    oracle: Oracle, x: Variable, ys: tuple[Variable, Variable], stream: Iterator[Any] | None, batches: Any
-) -> tuple[float, float]:
-    """Return F for both y, each the mean over one pass through the batches."""
-    number = 1 if stream is None else min(MOST, len(batches) if isinstance(batches, Sized) else MOST)
+def _uppers(oracle: Oracle, x: Variable, ys: Sequence[Variable], stream: Iterator[Any], batches: Any) -> tuple[float, float]:
+    """F for both y, each the mean over one pass through the batches."""
+    number = 1 if batches is None else min(MOST, len(batches) if isinstance(batches, Sized) else MOST)
     totals = [0.0, 0.0]
     for _ in range(number):
-        batch = None if stream is None else next(stream)  # the same one for both, so that they can be compared
+        batch = next(stream)  # the same one for both, so that they can be compared
         for i, y in enumerate(ys):
             totals[i] += float(oracle.upper(x, y, batch)) / number
     return totals[0], totals[1]
@@ -343,20 +272,47 @@ class Solution:
         >>> fresh, [round(number, 4) for number in fresh.metrics["largest"]]  # fresh, and as returned
         (Refit(F=5, returned=3), [1.0, 2.0])
         """
-        return refit(
-            self.problem,
-            self.x,
-            self.y,
-            self.y0,
-            steps=steps,
-            lr=lr,
-            optimizer=optimizer,
-            start=start,
-            seed=seed,
-            batches=batches,
-            metrics=metrics,
-            group=self.group,
-        )
+        returned, problem, response = Variable(self.y, "y"), self.problem, self.problem._selected_response
+        if returned.sharded:
+            raise ValueError(
+                "refit: y is a sharded module, which cannot be copied; train a new one on the lower level at solution.x"
+                " instead."
+            )
+        if steps is None and lr is None and optimizer is None and isinstance(response, Trained):
+            steps, lr = response.steps, response.lr  # the problem says that y is trained like this
+        if steps is not None:
+            check_count("steps", steps)
+        if lr is not None:
+            check_positive("lr", lr)
+            if optimizer is not None:
+                raise ValueError(f"lr: is {lr:g}, but there is an optimizer; give one of them.")
+        problem, x_value = problem._with_dummy_x(self.x, returned)
+        if problem.needs_batch and batches is None:
+            raise ValueError("batches: the objectives need some; pass those of the run, as in refit(batches=loader).")
+        if steps is None and (returned.has_modules or batches is not None):
+            raise ValueError(
+                "steps: a network, or a y trained on batches, needs their number; pass it, such as refit(steps=1000)."
+            )
+        x, y = Variable(x_value, "x"), returned.copy()  # the solution itself stays as it is
+        oracle, stream = Oracle(problem, x, y, self.group), repeat(None) if batches is None else Endless(batches)
+        devices = [y.device] if y.device.type == "cuda" else []
+        # The generators of the caller are restored afterwards.
+        with torch.no_grad(), torch.random.fork_rng(devices, enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            where = _begin(x, y, self.y0, response, start, seed)
+            oracle.response_term.hold(y)  # a proximal term that does not vanish is a part of the lower level
+            if steps is None:
+                lower, done = _solve(oracle, x, y), "lower level solved"
+            else:
+                lower = _train(oracle, x, y, stream, steps, lr, optimizer)
+                done = f"{steps} step{'s' * (steps != 1)}"
+            upper, old = _uppers(oracle, x, (y, returned), stream, batches)
+            values = {
+                name: (float(measure(x_value, y.detached())), float(measure(x_value, self.y)))
+                for name, measure in (metrics or {}).items()
+            }
+        return Refit(y.snapshot(), upper, old, lower, values, oracle.counts, f"{done} from {where}")
 
     def verify(self, *, budget: int = 20_000, tol: float = 1e-3) -> Verification:
         """Test whether this is a solution: :func:`meha.verify` at its x and y, for the solution of any method.

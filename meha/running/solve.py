@@ -113,7 +113,7 @@ def solve(
         raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
     check_switch("copy", copy)
     if copy:
-        x0, y0 = _copied(x0), _copied(y0)
+        x0, y0 = (map_tensors(z, lambda tensor: tensor, {id(part): deepcopy(part) for part in modules_of(z)}) for z in (x0, y0))
     if method is not None and not isinstance(method, Method):
         raise TypeError(f"method: expected a method such as meha.MEHA(), got {method!r}.")
     # Objectives of two arguments may be functions of (x, y) or of (y, batch); without x0 and batches, neither fits.
@@ -152,13 +152,8 @@ def solve(
     return loop.solution()
 
 
-def _copied(start: Any) -> Any:
-    """Return a start with copies of its modules."""
-    return map_tensors(start, lambda tensor: tensor, {id(module): deepcopy(module) for module in modules_of(start)})
-
-
 def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
-    """Return the checkpoint of a run: a file for one process, a folder for several, or None."""
+    """The checkpoint of a run: a file for one process, a folder for several, or None."""
     if checkpoint is None:
         return None
     if run.group is None:
@@ -187,14 +182,18 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
     # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
-    plain = source.loader is None and not pace.wanted and pace.stepper is pace.eager
+    plain = source.loader is None and not pace.wanted and pace.compiled is None
     group: list[tuple[Any, Any, str]]
     while loop.verdict is None:
         if plain:
             group = [(None, None, "")] if run.k < loop.max_steps else []
         else:
             group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
-        if _ran_out(loop, not group):
+        ended = not group
+        # Loaders that restart never end, and need no message; with others, no process may take a step that one cannot.
+        if run.group is not None and source.finite:
+            ended = run.group.any(ended, run.state.y.device)
+        if ended:
             break
         loop.advance(group, pace)
         if loop.verdict is None:
@@ -204,25 +203,17 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
                 _write(file, loop)
     if source.empty and not run.k:
         raise ValueError(f"batches: yields nothing; {EMPTY}.")
-    if loop.verdict is None:
-        short = f"The batches ran out after {run.k} of {loop.max_steps} steps." if run.k < loop.max_steps else ""
-        remedy = "allow more steps, or relax tol." if run.settled else "allow more steps."
-        if run.method.open_ended and not short:
-            taken = "The only step was taken." if run.k == 1 else f"All {run.k} steps were taken."
-            loop.verdict = Verdict(Status.FINISHED, taken)
-        else:
-            loop.verdict = Verdict(Status.MAX_STEPS, short or f"No stopping rule was met; {remedy}")
+    if loop.verdict is None and run.k < loop.max_steps:
+        loop.verdict = Verdict(Status.MAX_STEPS, f"The batches ran out after {run.k} of {loop.max_steps} steps.")
+    elif loop.verdict is None and run.method.open_ended:
+        loop.verdict = Verdict(Status.FINISHED, "The only step was taken." if run.k == 1 else f"All {run.k} steps were taken.")
+    elif loop.verdict is None:
+        remedy = ", or relax tol." if run.settled else "."
+        loop.verdict = Verdict(Status.MAX_STEPS, f"No stopping rule was met; allow more steps{remedy}")
     if run.k > begun:  # a call that is repeated after the end returns what the checkpoint holds
         loop.check_end()
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
-
-
-def _ran_out(loop: Loop, here: bool) -> bool:
-    """Return whether the batches ended, in this process or in another one."""
-    group = loop.run.group
-    # Loaders that restart never end, and need no message; with others, no process may take a step that one cannot.
-    return here if group is None or not loop.source.finite else group.any(here, loop.run.state.y.device)
 
 
 def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:
@@ -241,10 +232,10 @@ def _read(loop: Loop, file: Checkpoint | SharedCheckpoint) -> dict[str, Any] | N
     if isinstance(file, Checkpoint):
         return file.read(state.x.device)
     # Optimizers have no moments before their first step; their leaves show how moments in the checkpoint must be sharded.
-    optimizers = {name: part for name, part in vars(state).items() if isinstance(part, RunningOptimizer)}
     moments = {
         f"run.state.{name}.optimizer.state.{i}.": leaf
-        for name, part in optimizers.items()
+        for name, part in vars(state).items()
+        if isinstance(part, RunningOptimizer)
         for i, leaf in enumerate(part.leaves())
     }
     return file.read(loop.state_dict(), moments)
@@ -303,12 +294,13 @@ def _functions(callbacks: Any) -> list[Any]:
     for item in listed:
         if isinstance(item, type):
             raise TypeError(f"callbacks: {item.__name__} is a class; make an observer of it, as in {item.__name__}().")
-        with contextlib.suppress(ValueError):  # a function without a signature
+        try:
             signature = inspect.signature(item)
-            try:
-                signature.bind(None, None)
-            except TypeError:
-                raise TypeError(
-                    f"callbacks: must be called as callback(run, info), but {item!r} takes {signature}; write it so."
-                ) from None
+            signature.bind(None, None)
+        except ValueError:  # a function without a signature
+            continue
+        except TypeError:
+            raise TypeError(
+                f"callbacks: must be called as callback(run, info), but {item!r} takes {signature}; write it so."
+            ) from None
     return list(listed)

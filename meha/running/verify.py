@@ -12,7 +12,6 @@ from torch import Tensor
 
 from meha.engines.active_sets import ActiveSetSearch
 from meha.engines.penalty_continuation import Sizes
-from meha.engines.tuning import TUNING
 from meha.evidence.attempts import nearest_solution
 from meha.lower import curvature
 from meha.lower.flat_problem import BudgetError, FlatProblem
@@ -20,7 +19,8 @@ from meha.lower.multistart import LowerMultistart
 from meha.method.method import Run
 from meha.method.status import Status
 from meha.methods.default import Default, start_default
-from meha.numerics.limited_memory import LimitedMemory
+from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
+from meha.numerics.tolerances import PROBES
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Trained
 from meha.tensors.checks import check_count, check_tolerance
@@ -131,32 +131,25 @@ class _Tests:
 
     def __init__(self, problem: Problem, x: Any, y: Any, y0: Any, budget: int, tol: float) -> None:
         self.problem, self.given, self.y0, self.budget, self.tol = problem, (x, y), y0, budget, tol
-        self.start = self._start(x, y, budget)
         self.findings: list[Finding] = []
         self.better: tuple[Any, Any] | None = None
-        self.spent = 0
+        self.before = 0  # gradients that earlier runs took
+        self.start = start_default(problem, x, y, tol, budget)
 
     def _begin_at(self, y: Any) -> Run:
-        """A run of the default from the x of the point and another y, with the budget that is left."""
-        left = self.left
-        self.spent += self._count(self.start)
-        return self._start(self.given[0], y, left)
+        """Start a run of the default from the x of the point and another y, with the budget that is left."""
+        self.before = self.spent
+        self.start = start_default(self.problem, self.given[0], y, self.tol, max(1, self.budget - self.before))
+        return self.start
 
     @staticmethod
     def _flat(value: Any, like: Tensor) -> Tensor:
         leaves = [] if value is None else Variable.of(value, "x").leaves
         return torch.cat([leaf.detach().reshape(-1).to(like) for leaf in leaves]) if leaves else like.new_zeros(0)
 
-    def _start(self, x: Any, y: Any, budget: int) -> Run:
-        return start_default(self.problem, x, y, self.tol, max(1, budget))
-
     @property
-    def left(self) -> int:
-        return self.budget - self.spent - self._count(self.start)
-
-    @staticmethod
-    def _count(run: Run) -> int:
-        return run.counts.lower + run.counts.hvp
+    def spent(self) -> int:
+        return self.before + self.start.counts.lower + self.start.counts.hvp
 
     def run(self) -> Verification:
         coupled = isinstance(self.start.state.course, ActiveSetSearch)
@@ -170,7 +163,7 @@ class _Tests:
                 self._note(test.__name__.strip("_"), "open", f"the budget of {self.budget} gradients was used up")
             if self.findings[-1].outcome == "refuted":
                 break
-        return Verification(tuple(self.findings), self.F, self.spent + self._count(self.start), self.better)
+        return Verification(tuple(self.findings), self.F, self.spent, self.better)
 
     def _note(self, test: str, outcome: Outcome, detail: str, better: tuple[Any, Any] | None = None) -> None:
         self.findings.append(Finding(test, outcome, detail))
@@ -203,13 +196,13 @@ class _Tests:
     def _lower(self) -> None:
         """Descend the lower level from y, then from many other starts."""
         # The proximal term of a response has its centre where the run began.
-        run = self.start = self._begin_at(self.y0) if isinstance(self.problem.response, Nearest) else self.start
+        run = self._begin_at(self.y0) if isinstance(self.problem.response, Nearest) else self.start
         levels = self.levels = FlatProblem(run.oracle, run.state.x, run.state.y)
         sizes = self.sizes = Sizes.of(levels, Default.tol)
         levels.move(self.x, self.y)
-        levels.curvatures = curvature.probe(run.oracle, run.state.x, run.state.y, {}, TUNING.probes)
+        levels.curvatures = curvature.probe(run.oracle, run.state.x, run.state.y, {}, PROBES)
         levels.move(self.x, self.y)
-        with levels.until(levels.spent + self.left // 2):
+        with levels.until(levels.spent + (self.budget - self.spent) // 2):
             begin = levels.lower(self.y)
             search = self._search(self.y, solved=False)
             end = search.descend(self.y)
@@ -221,14 +214,14 @@ class _Tests:
                 return
             self._note("lower level stationary", "passed", f"a descent of f + g moves y by {moved:.1e}, relative to its size")
             search = self._search(end.z if self._descends(begin.value, end.value) else self.y, solved=True)
-            evidence = search.run([self._flat(self.y0, self.y)], self.left // 2)
+            evidence = search.run([self._flat(self.y0, self.y)], (self.budget - self.spent) // 2)
         outcome: Outcome = "refuted" if evidence.excess else "passed" if evidence.certain else "open"
         self._note("lower level global", outcome, str(evidence), self._point(self.x, search.lowest.z))
 
     def _search(self, y: Tensor, *, solved: bool) -> LowerMultistart:
         levels, sizes = self.levels, self.sizes
         step, error = 1 / (levels.curvatures["f_yy"] or 1.0), self.tol * sizes.x_size(self.x)
-        pairs = LimitedMemory.sized(TUNING.few_pairs, len(y))
+        pairs = LimitedMemory.sized(FEW_PAIRS, len(y))
         return LowerMultistart(levels, y, pairs, step, sizes.y_size(y), error if solved else 0.0, solved=solved)
 
     def _constrained_lower(self) -> None:
@@ -241,11 +234,10 @@ class _Tests:
             self._note("lower level global", "refuted", "no y meets the constraints of the lower level at this x")
             return
         best = np.concatenate([x, least.w])
-        gap = coupling.exact(z)[1] - coupling.exact(best)[1]
-        distance = float(np.linalg.norm(least.w - y)) / (1 + float(np.linalg.norm(y)))
-        refuted = gap > self.tol * (1 + abs(coupling.exact(best)[1])) or (
-            distance > self.tol and self._descends(coupling.exact(z)[1], coupling.exact(best)[1]) and gap > self.tol**2
-        )
+        f, lowest = coupling.exact(z)[1], coupling.exact(best)[1]
+        gap, distance = f - lowest, float(np.linalg.norm(least.w - y)) / (1 + float(np.linalg.norm(y)))
+        descends = distance > self.tol and self._descends(f, lowest) and gap > self.tol**2
+        refuted = descends or gap > self.tol * (1 + abs(lowest))
         detail = f"a multistart of the lower level: f at y is {max(gap, 0.0):.1e} above the least"
         coupling.write(best)
         self._note("lower level global", "refuted" if refuted else "passed", detail, (self.start.x, self.start.y))
@@ -263,8 +255,7 @@ class _Tests:
 
     def _upper(self) -> None:
         """Let the default run from the point: it must end there, and find nothing better."""
-        nearest = isinstance(self.problem.response, Nearest)
-        run = self.start = self._begin_at(self.y0 if nearest else self.given[1])
+        run = self._begin_at(self.y0 if isinstance(self.problem.response, Nearest) else self.given[1])
         highest = lowest = self.F
         while run.verdict is None and run.k < self.budget:
             info = run.step()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
@@ -14,19 +13,19 @@ from sklearn.utils.validation import has_fit_parameter
 
 from meha.cleaning import clean
 from meha.cleaning.network import check_trusted
-from meha.sklearn._base import Estimator
-from meha.sklearn._folds import check_folds, together
+from meha.sklearn._base import Array, Weighting, dense, distinct, together
 
-POWERS = (1.0, 2.0, 4.0, 8.0)
-"""Candidate powers of probabilities: models fitted to wrong labels are underconfident."""
-STRENGTHS = (1e6, 100.0, 10.0, 1.0)
-"""Candidate numbers of imagined examples per class with evenly spread errors; the first one enforces this pattern."""
-STEPS = 10
-"""Number of steps of the EM algorithm."""
-RARE_CLASS = 1e-3
-"""Smallest share of wrong labels in the prior."""
-TINY = 1e-6
-"""Smallest probability of a class."""
+# The model of the label noise.
+POWERS = (1.0, 2.0, 4.0, 8.0)  # candidate powers of probabilities: models fitted to wrong labels are underconfident
+STRENGTHS = (1e6, 100.0, 10.0, 1.0)  # candidate numbers of imagined examples per class; the first enforces the even pattern
+STEPS = 10  # of the EM algorithm
+RARE_CLASS = 1e-3  # smallest share of wrong labels in the prior
+TINY = 1e-6  # smallest probability of a class
+
+# The estimator.
+ROUNDS = 3  # how often the estimator is fitted again, to the label probabilities of the round before
+RARE = 1e-3  # smallest probability of a class, and smallest weight of an example
+NEUTRAL = 0.5
 
 
 def true_classes(probabilities: Array, labels: Array, folds: Array) -> Array:
@@ -93,16 +92,7 @@ def _even(rate: float, count: int) -> Array:
     return np.where(np.eye(count, dtype=bool), 1 - rate, rate / (count - 1))
 
 
-Array = NDArray[Any]
-
-ROUNDS = 3
-"""How often the estimator is fitted again, to the label probabilities of the round before."""
-RARE = 1e-3
-"""Smallest probability of a class, and smallest weight of an example."""
-NEUTRAL = 0.5
-
-
-class LabelCleaner(ClassifierMixin, Estimator):
+class LabelCleaner(ClassifierMixin, Weighting):
     """Find wrong labels, with or without trusted examples, and fit a classifier that hardly uses the wrong ones.
 
     Examples are judged by models that have not seen them: out-of-fold probabilities p_j(x_i) give the probability that the true
@@ -141,11 +131,6 @@ class LabelCleaner(ClassifierMixin, Estimator):
     True
     """
 
-    def __init__(self, estimator: Any = None, folds: int = 5, random_state: int = 0) -> None:
-        self.estimator = estimator
-        self.folds = folds
-        self.random_state = random_state
-
     def fit(self, X: Any, y: ArrayLike, trusted: ArrayLike | None = None) -> Self:
         """Find wrong labels, and fit the classifier.
 
@@ -157,19 +142,17 @@ class LabelCleaner(ClassifierMixin, Estimator):
         pixels = getattr(X, "dtype", None) == np.uint8  # asked now: the next line makes all numbers floats
         X, y = self._read(X, y)
         check_classification_targets(y)
-        check_folds(self.folds)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
+        self.classes_, labels = distinct(y)
         mask = np.zeros(len(labels), dtype=bool) if trusted is None else check_trusted(trusted, len(labels))
-        model = LogisticRegression(max_iter=1000) if self.estimator is None or self._by_network else self.estimator
+        by_network = isinstance(self.estimator, str) and self.estimator == "network"
+        model = LogisticRegression(max_iter=1000) if self.estimator is None or by_network else self.estimator
         if not hasattr(model, "predict_proba") or not has_fit_parameter(model, "sample_weight"):
             raise TypeError(f"estimator: {type(model).__name__} needs sample_weight in fit, and predict_proba; pass another.")
-        if self._by_network:
+        if by_network:
             if not mask.any():
                 raise ValueError("trusted: estimator='network' needs trusted examples; name some, or pass another estimator.")
-            features = X.toarray() if issparse(X) else X
-            cleaning = clean(features.astype(np.uint8) if pixels else features, labels, mask, seed=self.random_state)
+            features = dense(X).astype(np.uint8 if pixels else np.float64, copy=False)
+            cleaning = clean(features, labels, mask, seed=self.random_state)
             quality, suggested = cleaning.weights, cleaning.suggested
         else:
             quality, suggested = self._judge(model, X, labels, mask)
@@ -181,19 +164,26 @@ class LabelCleaner(ClassifierMixin, Estimator):
         self.estimator_ = clone(model).fit(X, self.classes_[labels], sample_weight=weights)
         return self
 
-    @property
-    def _by_network(self) -> bool:
-        return isinstance(self.estimator, str) and self.estimator == "network"
-
     def _judge(self, model: Any, X: Any, labels: Array, mask: Array) -> tuple[Array, Array]:
         """Return the probability that each label is right, and the most likely class."""
         folds = together(X, labels, labels + len(self.classes_) * mask, self.folds, self.random_state)  # by class and trust
-        rounds = _Rounds(model, X, labels, mask, folds)
-        runs = [rounds.run(np.ones(len(labels), dtype=bool))]
+        given, doubtful = np.eye(len(self.classes_))[labels], ~mask
+
+        def posterior(probabilities: Array) -> Array:
+            result = given.copy()  # trusted labels are certain
+            result[doubtful] = true_classes(probabilities[doubtful], labels[doubtful], folds[doubtful])
+            return result
+
+        starts, runs = [np.ones(len(labels), dtype=bool)], []
         if len(np.unique(labels[mask])) == len(self.classes_):
-            runs.append(rounds.run(mask))  # where most labels are wrong, models of all labels would confirm them
-        posterior = min(runs, key=lambda run: run[1])[0]
-        return posterior[np.arange(len(labels)), labels], posterior.argmax(axis=1)
+            starts.append(mask)  # where most labels are wrong, models of all labels would confirm them
+        for rows in starts:
+            probabilities = _left_out(model, X, given * rows[:, None], folds)
+            for _ in range(ROUNDS):
+                probabilities = _left_out(model, X, posterior(probabilities), folds)
+            runs.append((-float(np.log(probabilities[mask, labels[mask]]).sum()), posterior(probabilities)))
+        classes = min(runs, key=lambda run: run[0])[1]
+        return classes[np.arange(len(labels)), labels], classes.argmax(axis=1)
 
     def predict(self, X: Any) -> Array:
         """Predict classes with ``estimator_``."""
@@ -206,37 +196,16 @@ class LabelCleaner(ClassifierMixin, Estimator):
         return self.estimator_.predict_proba(X)
 
 
-class _Rounds:
-    """Out-of-fold models that are fitted again and again to the current probabilities of the labels."""
-
-    def __init__(self, model: Any, X: Any, labels: Array, mask: Array, folds: Array) -> None:
-        self.model, self.X, self.labels, self.mask, self.folds = model, X, labels, mask, folds
-        self.given = np.eye(int(labels.max()) + 1)[labels]
-
-    def run(self, rows: Array) -> tuple[Array, float]:
-        """Return probabilities of the true classes after all rounds, begun with models of these rows, and the trusted loss."""
-        probabilities = self._left_out(self.given * rows[:, None])
-        for _ in range(ROUNDS):
-            probabilities = self._left_out(self._posterior(probabilities))
-        trusted = probabilities[self.mask, self.labels[self.mask]]
-        return self._posterior(probabilities), -float(np.log(trusted).sum())
-
-    def _posterior(self, probabilities: Array) -> Array:
-        """Return probabilities of the true class, given model and label; trusted labels are certain."""
-        result, doubtful = self.given.copy(), ~self.mask
-        result[doubtful] = true_classes(probabilities[doubtful], self.labels[doubtful], self.folds[doubtful])
-        return result
-
-    def _left_out(self, posterior: Array) -> Array:
-        """Return out-of-fold probabilities of models that are fitted to the two likeliest classes of each example."""
-        result = np.full(posterior.shape, RARE)
-        for fold in np.unique(self.folds):
-            train, test = np.flatnonzero(self.folds != fold), self.folds == fold
-            likely = np.argsort(-posterior[train], axis=1)[:, :2].T  # two: a fit takes twice the rows, not K times
-            rows, classes = np.tile(train, 2), likely.reshape(-1)
-            weights = posterior[rows, classes]
-            kept = weights > RARE
-            if len(np.unique(classes[kept])) > 1:  # else there is nothing to fit, and probabilities stay equal
-                fitted = clone(self.model).fit(self.X[rows[kept]], classes[kept], sample_weight=weights[kept])
-                result[np.ix_(test, fitted.classes_)] = fitted.predict_proba(self.X[test]).clip(min=RARE)
-        return result / result.sum(axis=1, keepdims=True)
+def _left_out(model: Any, X: Any, posterior: Array, folds: Array) -> Array:
+    """Return out-of-fold probabilities of models that are fitted to the two likeliest classes of each example."""
+    result = np.full(posterior.shape, RARE)
+    for fold in np.unique(folds):
+        train, test = np.flatnonzero(folds != fold), folds == fold
+        likely = np.argsort(-posterior[train], axis=1)[:, :2].T  # two: a fit takes twice the rows, not K times
+        rows, classes = np.tile(train, 2), likely.reshape(-1)
+        weights = posterior[rows, classes]
+        kept = weights > RARE
+        if len(np.unique(classes[kept])) > 1:  # else there is nothing to fit, and probabilities stay equal
+            fitted = clone(model).fit(X[rows[kept]], classes[kept], sample_weight=weights[kept])
+            result[np.ix_(test, fitted.classes_)] = fitted.predict_proba(X[test]).clip(min=RARE)
+    return result / result.sum(axis=1, keepdims=True)

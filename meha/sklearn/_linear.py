@@ -2,74 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from meha.problem.losses import Huber, LeastSquares, LinearModelLoss, Logistic, Softmax
-from meha.sklearn._base import Estimator, sample_weights
-from meha.sklearn._folds import check_folds, ways
+from meha.sklearn._base import Array, Estimator, dense, distinct, ways
 from meha.sklearn._models import FAMILIES, Family
 from meha.sklearn._search import Candidate, Layout, WeightSearch, choose, layout_of
 
-NAMED = 40
-"""Largest number of features whose names fit on the axis."""
-
-
-def plot_penalties(penalties: NDArray[Any], names: NDArray[Any] | None, ax: Any) -> Any:
-    """Draw the weight of each feature on a logarithmic scale."""
-    ax = _axes(ax)
-    ax.semilogy(np.arange(len(penalties)), penalties, "o")
-    if names is not None and len(names) <= NAMED:
-        ax.set_xticks(np.arange(len(names)), names, rotation=90)
-    ax.set(xlabel="feature", ylabel="weight of the penalty")
-    return ax
-
-
-def plot_course(paths: Mapping[str, NDArray[Any]], results: Mapping[str, NDArray[Any]], ax: Any) -> Any:
-    """Draw the cross-validation error along the path of each candidate."""
-    ax = _axes(ax)
-    for (name, path), chosen in zip(paths.items(), results["chosen"], strict=True):
-        steps = np.arange(len(path))
-        ax.plot(
-            steps,
-            path[:, 1],
-            "-o" if chosen else "-",
-            label=name + (" (chosen)" if chosen else ""),
-            alpha=0.9 if chosen else 0.5,
-        )
-    ax.set(xlabel="point on the path, from large weights or strengths to small ones", ylabel="mean loss of examples left out")
-    ax.legend()
-    return ax
-
-
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError('Figures need matplotlib: pip install "meha[plot]".') from error
-    return pyplot.subplots()[1]
-
-
-Array = NDArray[Any]
 Weights = Literal["auto", "one", "group", "feature"]
 
-AUTOMATIC = ("ridge", "elastic-net", "lasso")
-"""Penalties among which cross-validation chooses if there are no groups; later ones must give evidence, so order matters."""
-GROUPED = ("group", "sparse-group")
-"""Penalties that need groups."""
-MAD = 1.4826
-"""Ratio of the standard deviation of a normal distribution to its median absolute deviation."""
+AUTOMATIC = ("ridge", "elastic-net", "lasso")  # tried for "auto"; later ones must give evidence, so order matters
+GROUPED = ("group", "sparse-group")  # penalties that need groups
+MAD = 1.4826  # ratio of the standard deviation of a normal distribution to its median absolute deviation
+NAMED = 40  # largest number of features whose names fit on the axis
 
 
 class _Penalized(Estimator):
@@ -96,54 +49,61 @@ class _Penalized(Estimator):
         self.random_state = random_state
 
     def plot_weights(self, ax: Any = None) -> Any:
-        """Draw the learned weights of all features; needs matplotlib. Returns the axes."""
+        """Draw the learned weights of all features on a logarithmic scale; needs matplotlib. Returns the axes."""
         check_is_fitted(self)
-        return plot_penalties(self.penalties_, getattr(self, "feature_names_in_", None), ax)
+        ax = _axes(ax)
+        ax.semilogy(np.arange(len(self.penalties_)), self.penalties_, "o")
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and len(names) <= NAMED:
+            ax.set_xticks(np.arange(len(names)), names, rotation=90)
+        ax.set(xlabel="feature", ylabel="weight of the penalty")
+        return ax
 
     def plot_course(self, ax: Any = None) -> Any:
-        """Draw the error of all candidates along their paths; needs matplotlib. Returns the axes."""
+        """Draw the cross-validation error of all candidates along their paths; needs matplotlib. Returns the axes."""
         check_is_fitted(self)
-        return plot_course(self.path_, self.cv_results_, ax)
+        ax = _axes(ax)
+        for (name, path), chosen in zip(self.path_.items(), self.cv_results_["chosen"], strict=True):
+            style, name, alpha = ("-o", f"{name} (chosen)", 0.9) if chosen else ("-", name, 0.5)
+            ax.plot(np.arange(len(path)), path[:, 1], style, label=name, alpha=alpha)
+        ax.set(xlabel="point on the path, from large weights or strengths to small ones")
+        ax.set(ylabel="mean loss of examples left out")
+        ax.legend()
+        return ax
 
-    def _groups(self, features: int) -> Array | None:
-        if self.groups is None:
-            if self.penalty in GROUPED or self.weights == "group":
-                what = f"penalty={self.penalty!r}" if self.penalty in GROUPED else "weights='group'"
-                raise ValueError(f"groups: {what} needs a group for each feature; pass groups=[...] with {features} labels.")
-            return None
-        labels = np.asarray(self.groups)
-        if labels.shape != (features,):
-            raise ValueError(f"groups: must have a label for each of {features} features, got shape {labels.shape}.")
-        return np.unique(labels, return_inverse=True)[1]
-
-    def _families(self, grouped: bool) -> list[Family]:
-        if self.penalty == "auto":
-            return [self._family(name) for name in AUTOMATIC + (("group",) if grouped else ())]
-        if self.penalty not in FAMILIES:
-            raise ValueError(f"penalty: must be 'auto', {', '.join(map(repr, FAMILIES))}, got {self.penalty!r}.")
-        if self.penalty in GROUPED and self.weights == "feature":
-            raise ValueError(
-                f"weights: {self.penalty!r} has a weight for each group, not for each feature; pass weights='group' or 'one'."
-            )
-        return [self._family(self.penalty)]
-
-    def _family(self, name: str) -> Family:
+    def _layout(self, features: int, outputs: int) -> tuple[Layout, list[Family], bool]:
+        """Check the options, and return the layout of the weights, the families to try, and whether to try many weights."""
+        penalty, kind, groups = self.penalty, self.weights, None
+        if penalty != "auto" and penalty not in FAMILIES:
+            raise ValueError(f"penalty: must be 'auto', {', '.join(map(repr, FAMILIES))}, got {penalty!r}.")
+        if kind not in ("auto", "one", "group", "feature"):
+            raise ValueError(f"weights: must be 'auto', 'one', 'group' or 'feature', got {kind!r}.")
         if not 0 < self.l1_ratio <= 1:
             raise ValueError(f"l1_ratio: must be in (0, 1], got {self.l1_ratio!r}; use penalty='ridge' for 0.")
-        return FAMILIES[name](self.l1_ratio)
-
-    def _kind(self, grouped: bool) -> Literal["one", "group", "feature"]:
-        if self.weights not in ("auto", "one", "group", "feature"):
-            raise ValueError(f"weights: must be 'auto', 'one', 'group' or 'feature', got {self.weights!r}.")
-        if self.weights == "auto":
-            return "group" if grouped else "feature"
-        return self.weights
+        if self.groups is not None:
+            labels = np.asarray(self.groups)
+            if labels.shape != (features,):
+                raise ValueError(f"groups: must have a label for each of {features} features, got shape {labels.shape}.")
+            groups = np.unique(labels, return_inverse=True)[1]
+        elif penalty in GROUPED or kind == "group":
+            what = f"penalty={penalty!r}" if penalty in GROUPED else "weights='group'"
+            raise ValueError(f"groups: {what} needs a group for each feature; pass groups=[...] with {features} labels.")
+        if penalty in GROUPED and kind == "feature":
+            raise ValueError(
+                f"weights: {penalty!r} has a weight for each group, not for each feature; pass weights='group' or 'one'."
+            )
+        names = (penalty,) if penalty != "auto" else AUTOMATIC if groups is None else (*AUTOMATIC, "group")
+        if kind == "auto":
+            kind = "feature" if groups is None else "group"
+        layout = layout_of(features, outputs, kind, groups, self.fit_intercept)
+        return layout, [FAMILIES[name](self.l1_ratio) for name in names], kind != "one"
 
     def _prepared(self, X: Any, y: Array, sample_weight: ArrayLike | None) -> tuple[Array, Array, Array]:
         """Merge equal examples, sort them, and return them with their weights."""
-        if issparse(X):
-            X = X.toarray()
-        weights = sample_weights(sample_weight, X)
+        X = dense(X)
+        weights = np.asarray(_check_sample_weight(sample_weight, X, dtype=np.float64))  # all are 1 if there are none
+        if (weights < 0).any():
+            raise ValueError(f"sample_weight: must not be negative, got {weights.min():g}; use 0 to leave an example out.")
         # Copies in training and validation folds would leak; the sorted order makes the folds independent of that of the rows.
         rows, inverse = np.unique(np.column_stack([X, y])[weights > 0], axis=0, return_inverse=True)
         if len(rows) < 2:
@@ -162,30 +122,25 @@ class _Penalized(Estimator):
         X = np.where(known, X, 0.0) / self._scale
         return np.column_stack([X, np.ones(len(X))]) if self.fit_intercept else X
 
-    def _search(self, loss: LinearModelLoss, folds: Array, weights: Array, features: int) -> Candidate:
-        outputs = loss.shape[1] if len(loss.shape) > 1 else 1
-        groups = self._groups(features)
-        families, kind = self._families(groups is not None), self._kind(groups is not None)
-        layout = layout_of(features, outputs, kind, groups, self.fit_intercept)
+    def _search(self, loss: LinearModelLoss, strata: Array, weights: Array) -> Candidate:
+        """Choose the penalty with stratified folds, store what was tried, and return the choice."""
+        features, outputs = len(self._scale), loss.shape[1] if len(loss.shape) > 1 else 1
+        folds = ways(strata, self.folds, self.random_state)
+        layout, families, many = self._layout(features, outputs)
         search = WeightSearch(loss, layout, torch.from_numpy(folds), torch.from_numpy(weights))
-        best, tried = choose(search, families, many=kind != "one")
+        best, tried = choose(search, families, many)
         best = search.polished(best)  # the search fits only roughly
-        self._record(best, tried, layout, features, outputs)
-        return best
-
-    def _record(self, best: Candidate, tried: list[Candidate], layout: Layout, features: int, outputs: int) -> None:
         classes = layout.classes[: features * outputs : outputs]  # all outputs of a feature share its weight
         self.penalty_ = best.name
         self.penalties_ = best.x[-1].exp()[classes].numpy()
         self.cv_results_ = {
             "candidate": np.array([candidate.name for candidate in tried]),
-            "error": np.array([candidate.error for candidate in tried]),
-            "exponent": np.array([candidate.exponent for candidate in tried]),
-            "strength": np.array([candidate.strength for candidate in tried]),
+            **{key: np.array([getattr(candidate, key) for candidate in tried]) for key in ("error", "exponent", "strength")},
             "chosen": np.array([candidate.key == best.key for candidate in tried]),
         }
         self.path_ = {candidate.key: np.array(candidate.path) for candidate in tried}
         self.n_iter_ = sum(len(candidate.path) for candidate in tried)
+        return best
 
     def _coefficients(self, b: Tensor, outputs: int) -> tuple[Array, Array]:
         """Return coefficients (outputs, features) and intercepts (outputs,) for the features before scaling."""
@@ -193,6 +148,16 @@ class _Penalized(Estimator):
         coef = table[:, : len(self._scale)] / self._scale
         intercept = table[:, -1] - coef @ self._centre if self.fit_intercept else np.zeros(outputs)
         return coef, intercept
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError('Figures need matplotlib: pip install "meha[plot]".') from error
+    return pyplot.subplots()[1]
 
 
 class PenalizedRegressor(RegressorMixin, _Penalized):
@@ -268,13 +233,12 @@ class PenalizedRegressor(RegressorMixin, _Penalized):
         centre = float(share @ y) if self.fit_intercept else 0.0
         size = float(np.sqrt(share @ (y - centre) ** 2)) or 1.0  # 1 if the targets are constant
         b = torch.from_numpy((y - centre) / size)
-        folds = ways(np.zeros(len(y)), check_folds(self.folds), self.random_state)
-        best = self._search(LeastSquares(A, b, gram=False), folds, weights, X.shape[1])
+        best = self._search(LeastSquares(A, b, gram=False), np.zeros(len(y)), weights)
         if self.loss == "huber":
             # Huber's delta needs a scale of the residuals that outliers hardly move: the MAD of the validation residuals.
             deviation = MAD * float((2 * best.losses).sqrt().median())
             self.delta_ = self.epsilon * (deviation or 1.0) * size
-            best = self._search(Huber(A, b, delta=self.delta_ / size), folds, weights, X.shape[1])
+            best = self._search(Huber(A, b, delta=self.delta_ / size), np.zeros(len(y)), weights)
         coef, intercept = self._coefficients(best.fits[-1], 1)
         self.coef_, self.intercept_ = size * coef[0], size * float(intercept[0]) + centre
         return self
@@ -309,17 +273,13 @@ class PenalizedClassifier(ClassifierMixin, _Penalized):
         """Learn the penalties by cross-validation, and fit the model on all data."""
         X, y = self._read(X, y)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        classes, labels = np.unique(y, return_inverse=True)
         X, codes, weights = self._prepared(X, labels, sample_weight)
-        kept, targets = np.unique(codes, return_inverse=True)  # a class may have lost all examples to weight 0
-        self.classes_ = self.classes_[kept.astype(np.int64)]
-        if len(self.classes_) < 2:
-            raise ValueError(f"y: all samples are of one class ({self.classes_[0]}); a classifier needs two or more.")
+        self.classes_, targets = distinct(classes[codes.astype(np.int64)])  # a class may have lost all examples to weight 0
         A, labelled = torch.from_numpy(self._scaled(X, weights)), torch.from_numpy(targets.astype(np.int64))
         count = len(self.classes_)
         loss = Logistic(A, labelled) if count == 2 else Softmax(A, labelled, classes=count)
-        folds = ways(targets, check_folds(self.folds), self.random_state)  # stratified by class
-        best = self._search(loss, folds, weights, X.shape[1])
+        best = self._search(loss, targets, weights)
         self.coef_, self.intercept_ = self._coefficients(best.fits[-1], 1 if count == 2 else count)
         return self
 

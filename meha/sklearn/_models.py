@@ -14,11 +14,7 @@ from meha.problem.losses import LeastSquares, LinearModelLoss
 
 @dataclass(frozen=True)
 class Family:
-    """A penalty by the shares of its parts: sum_j w_j (l1 |b_j| + l2 b_j^2 / 2) + sum_g w_g group sqrt(size_g) ||b_g||.
-
-    >>> Family("elastic net", l1=0.5, l2=0.5).sparse
-    True
-    """
+    """A penalty by the shares of its parts: sum_j w_j (l1 |b_j| + l2 b_j^2 / 2) + sum_g w_g group sqrt(size_g) ||b_g||."""
 
     name: str
     l1: float = 0.0
@@ -43,24 +39,15 @@ FAMILIES: Mapping[str, Callable[[float], Family]] = {
 
 @dataclass(frozen=True, eq=False)
 class Penalty:
-    """The penalties of B models with P coefficients each.
+    """The penalties of B models with P coefficients each."""
 
-    Attributes:
-        l1: (B, P), the weight of each absolute value.
-        l2: (B, P), the weight of each square.
-        group: (B, groups), the weight of each group norm.
-        labels: (P,), the index of each coefficient's group; ``groups`` for coefficients in no group.
-        classes: (P,), the index of each coefficient's weight, from 0; -1 for coefficients without a penalty.
-    """
-
-    l1: Tensor
-    l2: Tensor
-    group: Tensor
-    labels: Tensor
-    classes: Tensor
+    l1: Tensor  # (B, P), the weight of each absolute value
+    l2: Tensor  # (B, P), the weight of each square
+    group: Tensor  # (B, groups), the weight of each group norm
+    labels: Tensor  # (P,), the index of each coefficient's group; ``groups`` for coefficients in no group
+    classes: Tensor  # (P,), the index of each coefficient's weight, from 0; -1 for coefficients without a penalty
 
     def __getitem__(self, rows: Tensor) -> Penalty:
-        """Return the penalties of some of the models."""
         return Penalty(self.l1[rows], self.l2[rows], self.group[rows], self.labels, self.classes)
 
     @property
@@ -74,11 +61,9 @@ class Penalty:
         return self.group.shape[1] > 0
 
     def norms(self, b: Tensor) -> Tensor:
-        """Return the norms of the groups, (B, groups)."""
         return self._sums(b.square()).sqrt()
 
     def value(self, b: Tensor) -> Tensor:
-        """Return the value of the penalty of each model, (B,)."""
         result = (self.l1 * b.abs() + 0.5 * self.l2 * b.square()).sum(1)
         return result + (self.group * self.norms(b)).sum(1) if self.grouped else result
 
@@ -136,12 +121,9 @@ class Penalty:
         return torch.cat([values, values.new_full((len(values), 1), default)], dim=1)[:, self.labels]
 
 
-RIDGE = 1e-10
-"""Regularisation of Hessians, relative to their mean diagonal, for free features that are linearly dependent."""
-GROWTH = 100.0
-"""Factor by which it grows as long as a Hessian is not positive definite."""
-FLOOR = 1e-9
-"""Smallest diagonal of a dual system, relative to the mean (for intercepts, which have no penalty)."""
+RIDGE = 1e-10  # regularisation of Hessians, relative to their mean diagonal, for free features that are linearly dependent
+GROWTH = 100.0  # factor by which it grows as long as a Hessian is not positive definite
+FLOOR = 1e-9  # smallest diagonal of a dual system, relative to the mean (for intercepts, which have no penalty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,45 +193,25 @@ class DualSystem:
         return root, inverse[:, :, None], torch.linalg.cholesky(inner)
 
 
-TOLERANCE = 1e-7
-"""Tolerance on the gradient of a fit, relative to the gradient at zero coefficients."""
-ITERATIONS = 200
-"""Largest number of Newton steps of a fit."""
-HALVINGS = 6
-"""Step sizes of the line search before proximal gradient steps replace a Newton step."""
-DECREASE = 1e-4
-"""Share of the predicted decrease that a step must reach (Armijo)."""
-POWER_STEPS = 8
-"""Power iterations that estimate the largest eigenvalue of a Hessian."""
-SAFETY = 1.3
-"""Safety factor of that estimate, which is a lower bound."""
-PROXIMAL_STEPS = 5
-"""Number of proximal gradient steps after a failed Newton step."""
-KERNELS = 20
-"""Largest size of all kernels together, relative to the data, that is stored."""
-REMOVALS = 4
-"""How often coefficients that would enter with the wrong sign are removed from a Newton step."""
+TOLERANCE = 1e-7  # on the gradient of a fit, relative to the gradient at zero coefficients
+ITERATIONS = 200  # largest number of Newton steps of a fit
+HALVINGS = 6  # step sizes of the line search before proximal gradient steps replace a Newton step
+DECREASE = 1e-4  # share of the predicted decrease that a step must reach (Armijo)
+POWER_STEPS = 8  # power iterations that estimate the largest eigenvalue of a Hessian
+SAFETY = 1.3  # safety factor of that estimate, which is a lower bound
+PROXIMAL_STEPS = 5  # proximal gradient steps after a failed Newton step
+KERNELS = 20  # largest size of all kernels together, relative to the data, that is stored
+REMOVALS = 4  # how often coefficients that would enter with the wrong sign are removed from a Newton step
 
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Coefficients of B fitted models, with their active sets.
+    """Coefficients of B fitted models, with their active sets."""
 
-    Attributes:
-        b: (B, P), the coefficients.
-        free, signs: (B, P), a mask of the free coefficients, and their signs.
-        converged: (B,), True if the tolerance was reached.
-    """
-
-    b: Tensor
-    free: Tensor
-    signs: Tensor
-    converged: Tensor
-
-    @property
-    def variables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the coefficients, the mask of the free ones, and their signs."""
-        return self.b, self.free, self.signs
+    b: Tensor  # (B, P)
+    free: Tensor  # (B, P), a mask of the free coefficients
+    signs: Tensor  # (B, P)
+    converged: Tensor  # (B,), True if the tolerance was reached
 
 
 class Models:
@@ -263,19 +225,13 @@ class Models:
         self.train = train / train.sum(1, keepdim=True)
         self.outputs = loss.shape[1] if len(loss.shape) > 1 else 1
         self.size = self.A.shape[1] * self.outputs
-        bound = self.A.square().sum(1).max() * loss._curvature  # each row of train sums to 1
-        self._products: dict[int, tuple[Tensor | None, Tensor | None]] = {}
-        self.lipschitz = torch.minimum(self._norm_bound() * loss._curvature, bound.expand(len(train)))
-
-    def _norm_bound(self) -> Tensor:
-        """Estimate the largest eigenvalues of A' diag(train) A by power iteration, with a safety factor."""
-        v = torch.ones(len(self.train), self.A.shape[1], dtype=self.A.dtype, device=self.A.device)
-        value = v.new_ones(len(v))
-        for _ in range(POWER_STEPS):
+        self._products: dict[int, tuple[Tensor, Tensor] | tuple[None, None]] = {}
+        v = self.A.new_ones(len(train), self.A.shape[1])
+        for _ in range(POWER_STEPS):  # estimates the largest eigenvalues of A' diag(train) A
             v = v / v.norm(dim=1, keepdim=True)
-            u = (self.train * (v @ self.A.t())) @ self.A
-            value, v = u.norm(dim=1), u
-        return SAFETY * value
+            v = (self.train * (v @ self.A.t())) @ self.A
+        bound = self.A.square().sum(1).max() * loss._curvature  # each row of train sums to 1
+        self.lipschitz = torch.minimum(SAFETY * v.norm(dim=1) * loss._curvature, bound.expand(len(train)))
 
     def scores(self, b: Tensor) -> Tensor:
         """Return the scores A b, (B, n) or (B, n, outputs)."""
@@ -305,24 +261,20 @@ class Models:
             return (columns * (weights * curvature)[:, None, :]) @ columns.mT
         feature, output = index // self.outputs, index % self.outputs
         columns = self.A.t()[feature]
-        shares = curvature.mT.gather(1, output[:, :, None].expand(-1, -1, curvature.shape[1]))
-        weighted = columns * shares
+        shares = columns * curvature.mT.gather(1, output[:, :, None].expand(-1, -1, curvature.shape[1]))
+        weighted = shares * weights[:, None, :]
         # The Hessian of the cross entropy in the scores is diag(p) - p p'.
-        same = output[:, :, None] == output[:, None, :]
-        return same * ((weighted * weights[:, None, :]) @ columns.mT) - (weighted * weights[:, None, :]) @ weighted.mT
+        return (output[:, :, None] == output[:, None, :]) * (weighted @ columns.mT) - weighted @ shares.mT
 
     def fit(self, penalty: Penalty, start: Tensor, tol: float = TOLERANCE) -> Fits:
         """Fit all models from a start (B, P) by Newton steps on the active set."""
-        b = start.clone()
-        count = len(b)
-        rows = torch.arange(count, device=b.device)
-        scale = self.at_zero.abs().amax(1).clamp(min=torch.finfo(b.dtype).tiny)
-        converged = torch.zeros(count, dtype=torch.bool, device=b.device)
-        frees, signs_ = torch.zeros_like(b, dtype=torch.bool), torch.zeros_like(b)
+        never = torch.zeros_like(start, dtype=torch.bool)
+        fits = Fits(start.clone(), never, torch.zeros_like(start), never[:, 0].clone())
+        scale = self.at_zero.abs().amax(1).clamp(min=torch.finfo(start.dtype).tiny)
+        rows = torch.arange(len(start), device=start.device)
         for _ in range(ITERATIONS):  # rows are the models that have not converged: the batch shrinks
-            part, at, train = penalty[rows], b[rows], self.train[rows]
-            scores = self.scores(at)
-            slope = self.pull(self.slopes(scores, train))
+            part, at = penalty[rows], fits.b[rows]
+            slope = self.pull(self.slopes(self.scores(at), self.train[rows]))
             free, signs = part.free(at, slope)
             step = 1 / self.lipschitz[rows][:, None]
             opened = at
@@ -337,14 +289,12 @@ class Models:
             done = residual <= tol * scale[rows]
             if part.grouped:
                 done &= (opened == at).all(1)  # not before the groups that enter have moved
-            frees[rows], signs_[rows] = free, signs
-            converged[rows] = done
+            fits.free[rows], fits.signs[rows], fits.converged[rows] = free, signs, done
             if bool(done.all()):
                 break
-            open_ = ~done
-            rows = rows[open_]
-            b[rows] = self._step(penalty[rows], at[open_], opened[open_], free[open_], signs[open_], rows)
-        return Fits(b, frees, signs_, converged)
+            rows = rows[~done]
+            fits.b[rows] = self._step(penalty[rows], rows, *(values[~done] for values in (at, opened, free, signs)))
+        return fits
 
     @cached_property
     def at_zero(self) -> Tensor:
@@ -363,7 +313,7 @@ class Models:
             return None
         return torch.stack([(self.A.t() * weights) @ self.A for weights in self.train])
 
-    def _kernels(self, classes: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _kernels(self, classes: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Return products A_c A_c' of the columns that share a weight, and the index of one column each; None if too large."""
         key = id(classes)  # the layout keeps this tensor alive, so its id is not reused
         if key not in self._products:
@@ -375,7 +325,7 @@ class Models:
                 self._products[key] = kernels, torch.stack([part[0] for part in columns])
         return self._products[key]
 
-    def _step(self, penalty: Penalty, at: Tensor, opened: Tensor, free: Tensor, signs: Tensor, rows: Tensor) -> Tensor:
+    def _step(self, penalty: Penalty, rows: Tensor, at: Tensor, opened: Tensor, free: Tensor, signs: Tensor) -> Tensor:
         """Take a Newton step in the free coefficients, cut at kinks; proximal gradient steps where the line search fails."""
         scores = self.scores(opened)
         slope = self.pull(self.slopes(scores, self.train[rows])) + penalty.slope(opened, signs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
 from typing import Any, Literal
@@ -14,10 +14,30 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from meha.problem.losses import LinearModelLoss, Logistic, Softmax
-from meha.sklearn._models import Family, Fits, Models, Penalty, chosen
+from meha.sklearn._models import TOLERANCE, Family, Fits, Models, Penalty, chosen
 
-IMAGINED = 0.3
-"""Number of imagined validation examples with a wrong class, which keep the search from choosing overconfident models."""
+IMAGINED = 0.3  # imagined validation examples with a wrong class, which keep the search from choosing overconfident models
+ROUGH = 1e-4  # tolerance on the gradient of fits during a search, relative to the gradient at zero coefficients
+
+# Paths of a single weight, and of weights that follow a first fit.
+POINTS = 20  # weights on the path of a family with one weight
+DEPTH = log(1e-3)  # logarithm of the smallest weight on the path of a sparse family relative to the largest
+RIDGE = 10.0, 0.1  # largest ridge weight on standardised features, and the smallest one times the number of examples
+HUGE = log(1e12)  # log-weight that forces all penalised coefficients to zero
+RISES = 2  # consecutive points without a better error after which a path ends
+REFINEMENTS = 2  # points added around the best one
+EXPONENTS = (1.0, 2.0)  # of the adaptive weights: how fast a weight falls with the size of its coefficients in a first fit
+SMALL = 0.1  # size of a coefficient, relative to the largest of its model, at which its weight begins to fall
+LEVELS = 9  # points on the path of adaptive weights
+
+# Learned weights.
+STRENGTHS = 4  # prior strengths that are tried
+RATIO = 8.0  # ratio of one strength to the next
+STEPS = 3  # Gauss-Newton steps for each strength
+LONGEST = 1.0  # largest change of a log-weight in one step
+CLOSE = 1e-3  # relative change of the upper level below which the steps end
+EVIDENCE = 1.5  # standard errors by which a later candidate must be better than an earlier one
+FEW = 2  # least number of examples per weight for learning each weight on its own
 
 
 class FoldScore:
@@ -27,11 +47,6 @@ class FoldScore:
     example on the wrong side costs more than all others. So a fraction of one example is imagined to have another class, spread
     over all examples: l_i + share * (score of the own class - mean score of the others).
 
-    Args:
-        loss: the loss of the model.
-        weights: the weights of the examples, (n,).
-
-    >>> import torch
     >>> A, labels = torch.eye(2, dtype=torch.float64), torch.tensor([0, 1])
     >>> judge = FoldScore(Logistic(A, labels), torch.ones(2, dtype=torch.float64))
     >>> right, sure = torch.tensor([-3.0, 3.0]).double(), torch.tensor([-30.0, 30.0]).double()
@@ -57,7 +72,7 @@ class FoldScore:
         if self.towards is None:
             return result
         margins = self.towards * scores
-        return result + (margins if self.towards.ndim == 1 else margins.sum(dim=-1))
+        return result + (margins.sum(dim=-1) if self.towards.ndim > 1 else margins)
 
     def slopes(self, scores: Tensor) -> Tensor:
         """Return the derivatives of :meth:`losses` with respect to the scores."""
@@ -65,27 +80,15 @@ class FoldScore:
         return result if self.towards is None else result + self.towards
 
 
-ROUGH = 1e-4
-"""Tolerance on the gradient of fits during a search, relative to the gradient at zero coefficients."""
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The penalty weight and the group that each coefficient belongs to.
+    """The penalty weight and the group that each coefficient belongs to."""
 
-    Attributes:
-        classes: (P,), the index of each coefficient's weight; -1 for coefficients without a penalty.
-        labels: (P,), the index of each coefficient's group; ``len(sizes)`` for coefficients in no group.
-        sizes: (groups,), the number of coefficients in each group.
-        owner: (groups,), the index of each group's weight.
-        prior: (C, C), the precision matrix of the prior on deviations of the log-weights from their centre.
-    """
-
-    classes: Tensor
-    labels: Tensor
-    sizes: Tensor
-    owner: Tensor
-    prior: Tensor
+    classes: Tensor  # (P,), the index of each coefficient's weight; -1 for coefficients without a penalty
+    labels: Tensor  # (P,), the index of each coefficient's group; ``len(sizes)`` for coefficients in no group
+    sizes: Tensor  # (groups,), the number of coefficients in each group
+    owner: Tensor  # (groups,), the index of each group's weight
+    prior: Tensor  # (C, C), the precision matrix of the prior on deviations of the log-weights from their centre
 
     @property
     def count(self) -> int:
@@ -124,20 +127,14 @@ def layout_of(
     count = int(labels.max()) + 1
     owner = torch.zeros(count, dtype=torch.long).scatter_(0, labels, classes)
     prior = torch.eye(int(classes.max()) + 1, dtype=torch.float64)
-    if kind == "feature" and groups is not None:
-        prior = _by_groups(labels)
+    if kind == "feature" and groups is not None:  # pulls log-weights to the means of their groups, and these to the centre
+        member = one_hot(labels).double()
+        share = member / member.sum(0)
+        prior = prior - member @ share.t() + share @ share.t()  # a mean counts once, however large its group
     if intercept:
         classes, labels = torch.cat([classes, torch.tensor([-1])]), torch.cat([labels, torch.tensor([count])])  # no penalty
     classes, labels = classes.repeat_interleave(outputs), labels.repeat_interleave(outputs)
     return Layout(classes, labels, torch.bincount(labels, minlength=count)[:count], owner, prior)
-
-
-def _by_groups(labels: Tensor) -> Tensor:
-    """Return the prior that pulls log-weights to the means of their groups, and these means to the centre."""
-    member = one_hot(labels).double()
-    means = member @ (member / member.sum(0)).t()
-    shares = (member / member.sum(0)) @ (member / member.sum(0)).t()  # a mean counts once, however large its group
-    return torch.eye(len(labels), dtype=torch.float64) - means + shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +148,13 @@ class FoldPoint:
 
     def replaced(self, other: FoldPoint, good: Tensor, owner: Tensor) -> FoldPoint:
         """Return this point with the learners in ``good`` taken from another point."""
-        rows = good[owner][:, None]
-        b, free, signs = (torch.where(rows, a, b) for a, b in zip(other.fits.variables, self.fits.variables, strict=True))
-        fits = Fits(b, free, signs, torch.where(rows[:, 0], other.fits.converged, self.fits.converged))
-        scores = torch.where(rows if self.scores.ndim == 2 else rows[:, :, None], other.scores, self.scores)
-        return FoldPoint(torch.where(rows, other.x, self.x), fits, scores, torch.where(good, other.values, self.values))
+
+        def taken(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(good[owner].view(-1, *[1] * (old.ndim - 1)), new, old)
+
+        fits = Fits(*map(taken, vars(other.fits).values(), vars(self.fits).values()))
+        values = torch.where(good, other.values, self.values)
+        return FoldPoint(taken(other.x, self.x), fits, taken(other.scores, self.scores), values)
 
 
 class FoldLoss:
@@ -221,69 +220,20 @@ class FoldLoss:
         return torch.where(valid[:, :, None] & valid[:, None, :], H, 0.0) @ moves
 
 
-POINTS = 20
-"""Number of weights on the path of a family with one weight."""
-DEPTH = log(1e-3)
-"""Logarithm of the smallest weight on the path of a sparse family relative to the largest."""
-RIDGE = 10.0, 0.1
-"""Largest ridge weight on standardised features, and the smallest one times the number of examples."""
-HUGE = log(1e12)
-"""Log-weight that forces all penalised coefficients to zero."""
-RISES = 2
-"""Consecutive points without a better error after which a path ends."""
-REFINEMENTS = 2
-"""Number of points added around the best one."""
-EXPONENTS = (1.0, 2.0)
-"""Exponents of the adaptive weights: how fast a weight falls with the size of its coefficients in a first fit."""
-SMALL = 0.1
-"""Size of a coefficient, relative to the largest of its model, at which its weight begins to fall."""
-LEVELS = 9
-"""Number of points on the path of adaptive weights."""
-STRENGTHS = 4
-"""Number of prior strengths that are tried."""
-RATIO = 8.0
-"""Ratio of one strength to the next."""
-STEPS = 3
-"""Gauss-Newton steps for each strength."""
-LONGEST = 1.0
-"""Largest change of a log-weight in one step."""
-EVIDENCE = 1.5
-"""Number of standard errors by which a later candidate must be better than an earlier one."""
-FEW = 2
-"""Least number of examples per weight for learning each weight on its own."""
-CLOSE = 1e-3
-"""Relative change of the upper level below which the steps end."""
-
-
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One choice of the penalty, with the fits without each fold and on all data.
+    """One choice of the penalty, with the fits without each fold and on all data."""
 
-    Attributes:
-        name: the name of the choice in words.
-        family: the penalty.
-        x: log-weights, (K + 1, C): those of the model without each of the K folds, then those of the model on all data.
-        fits: coefficients of these models, (K + 1, P).
-        losses: the loss of each example in the models that did not see it, (n,), by :class:`FoldScore`.
-        error: the mean of these losses.
-        level: the common part of the log-weights.
-        first: the log-weight of the first fit, with a single weight.
-        exponent: how fast weights fall with the size of the first fit; 0 if they do not.
-        strength: the strength of the prior; infinity if no weights were learned.
-        path: the log-weights, or strengths, that were tried, each with its error.
-    """
-
-    name: str
+    name: str  # in words
     family: Family
-    x: Tensor
-    fits: Tensor
-    losses: Tensor
-    error: float
-    level: float
-    first: float
-    exponent: float = 0.0
-    strength: float = float("inf")
-    path: list[tuple[float, float]] = field(default_factory=list)
+    x: Tensor  # log-weights, (K + 1, C): of the model without each of the K folds, then of the model on all data
+    fits: Tensor  # coefficients of these models, (K + 1, P)
+    losses: Tensor  # the loss of each example in the models that did not see it, (n,), by FoldScore
+    error: float  # the mean of these losses
+    level: float  # the common part of the log-weights
+    path: list[tuple[float, float]]  # the log-weights, or strengths, that were tried, each with its error
+    exponent: float = 0.0  # how fast weights fall with the size of the first fit; 0 if they do not
+    strength: float = float("inf")  # of the prior; infinity if no weights were learned
 
     @property
     def key(self) -> str:
@@ -291,8 +241,8 @@ class Candidate:
         return f"{self.name} ({self.exponent:g})" if self.exponent else self.name
 
 
-def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
-    """Return True if losses are lower than those before by more than the noise of their differences.
+def evident(losses: Any, before: Any, weights: Any, errors: float = EVIDENCE) -> bool:
+    """Return True if the weighted mean of losses fell by more than this number of its standard errors; for tensors and arrays.
 
     >>> quiet, noisy = torch.tensor([1.0, 2.0, 1.5, 1.8]), torch.tensor([3.0, 0.1, 0.2, 2.9])
     >>> evident(quiet - 0.1, quiet, torch.ones(4)), evident(noisy, quiet, torch.ones(4))
@@ -301,8 +251,8 @@ def evident(losses: Tensor, before: Tensor, weights: Tensor) -> bool:
     weights = weights / weights.sum()
     gain = before - losses
     mean = (weights * gain).sum()
-    error = (weights.square() * (gain - mean).square()).sum().sqrt()  # paired: what is hard for both cancels
-    return bool(mean > EVIDENCE * error) and bool(mean > 0)
+    error = (weights**2 * (gain - mean) ** 2).sum() ** 0.5  # paired: what is hard for both cancels
+    return bool(mean > errors * error)
 
 
 class WeightSearch:
@@ -325,40 +275,40 @@ class WeightSearch:
 
     def single(self, family: Family) -> Candidate:
         """Return the best single weight on a path from the largest sensible weight down."""
-        top, bottom = self._range(family)
-        grid = torch.linspace(top, bottom, POINTS).tolist()
-        best = self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
-        return replace(best, first=best.level)
+        grid = torch.linspace(*self._range(family), POINTS).tolist()
+        return self._along(family, self.weights.new_zeros(self.count + 1, self.layout.count), grid)
 
     def adaptive(self, start: Candidate, exponent: float) -> Candidate:
         """Return adaptive weights (Zou 2006), which fall with the coefficients of a first fit to the training folds."""
+        sizes = self.layout.sizes_of(start.fits)
+        largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
+        x = -exponent * (1 + sizes / (SMALL * largest)).log()
         reach = exponent * log(1 + 1 / SMALL)  # at the top, even the largest coefficient keeps the single weight
         grid = torch.linspace(start.level + reach, start.level - 1, LEVELS).tolist()
-        best = self._along(start.family, self._following(start.fits, exponent), grid)
-        return replace(best, name=f"{start.name}, weights from a first fit", first=start.level, exponent=exponent)
+        best = self._along(start.family, x, grid)
+        return replace(best, name=f"{start.name}, weights from a first fit", exponent=exponent)
 
     def learned(self, start: Candidate) -> Candidate:
-        """Learn weights by Gauss-Newton steps under a prior, whose strength nested cross-validation chooses.
+        """Learn weights by Gauss-Newton steps from a single one under a prior; nested cross-validation chooses its strength.
 
         For each fold, a learner chooses weights by cross-validation on the other folds, and is validated on this one; one more
         learner uses all folds. All learners take their steps in one batch.
         """
-        models, valid, owner = self._nested
-        level = FoldLoss(models, self.judge, self.layout, start.family, valid, owner)
-        centre, fits = self._centre(start, models)
+        learner, fold = torch.tensor(self._pairs).t()
+        members = torch.cat([self.members, torch.zeros_like(self.weights)[None]])  # the last learner leaves no other fold out
+        models = Models(self.loss, (1 - members[fold] - members[learner]) * self.weights)
+        level = FoldLoss(models, self.judge, self.layout, start.family, self.valid[fold], learner)
+        centre = self.weights.new_full((len(fold), self.layout.count), start.level)
         u = centre.new_zeros(level.learners, self.layout.count)
-        point = level.at(centre, fits)
+        point = level.at(centre, start.fits[fold])
         scale = point.values  # losses are divided by it, so that one strength suits all learners
-        best, path, fitted, strength, worse = start, [(float("inf"), start.error)], start.fits, 0.0, 0
-        for attempt in range(STRENGTHS):
-            if attempt == 0:
-                # The strongest prior allows a log-weight to move by about 1; a weaker one is tried only if that helps.
-                strength = float((level.derivatives(point)[0] / scale[:, None]).abs().max())
-            if strength == 0:  # the losses depend on no weight
-                break
+        best, path, fitted, worse = start, [(float("inf"), start.error)], start.fits, 0
+        # The strongest prior allows a log-weight to move by about 1; a weaker one is tried only if that helps.
+        top = float((level.derivatives(point)[0] / scale[:, None]).abs().max())
+        for strength in [top / RATIO**k for k in range(STRENGTHS) if top > 0]:  # 0: the losses depend on no weight
             u, point = self._steps(level, centre, u, point, scale, strength)
             # Row k of u was learned without fold k, so that fold gives an unbiased error.
-            fitted = self.models.fit(self.layout.penalty(start.x + u, start.family), fitted, ROUGH).b
+            fitted = self._fit(start.family, start.x + u, fitted)
             losses = self._left_out(self.models.scores(fitted))
             path.append((strength, self._mean(losses)))
             if path[-1][1] < best.error:
@@ -368,13 +318,15 @@ class WeightSearch:
                 worse += 1
             if worse > 1 or not evident(best.losses, start.losses, self.weights):  # a single worse strength may be noise
                 break
-            strength = strength / RATIO
         return replace(best, name=f"{start.name}, learned weights", path=path)
 
     def polished(self, candidate: Candidate) -> Candidate:
         """Return the candidate with its models fitted to full accuracy."""
-        fits = self.models.fit(self.layout.penalty(candidate.x, candidate.family), candidate.fits)
-        return replace(candidate, fits=fits.b)
+        return replace(candidate, fits=self._fit(candidate.family, candidate.x, candidate.fits, TOLERANCE))
+
+    def _fit(self, family: Family, x: Tensor, start: Tensor, tol: float = ROUGH) -> Tensor:
+        """Return coefficients of the models at log-weights x."""
+        return self.models.fit(self.layout.penalty(x, family), start, tol).b
 
     def _steps(
         self, level: FoldLoss, centre: Tensor, u: Tensor, point: FoldPoint, scale: Tensor, strength: float
@@ -400,23 +352,6 @@ class WeightSearch:
                 break
         return u, point
 
-    def _centre(self, start: Candidate, models: Models) -> tuple[Tensor, Tensor]:
-        """Return log-weights of the nested models before learning, and coefficients to start their fits from."""
-        near = start.fits[torch.tensor([j for _, j in self._pairs])]
-        x = self.weights.new_full((len(near), self.layout.count), start.first)
-        if not start.exponent:
-            return x, near
-        fits = models.fit(self.layout.penalty(x, start.family), near, ROUGH).b
-        return start.level + self._following(fits, start.exponent), near
-
-    @cached_property
-    def _nested(self) -> tuple[Models, Tensor, Tensor]:
-        """Return the models of all learners, the weights of their validation examples, and the learner of each model."""
-        members = self.members
-        train = torch.stack([1 - members[j] - (members[k] if k < self.count else 0) for k, j in self._pairs])
-        valid = torch.stack([self.valid[j] for _, j in self._pairs])
-        return Models(self.loss, train * self.weights), valid, torch.tensor([k for k, _ in self._pairs])
-
     @property
     def _pairs(self) -> list[tuple[int, int]]:
         """Return (learner, fold left out) of each nested model; the last learner has all folds, others one partition."""
@@ -428,8 +363,8 @@ class WeightSearch:
     def _without_features(self) -> Tensor:
         """Return gradients in the penalised coefficients of models without features (intercept only); 0 for the others."""
         models, x = self.models, self.weights.new_full((self.count + 1, self.layout.count), HUGE)
-        fits = models.fit(self.layout.penalty(x, Family("lasso", l1=1.0)), self.weights.new_zeros(len(x), models.size))
-        return models.pull(models.slopes(models.scores(fits.b), models.train)) * (self.layout.classes >= 0)
+        fits = self._fit(Family("lasso", l1=1.0), x, torch.zeros_like(models.at_zero), TOLERANCE)
+        return models.pull(models.slopes(models.scores(fits), models.train)) * (self.layout.classes >= 0)
 
     def _range(self, family: Family) -> tuple[float, float]:
         """Return the largest and the smallest log-weight of a path: from (nearly) zero coefficients to hardly any penalty."""
@@ -444,24 +379,17 @@ class WeightSearch:
         top = log(float(largest.clamp(min=torch.finfo(slope.dtype).tiny)))  # 0 if the targets are constant
         return top, top + DEPTH
 
-    def _following(self, fits: Tensor, exponent: float) -> Tensor:
-        """Return log-weights that fall with the size of fitted coefficients, relative to a common level, (B, C)."""
-        sizes = self.layout.sizes_of(fits)
-        largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
-        return -exponent * (1 + sizes / (SMALL * largest)).log()
-
     def _along(self, family: Family, x: Tensor, grid: Sequence[float]) -> Candidate:
         """Return the best of the log-weights x + t, for t on a falling grid and refined between its points."""
-        zero = torch.zeros(len(x), self.models.size, dtype=x.dtype)
         tried: dict[float, tuple[float, Tensor, Tensor]] = {}
 
         def visit(t: float, start: Tensor) -> Tensor:
-            fits = self.models.fit(self.layout.penalty(x + t, family), start, ROUGH).b
+            fits = self._fit(family, x + t, start)
             losses = self._left_out(self.models.scores(fits))
             tried[t] = self._mean(losses), fits, losses
             return fits
 
-        rises, fits = 0, zero
+        rises, fits = 0, torch.zeros_like(self.models.at_zero)
         for t in grid:
             lowest = min((error for error, _, _ in tried.values()), default=float("inf"))
             fits = visit(t, fits)  # warm start: neighbours on the path have similar coefficients
@@ -477,7 +405,7 @@ class WeightSearch:
         t = min(tried, key=lambda t: tried[t][0])
         error, fits, losses = tried[t]
         path = sorted(((t, entry[0]) for t, entry in tried.items()), reverse=True)
-        return Candidate(family.name, family, x + t, fits, losses, error, t, t, path=path)
+        return Candidate(family.name, family, x + t, fits, losses, error, t, path)
 
     def _left_out(self, scores: Tensor) -> Tensor:
         """Return the loss of each example in the models without its fold, as the mean over all partitions."""
@@ -500,38 +428,28 @@ def _between(errors: dict[float, float]) -> float | None:
     return b + 0.5 * (left * (c - b) - right * (b - a)) / (left + right)
 
 
-def _basis(search: WeightSearch, best: Candidate, singles: list[Candidate]) -> Candidate:
-    """Return the single weight from which weights are learned: a ridge if coefficients share weights, else the best one."""
-    smooth = [single for single in singles if not single.family.sparse]
-    shared = search.layout.count < (search.layout.classes >= 0).sum()
-    return smooth[0] if smooth and shared else best
-
-
 def choose(search: WeightSearch, families: Sequence[Family], many: bool) -> tuple[Candidate, list[Candidate]]:
     """Return the best candidate by cross-validation, and all that were tried.
 
     Families with a single weight come first, in the given order, then many weights. A later candidate replaces an earlier one
     only if the validation losses give evidence for it.
     """
+    weights, layout = search.weights, search.layout
     tried = [search.single(family) for family in families]
-    single = _favoured(tried, search.weights)
-    if not many or search.layout.count == 1:
+    single = tried[0]
+    for candidate in tried:
+        if evident(candidate.losses, single.losses, weights):
+            single = candidate
+    if not many or layout.count == 1:
         return single, tried
     more = []
     for exponent in EXPONENTS:
         more.append(search.adaptive(single, exponent))
-        if not evident(more[-1].losses, single.losses, search.weights):
+        if not evident(more[-1].losses, single.losses, weights):
             break
-    if search.layout.count <= len(search.weights) / FEW:  # with fewer examples, they would fit the noise of the folds
-        more.append(search.learned(_basis(search, single, tried)))
-    known = [candidate for candidate in more if evident(candidate.losses, single.losses, search.weights)]
+    if layout.count <= len(weights) / FEW:  # with fewer examples, they would fit the noise of the folds
+        shared = layout.count < (layout.classes >= 0).sum()  # where coefficients share weights, a ridge is the better start
+        ridges = [candidate for candidate in tried if shared and not candidate.family.sparse]
+        more.append(search.learned(ridges[0] if ridges else single))
+    known = [candidate for candidate in more if evident(candidate.losses, single.losses, weights)]
     return min([single, *known], key=lambda candidate: candidate.error), tried + more
-
-
-def _favoured(candidates: Sequence[Candidate], weights: Tensor) -> Candidate:
-    """Return the last candidate that is evidently better than the best one before it."""
-    best = candidates[0]
-    for candidate in candidates:
-        if evident(candidate.losses, best.losses, weights):
-            best = candidate
-    return best

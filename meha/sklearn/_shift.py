@@ -5,33 +5,27 @@ from __future__ import annotations
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
+from numpy.typing import ArrayLike
 from sklearn.base import clone, is_classifier
 from sklearn.linear_model import Ridge
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, has_fit_parameter
 
-from meha.sklearn._base import Estimator
-from meha.sklearn._folds import check_folds, together
+from meha.sklearn._base import Array, Weighting, dense, together
 from meha.sklearn._linear import PenalizedClassifier
+from meha.sklearn._search import evident
 
-Array = NDArray[Any]
-
-LARGEST = 20.0
-"""Largest weight of an example, relative to the mean."""
-POWERS = (0.25, 0.5, 0.75, 1.0)
-"""Candidate powers of the density ratio."""
-EVIDENCE = 1.0
-"""Number of standard errors by which weights must be better than none."""
+LARGEST = 20.0  # largest weight of an example, relative to the mean
+POWERS = (0.25, 0.5, 0.75, 1.0)  # candidate powers of the density ratio
+EVIDENCE = 1.0  # standard errors by which weights must be better than none
 
 
 def _can_score(self: Any) -> bool:
     return hasattr(self.estimator_ if hasattr(self, "estimator_") else self._model(), "score")
 
 
-class ExampleReweighter(Estimator):
+class ExampleReweighter(Weighting):
     """Fit an estimator with weighted examples, for target data whose features are distributed differently (covariate shift).
 
     A :class:`PenalizedClassifier` separates the training features from the target features; its odds are the density ratio r.
@@ -58,11 +52,6 @@ class ExampleReweighter(Estimator):
     True
     """
 
-    def __init__(self, estimator: Any = None, folds: int = 5, random_state: int = 0) -> None:
-        self.estimator = estimator
-        self.folds = folds
-        self.random_state = random_state
-
     def fit(self, X: Any, y: ArrayLike, X_target: Any = None) -> Self:
         """Learn weights of the examples, and fit the estimator with them.
 
@@ -72,7 +61,6 @@ class ExampleReweighter(Estimator):
             X_target: (m, features), features of the data to predict; without them all weights are 1.
         """
         X, y = self._read(X, y)
-        check_folds(self.folds)
         model = self._model()
         if is_classifier(model):
             check_classification_targets(y)
@@ -84,33 +72,27 @@ class ExampleReweighter(Estimator):
             target = check_array(X_target, accept_sparse="csr", dtype=np.float64)
             if target.shape[1] != X.shape[1]:
                 raise ValueError(f"X_target: has {target.shape[1]} features, X has {X.shape[1]}; pass the same features.")
-            self._choose(model, X, y, self._ratios(X, target))
+            self._choose(model, X, y, target)
         self.estimator_ = clone(model).fit(X, y, sample_weight=self.sample_weight_)
         return self
 
     def _model(self) -> Any:
         return Ridge() if self.estimator is None else self.estimator
 
-    def _ratios(self, X: Any, target: Any) -> Array:
-        """Return the ratio of the target density to the training density at each example, scaled to mean 1."""
-        both = np.concatenate([part.toarray() if issparse(part) else part for part in (X, target)])
-        judge = PenalizedClassifier(folds=self.folds, random_state=self.random_state)
-        judge.fit(both, np.arange(len(both)) >= X.shape[0])
-        # The odds are the density ratio times m / n, which the mean of 1 removes; the limits keep exp finite.
-        ratios = np.exp(judge.decision_function(both[: X.shape[0]]).clip(-LARGEST, LARGEST))
-        return _normal(ratios)
-
-    def _choose(self, model: Any, X: Any, y: Array, ratios: Array) -> None:
+    def _choose(self, model: Any, X: Any, y: Array, target: Any) -> None:
         """Choose the power by importance-weighted cross-validation (Sugiyama et al. 2007)."""
+        both = np.concatenate([dense(X), dense(target)])
+        judge = PenalizedClassifier(folds=self.folds, random_state=self.random_state)
+        judge.fit(both, np.arange(len(both)) >= len(y))
+        # The odds are the density ratio times m / n, which the mean of 1 removes; the limits keep exp finite.
+        ratios = _normal(np.exp(judge.decision_function(both[: len(y)]).clip(-LARGEST, LARGEST)))
         folds = together(X, y, np.zeros(len(y)), self.folds, self.random_state)
         losses = {power: self._losses(model, X, y, folds, _normal(ratios**power)) for power in (0.0, *POWERS)}
         share = ratios / ratios.sum()  # a weighted validation loss estimates the loss on the target
         self.errors_ = {power: float(share @ loss) for power, loss in losses.items()}
         for power in POWERS:
-            gain = losses[0.0] - losses[power]  # paired, example by example, so that common noise cancels
-            mean = share @ gain
-            noise = np.sqrt(np.sum(share**2 * (gain - mean) ** 2))
-            if mean > EVIDENCE * noise and self.errors_[power] < self.errors_[self.power_]:
+            better = evident(losses[power], losses[0.0], share, EVIDENCE)
+            if better and self.errors_[power] < self.errors_[self.power_]:
                 self.power_ = power
         self.sample_weight_ = _normal(ratios**self.power_)
 

@@ -35,10 +35,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local(leaves: list[Tensor]) -> list[Tensor]:
-    """Return the local parts of DTensors, which share memory with them; other leaves are returned as they are.
-
-    Elementwise arithmetic can work on the local parts, without the cost of operations on DTensors.
-    """
+    """Return the local parts of DTensors, which share memory with them and save their overhead; other leaves as they are."""
     if "torch.distributed.tensor" not in sys.modules:
         return leaves
     return [_part(leaf) if is_dtensor(leaf) else leaf for leaf in leaves]
@@ -91,22 +88,13 @@ def sharded_modules(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def check_module(module: nn.Module, argument: str) -> None:
-    """Refuse a module inside of a wrapper that averages its gradients by itself, such as DistributedDataParallel.
-
-    Raises:
-        TypeError: it is wrapped.
-    """
+    """Refuse a module inside of a wrapper that averages its gradients by itself, such as DistributedDataParallel."""
     for part in module.modules():
-        wrapper = wraps_gradients(part)
-        if wrapper:
-            remedy = (
-                "pass the module itself (its attribute .module) and the processes, as in solve(..., group=dist.group.WORLD)"
-                if wrapper == "DistributedDataParallel"
-                else "use torch.distributed.fsdp.fully_shard, or pass the module itself and solve(..., group=dist.group.WORLD)"
-            )
+        if wrapper := wraps_gradients(part):
             raise TypeError(
                 f"{argument}: is wrapped in {wrapper}, which averages the gradients of this module alone, and not those of the"
-                f" other level; {remedy}."
+                " other level; pass the module itself (of DistributedDataParallel its attribute .module) and the processes, as"
+                " in solve(..., group=dist.group.WORLD), or use torch.distributed.fsdp.fully_shard."
             )
 
 
@@ -136,32 +124,22 @@ class Group:
         else:
             raise TypeError(f"group: expected a process group or a DeviceMesh, got {type(where).__name__}.")
         self.size = len(self._ranks)
-        meshes = _meshes(leaves)
-        members = sorted(self._closure(meshes))
-        self.everyone = self._join(members)
-        self.rank, self.count = members.index(dist.get_rank()), len(members)
-        self._members = members
-        if set(members) == self._ranks:
+        self._members = sorted(self._closure(_meshes(leaves)))
+        self.everyone = self._join()
+        self.rank, self.count = self._members.index(dist.get_rank()), len(self._members)
+        if set(self._members) == self._ranks:
             self._parts = [self.everyone]  # one all-reduce over all, instead of one for each dimension of a mesh
 
     @classmethod
     def of(cls, where: Any, leaves: Sequence[Tensor]) -> Group | None:
-        """Return the group that was given, else that of the processes which shard the leaves; None if there is neither.
-
-        Raises:
-            TypeError, ValueError: it is no group, this process is not in it, or the mesh of the leaves leaves it open.
-        """
+        """Return the group that was given, else that of the processes which shard the leaves; None if there is neither."""
         if where is not None:
             return cls(where, leaves)
         meshes = _meshes(leaves)
-        if not meshes:
-            return None
-        if len(meshes) > 1 or meshes[0].ndim > 1:
-            raise ValueError(
-                "group: x and y are divided over several dimensions of a mesh; say which of them divide the batches, as in"
-                " solve(..., group=mesh['dp']), or group=mesh if all do."
-            )
-        return cls(meshes[0], leaves)
+        if len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes):
+            remedy = "say which of them divide the batches, as in solve(..., group=mesh['dp']), or group=mesh if all do"
+            raise ValueError(f"group: x and y are divided over several dimensions of a mesh; {remedy}.")
+        return cls(meshes[0], leaves) if meshes else None
 
     def _closure(self, meshes: list[DeviceMesh]) -> set[int]:
         """Return the ranks reachable through data-parallel and sharding groups (transitive closure)."""
@@ -174,14 +152,12 @@ class Group:
                 ranks |= set().union(*_gather(sorted(ranks), group))
         return ranks
 
-    def _join(self, members: list[int]) -> ProcessGroup:
-        """Return a process group of these ranks; an existing one if possible."""
-        for group in (dist.group.WORLD, *self._parts):
-            assert group is not None
-            if set(dist.get_process_group_ranks(group)) == set(members):
-                return group
-        joined: ProcessGroup = dist.new_group(members, use_local_synchronization=True)  # no other process need call it
-        return joined
+    def _join(self) -> ProcessGroup:
+        """Return a process group of all that belong to the run; an existing one if possible."""
+        existing: list[Any] = [dist.group.WORLD, *self._parts]
+        same = [group for group in existing if set(dist.get_process_group_ranks(group)) == set(self._members)]
+        # No other process need call it.
+        return same[0] if same else dist.new_group(self._members, use_local_synchronization=True)
 
     @property
     def main(self) -> bool:
@@ -189,11 +165,7 @@ class Group:
         return self.rank == 0
 
     def check(self, leaves: list[Tensor], managed: list[bool], argument: str) -> None:
-        """Refuse leaves that ``fully_shard`` averages over other processes than those of the group.
-
-        Raises:
-            ValueError: they are others.
-        """
+        """Refuse leaves that ``fully_shard`` averages over other processes than those of the group."""
         for leaf, done in zip(leaves, managed, strict=True):
             if not done:
                 continue
@@ -266,7 +238,7 @@ class Group:
                 placements = leaf.placements  # type: ignore[attr-defined]
                 if part.placements != placements:  # partial sums, where activations are divided
                     part = gradient[i] = part.redistribute(placements=placements)
-                if self._divides(leaf):
+                if any(self._contains(group) for group in owners(leaf)):  # processes hold different parts of the leaf
                     self._own(gradient, i, leaf)
                     continue
                 shells[i] = part  # the parts are averaged as plain tensors, and become DTensors again at the end
@@ -280,11 +252,7 @@ class Group:
                 gradient[i], part.device_mesh, part.placements, run_check=False, shape=part.shape, stride=part.stride()
             )
 
-    def _divides(self, leaf: Tensor) -> bool:
-        """Whether data-parallel processes hold different parts of a leaf."""
-        return any(self.contains(group) for group in owners(leaf))
-
-    def contains(self, group: ProcessGroup) -> bool:
+    def _contains(self, group: ProcessGroup) -> bool:
         """Whether all processes of another group are data-parallel ones of this group."""
         return set(dist.get_process_group_ranks(group)) <= self._ranks
 
@@ -293,7 +261,7 @@ class Group:
         gradient[i] = gradient[i] / self.size  # all other processes have a gradient of zero for this part
         mesh = leaf.device_mesh
         for d, place in enumerate(leaf.placements):
-            if place.is_replicate() and self.contains(mesh.get_group(d)):
+            if place.is_replicate() and self._contains(mesh.get_group(d)):
                 dist.all_reduce(_part(gradient[i]), group=mesh.get_group(d))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -39,10 +40,10 @@ class Gradient:
         self._backward(value, range(len(self.leaves)), self.leaves, inputs=self.leaves)
 
     def add_sharded(self, value: Tensor, weight: float, x: Variable, y: Variable, *, check: bool) -> list[bool]:
-        """Add ``weight * value``, evaluated with sharded modules at (x, y); return which variables of ``wrt`` it depends on.
+        """Add ``weight * value``, evaluated with sharded modules at (x, y).
 
-        Args:
-            check: find out the dependence, which takes the memory of a second gradient; otherwise the list is empty.
+        Returns:
+            With ``check``, which takes the memory of a second gradient, on which variables of ``wrt`` it depends; else nothing.
         """
         chosen: list[int] = []
         seats: Leaves = []
@@ -83,28 +84,28 @@ class Gradient:
         return fill(self.parts, self.leaves)
 
 
-class Frozen:
-    """A context in which a backward pass through sharded modules at (x, y) computes gradients of the variables ``wrt`` only.
+@contextmanager
+def passing(wrt: tuple[Variable, ...], x: Variable, y: Variable) -> Iterator[bool]:
+    """Seat x and y in their sharded modules, and let a backward pass compute gradients of the variables ``wrt`` only.
 
     A module with ``fully_shard`` computes with tensors that it gathers from its parameters, so that ``inputs`` cannot
     restrict a backward pass to some of them. Instead, the other variables do not require gradients during the pass.
 
-    Args:
-        wrt: the variables whose gradients are needed.
+    Yields:
+        Whether there are such modules.
     """
-
-    def __init__(self, wrt: tuple[Variable, ...], x: Variable, y: Variable) -> None:
-        self.sharded = bool(x.sharded or y.sharded)
-        others = [variable for variable in (x, y) if self.sharded and variable not in wrt]
-        self._leaves = [seat for variable in others for seat in variable.seats]
-
-    def __enter__(self) -> bool:
-        for leaf in self._leaves:
-            leaf.requires_grad_(False)
-        return self.sharded
-
-    def __exit__(self, *error: object) -> None:
-        for leaf in self._leaves:
+    sharded = bool(x.sharded or y.sharded)
+    if not sharded:  # the common case, which takes no time
+        yield sharded
+        return
+    others = [seat for variable in (x, y) if variable not in wrt for seat in variable.seats]
+    for leaf in others:
+        leaf.requires_grad_(False)
+    try:
+        with x.seated(), y.seated():
+            yield sharded
+    finally:
+        for leaf in others:
             leaf.requires_grad_(True)
 
 

@@ -37,13 +37,23 @@ def named_leaves(value: Any, argument: str = "variable") -> dict[str, Tensor]:
     """
     leaves: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name, leaf in _walk(value, "", argument):
-        if id(leaf) in seen:  # a tensor that occurs twice (tied weights) is one unknown
-            continue
-        if name in leaves:
-            raise ValueError(f"{argument}: two tensors are named {name!r}; rename a key (dots separate levels).")
-        seen.add(id(leaf))
-        leaves[name] = leaf
+    inside: list[tuple[str, Tensor]]
+    for prefix, part in named_parts(value):
+        if isinstance(part, nn.Module):
+            inside = [(join(prefix, plain_name(key)), leaf) for key, leaf in part.named_parameters() if leaf.requires_grad]
+        elif isinstance(part, Tensor):
+            inside = [(prefix, part)]
+        else:
+            where = f"{argument}[{prefix!r}]" if prefix else argument
+            remedy = "Wrap numbers and arrays with torch.as_tensor(..., dtype=torch.float64)."
+            raise TypeError(f"{where}: got {type(part).__name__}, expected {KINDS}. {remedy}")
+        for name, leaf in inside:
+            if id(leaf) in seen:  # a tensor that occurs twice (tied weights) is one unknown
+                continue
+            if name in leaves:
+                raise ValueError(f"{argument}: two tensors are named {name!r}; rename a key (dots separate levels).")
+            seen.add(id(leaf))
+            leaves[name] = leaf
     return leaves
 
 
@@ -64,42 +74,23 @@ def select(part: str | Sequence[str] | None, names: Sequence[str], argument: str
     return chosen
 
 
-def _walk(value: Any, prefix: str, argument: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
+def named_parts(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what nested dicts and lists hold, with dotted names."""
+    if not isinstance(value, Mapping | list | tuple):
         yield prefix, value
-    elif isinstance(value, nn.Module):
-        for name, parameter in value.named_parameters():
-            if parameter.requires_grad:
-                yield join(prefix, plain_name(name)), parameter
-    elif isinstance(value, Mapping | list | tuple):
-        for key, item in _items(value):
-            yield from _walk(item, join(prefix, key), argument)
-    else:
-        where = f"{argument}[{prefix!r}]" if prefix else argument
-        raise TypeError(
-            f"{where}: got {type(value).__name__}, expected {KINDS}. "
-            "Wrap numbers and arrays with torch.as_tensor(..., dtype=torch.float64)."
-        )
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from named_parts(item, join(prefix, str(key)))
 
 
-def named_modules(value: Any, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(value: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules in a value with their dotted names."""
-    if isinstance(value, nn.Module):
-        yield prefix, value
-    elif isinstance(value, Mapping | list | tuple):
-        for key, item in _items(value):
-            yield from named_modules(item, join(prefix, key))
+    return ((name, part) for name, part in named_parts(value) if isinstance(part, nn.Module))
 
 
 def modules_of(value: Any) -> Iterator[nn.Module]:
     """Yield the modules in a value: itself, or those in its dicts and lists."""
-    return (module for _, module in named_modules(value, ""))
-
-
-def _items(value: Mapping[Any, Any] | Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in pairs:
-        yield str(key), item
+    return (module for _, module in named_modules(value))
 
 
 def join(prefix: str, name: str) -> str:
@@ -157,8 +148,6 @@ def mean_size(leaf: Tensor) -> Tensor:
 
 def all_finite(leaves: Leaves) -> bool:
     """Whether all leaves are finite; the host waits for the device."""
-    if not any(is_dtensor(leaf) for leaf in leaves):
-        return bool(torch.stack([torch.isfinite(leaf).all() for leaf in leaves]).all())
     return not bool(total([(~torch.isfinite(part)).sum() for part in local(leaves)], leaves))
 
 
@@ -209,12 +198,10 @@ def add_difference_(gradient: Leaves, a: Leaves, b: Leaves, scale: float | Tenso
         difference = a[i] - b[i]
         if isinstance(scale, Tensor):
             gradient[i] = gradient[i] + scale * difference
-        elif is_dtensor(difference):
-            mine, sum_ = local([gradient[i], difference])
-            torch.add(mine, sum_, alpha=scale, out=sum_)  # sum_ shares the memory of the difference
-            gradient[i] = difference
         else:
-            gradient[i] = torch.add(gradient[i], difference, alpha=scale, out=difference)  # saves a third tensor
+            mine, sum_ = local([gradient[i], difference])
+            torch.add(mine, sum_, alpha=scale, out=sum_)  # sum_ shares the memory of the difference, which saves a third tensor
+            gradient[i] = difference
 
 
 def copy_(leaves: Leaves, source: Leaves) -> None:
@@ -255,7 +242,7 @@ class Variable:
     (['a', 'b'], 3)
     """
 
-    __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "owner", "sharded", "value")
+    __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "sharded", "value")
 
     def __init__(self, value: Any, argument: str) -> None:
         for name, leaf in named_leaves(value, argument).items():  # first, as a lazy parameter cannot be copied
@@ -273,42 +260,32 @@ class Variable:
     def _take(self, value: Any, argument: str) -> None:
         """Set all attributes from a value that the variable may keep, and refuse values that cannot be optimised."""
         self._plain()
-        self.owner = True
         for module in modules_of(value):
             check_module(module, argument)
             if isinstance(module, torch.jit.ScriptModule):
-                raise TypeError(
-                    f"{argument}: is compiled by torch.jit, and its parameters cannot be exchanged; pass the module itself."
-                )
+                raise TypeError(f"{argument}: is compiled by torch.jit, which fixes its parameters; pass the module itself.")
         self.sharded = sharded_modules(modules_of(value))
         self.reshard()  # a gathered module shows whole parameters instead of its sharded ones
         named = named_leaves(value, argument)
         if not named:
-            raise ValueError(
-                f"{argument}: {type(value).__name__} has no tensor to optimise; pass {KINDS} with at least one tensor"
-                " (or parameter that requires gradients)."
-            )
+            pass_on = f"pass {KINDS} with at least one tensor (or parameter that requires gradients)"
+            raise ValueError(f"{argument}: {type(value).__name__} has no tensor to optimise; {pass_on}.")
         self.value, self.argument = value, argument
-        self.names = list(named)
-        self.leaves: Leaves = list(named.values())
+        self.names, self.leaves = list(named), list(named.values())
         for name, leaf in named.items():
-            _check_values(self.label(name), leaf)
-        inside = {id(p) for module in self.sharded for p in module.parameters()}
-        self.managed = [id(leaf) in inside and is_dtensor(leaf) for leaf in self.leaves]
-        if not self.numel:
-            raise ValueError(f"{argument}: all tensors are empty; pass at least one with numbers.")
-        for name, leaf in named.items():
+            label = self.label(name)
+            _check_values(label, leaf)
             if has_gradient_hook(leaf):
                 raise ValueError(
-                    f"{self.label(name)}: has a hook that runs after its gradient is computed, such as an optimizer inside the"
-                    " backward pass; a step computes several gradients before it moves, so remove the hook."
+                    f"{label}: has a hook that runs after its gradient is computed, such as an optimizer inside the backward"
+                    " pass; a step computes several gradients before it moves, so remove the hook."
                 )
             if not leaf.is_floating_point():
-                label = self.label(name)
-                raise TypeError(
-                    f"{label}: dtype {leaf.dtype} cannot be differentiated; pass floating point numbers, such as"
-                    f" {label}.double()."
-                )
+                raise TypeError(f"{label}: dtype {leaf.dtype} cannot be differentiated; pass {label}.double().")
+        if not self.numel:
+            raise ValueError(f"{argument}: all tensors are empty; pass at least one with numbers.")
+        inside = {id(p) for module in self.sharded for p in module.parameters()}
+        self.managed = [id(leaf) in inside and is_dtensor(leaf) for leaf in self.leaves]
         devices = {str(leaf.device) for leaf in self.leaves}
         if len(devices) > 1:
             raise ValueError(f"{argument}: tensors are on different devices ({', '.join(sorted(devices))}); move them to one.")
@@ -316,7 +293,7 @@ class Variable:
     def _plain(self) -> None:
         """Set the attributes of a variable without modules."""
         self.host: Variable | None = None
-        self.owner, self._seated = False, False
+        self._seated = False
         self._modes: list[tuple[nn.Module, nn.Module]] = []
         self._buffers: dict[str, Tensor] = {}
         self.sharded = list[Any]()
@@ -330,11 +307,9 @@ class Variable:
         for name, leaf in zip(self.names, self.leaves, strict=True):
             if leaf.is_meta:
                 raise TypeError(f"{self.label(name)}: is on the meta device, and has no values; pass one on another device.")
-            bad = int(total([(~torch.isfinite(local([leaf])[0])).sum()], [leaf]))
-            if bad:
-                raise ValueError(
-                    f"{self.label(name)}: {bad} of its {leaf.numel()} numbers are NaN or infinite; pass a finite start."
-                )
+            if bad := int(total([(~torch.isfinite(local([leaf])[0])).sum()], [leaf])):
+                label, size = self.label(name), leaf.numel()
+                raise ValueError(f"{label}: {bad} of its {size} numbers are NaN or infinite; pass a finite start.")
 
     @property
     def numel(self) -> int:
@@ -369,17 +344,13 @@ class Variable:
         copied = [part for module in modules for part in copies[id(module)].modules()]
         copies |= {id(p): memo[id(p)] for p in parameters}  # a parameter that also occurs outside stays tied to its module
         other = Variable.of(map_tensors(self.value, fresh_leaf, copies), self.argument)
-        other.owner = False  # its checkpoints leave out the frozen parameters
         other._modes = list(zip(inside, copied, strict=True))
         return other
 
     def _guest(self) -> Variable:
         """Return a copy that shares the sharded modules of this variable and has leaves and buffers of its own."""
-        other = Variable.__new__(Variable)
-        other._plain()
-        other.argument, other.names, other.value, other.host = self.argument, self.names, self.value, self.host or self
-        other.sharded, other.managed = self.sharded, self.managed
-        other.leaves = [leaf.detach().clone().requires_grad_() for leaf in self.leaves]
+        other = self._with(self.value, [leaf.detach().clone().requires_grad_() for leaf in self.leaves])
+        other.sharded, other.host = self.sharded, self.host or self
         buffers = self.buffers() if self.host is None else self._buffers
         other._buffers = {name: buffer.clone() for name, buffer in buffers.items()}  # each copy has its own running statistics
         return other
@@ -387,7 +358,7 @@ class Variable:
     @property
     def divided(self) -> bool:
         """Whether a leaf is a DTensor."""
-        return any(is_dtensor(leaf) for leaf in self.leaves)
+        return any(map(is_dtensor, self.leaves))
 
     @property
     def seats(self) -> Leaves:
@@ -460,10 +431,13 @@ class Variable:
 
     def moved(self, leaves: Leaves) -> Variable:
         """Return a variable of the same structure that shares these leaves; the value must not contain modules."""
+        return self._with(leaves[0] if isinstance(self.value, Tensor) else self.like(leaves), leaves)
+
+    def _with(self, value: Any, leaves: Leaves) -> Variable:
         other = Variable.__new__(Variable)
         other._plain()
         other.argument, other.names, other.managed = self.argument, self.names, self.managed
-        other.leaves, other.value = leaves, leaves[0] if isinstance(self.value, Tensor) else self.like(leaves)
+        other.value, other.leaves = value, leaves
         return other
 
     def tensors(self) -> dict[str, Tensor]:
@@ -473,16 +447,18 @@ class Variable:
         """
         self.reshard()  # otherwise whole parameters would be saved instead of the parts
         tensors = dict(zip(self.names, self.leaves, strict=True))
-        tensors |= self.buffers() if self.host is None else self._buffers
-        if self.owner:
+        if self.host is not None:
+            return tensors | self._buffers
+        tensors |= self.buffers()
+        if not self._modes:
             own = {id(leaf) for leaf in self.leaves}
-            for prefix, module in named_modules(self.value, ""):
+            for prefix, module in named_modules(self.value):
                 tensors |= {join(prefix, plain_name(name)): p for name, p in module.named_parameters() if id(p) not in own}
         return tensors
 
     def buffers(self) -> dict[str, Tensor]:
         """Return the buffers of modules, by name."""
-        modules = named_modules(self.value, "")
+        modules = named_modules(self.value)
         return {join(prefix, plain_name(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -10,11 +10,19 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 
 import meha
-from meha.engines.bfgs import shortest_combination
-from meha.engines.hyper_objective import hypergradient
-from meha.engines.implicit_newton import HyperDescent
+from meha.engines.hyper_objective import HyperValue, hypergradient
+from meha.engines.implicit_newton import HyperDescent, search_x, shortest_combination
 from meha.lower.expansion import Expansion
-from meha.lower.newton_on_faces import Faces, Hessians, NewtonLower, colours, factorise, unknown_faces
+from meha.lower.newton_on_faces import (
+    Faces,
+    Hessians,
+    LowerResponse,
+    NewtonLower,
+    SmoothFace,
+    colours,
+    factorise,
+    unknown_faces,
+)
 from meha.methods import Default
 from meha.problem.nonsmooth import L1, MCP, SCAD, ElasticNet, GroupL2, NonNegativeL1, Nuclear, SparseGroup
 from meha.problem.oracle import Oracle
@@ -219,6 +227,23 @@ def test_a_hessian_that_varies_with_y_is_not_taken_for_constant():
     assert not lower.hessians.quadratic
     y = response.y
     assert float(((y - 2.0).sinh() + 0.1 * y).abs().max()) < 1e-9
+
+
+def test_an_f_that_is_quadratic_near_the_start_only_is_looked_at_again():
+    """f has the curvature 1 up to y = 1, and 1/4 beyond: at x = 2, y is 5 and moves four times as fast as x."""
+    problem = meha.Problem(
+        lambda x, y: y.sum(),
+        lambda x, y: (0.5 * y.square() - 0.375 * (y - 1).clamp(min=0).square() - x * y).sum(),
+    )
+    lower = lower_of(problem, torch.full((1,), 0.3, dtype=F64), torch.zeros(1, dtype=F64))
+    with torch.no_grad():
+        for x in (0.3, 0.2):
+            response = lower.solve(lower.flat_x.at(torch.full((1,), x, dtype=F64)), torch.zeros(1, dtype=F64))
+            assert float(response.y) == pytest.approx(x)
+        assert lower.hessians.quadratic
+        response = lower.solve(lower.flat_x.at(torch.full((1,), 2.0, dtype=F64)), response.y)
+        assert float(response.y) == pytest.approx(5.0)
+        assert float(hypergradient(lower, response).gradient) == pytest.approx(4.0)
 
 
 def test_saddles_are_left():
@@ -507,6 +532,65 @@ def test_a_maximum_of_the_hyper_objective_is_left():
     solution = meha.solve(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
     assert confirmed(solution)
     assert solution.upper == pytest.approx(-1.0)
+
+
+def test_a_short_step_grows_until_the_slope_has_risen():
+    """Along a hundredth of the way to the minimum of (x - 1)^2 / 2, slopes must rise from -1 to -0.9: lengths 1, 4, 16."""
+
+    def half_square(x, y):
+        return HyperValue(x, y, 0.5 * float((x - 1).square()), 0.0, x - 1, 1.0)
+
+    start = half_square(torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    found, tried = search_x(half_square, start, torch.full((1,), 0.01, dtype=F64), lambda x: x, torch.finfo(F64).eps)
+    assert float(found.x) == pytest.approx(0.16)
+    assert len(tried) == 3
+
+
+def test_an_error_of_y_changes_the_value_by_its_square():
+    """f = (y - x)^2 / 2, F = y^2 / 2: at y = x + e, F is wrong by x e, and the corrected value by -e^2 / 2."""
+    x, y = torch.full((1,), 3.0, dtype=F64), torch.full((1,), 3.01, dtype=F64)
+    lower = lower_of(meha.Problem(lambda x, y: 0.5 * y.square().sum(), lambda x, y: 0.5 * (y - x).square().sum()), x, y)
+    response = LowerResponse(lower.expand(lower.flat_x.at(x), y), SmoothFace(), 0.0, solved=True)
+    assert pytest.approx(4.5 - 0.5 * 0.01**2, rel=1e-12) == hypergradient(lower, response).F
+
+
+def test_the_engine_alone_leaves_a_maximum():
+    problem = meha.Problem(lambda x, y: y.cos().sum(), lambda x, y: (y - x).square().sum())
+    engine = engine_on(problem, torch.zeros(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert pytest.approx(-1.0) == engine.now.F
+
+
+def test_gradients_of_both_sides_make_a_kink_of_the_upper_level_stationary():
+    """F = 2 |x - 1| + x / 2 has slopes -1.5 and 2.5 beside x = 1, and no small one anywhere."""
+    problem = meha.Problem(lambda x, y: (2 * (y - 1).abs() + 0.5 * y).sum(), lambda x, y: (y - x).square().sum())
+    engine = engine_on(problem, torch.full((1,), 3.0, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.verdict.status is meha.Status.CONVERGED
+    assert "at a kink" in engine.verdict.message
+    assert float(engine.now.x) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_short_step_of_a_wrong_memory_is_not_the_end():
+    """F = x^2 / 2 at x = 1, and a memory that saw a curvature of 1e12: the step is as short as at a solution."""
+    problem = meha.Problem(lambda x, y: 0.5 * y.square().sum(), lambda x, y: 0.5 * (y - x).square().sum())
+    one = torch.ones(1, dtype=F64)
+    engine = engine_on(problem, one.clone(), one.clone(), most=0)
+    with torch.no_grad():
+        now = engine.objective(one, one)
+        for _ in range(4):
+            engine.trail.add(now)
+        engine.memory.add(one, 1e12 * one)
+        direction = engine._direction(now)
+        assert float(direction) == pytest.approx(-1e-12)
+        assert not engine._stationary(now, direction)
+
+
+def test_an_infimum_that_x_approaches_in_equal_steps_lies_at_infinity():
+    """Newton steps on exp(-x) have length 1, so that x itself is never far."""
+    problem = meha.Problem(lambda x, y: (-y).exp().sum(), lambda x, y: (y - x).square().sum())
+    engine = engine_on(problem, torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64))
+    assert engine.verdict.status is meha.Status.AT_INFINITY
+    assert float(engine.now.x) < 100
 
 
 def test_a_kink_of_the_hyper_objective():

@@ -350,6 +350,6 @@ def test_a_checkpoint_of_another_response_is_refused(tmp_path):
 
 
 def test_steps_are_not_compiled():
-    with pytest.warns(meha.running.compiled.pace.CompileWarning, match="selected response"):
+    with pytest.warns(meha.running.compiled.CompileWarning, match="selected response"):
         solution = meha.solve(meta(), zeros(2), zeros(2), meha.RHG(alpha=0.5), max_steps=80, compile=True)
     assert solution.status is meha.Status.RULE_MET

@@ -14,8 +14,8 @@ import meha
 from meha import MEHA, Problem, solve
 from meha.problem.nonsmooth import L1, MCP
 from meha.problems import lasso, sine, strong_convex
-from meha.running.compiled import CompileWarning, Traced, TracingError, pace
-from meha.running.compiled import traced as tracing
+from meha.running import compiled as tracing
+from meha.running.compiled import CompileWarning, Traced, TracingError
 
 STEPS = dict(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=2.0)
 METHODS = [
@@ -406,10 +406,10 @@ def test_automatic_choice(monkeypatch):
         return Traced(run)
 
     def takes(self, seconds):  # a millisecond for a step, whatever the clock says
-        return self.run.k > pace.TIMED and 1e-3 * (self.max_steps - self.run.k) > seconds
+        return self.run.k > tracing.TIMED and 1e-3 * (self.max_steps - self.run.k) > seconds
 
-    monkeypatch.setattr(pace, "_build", spy)
-    monkeypatch.setattr(pace.CompiledPace, "_takes", takes)
+    monkeypatch.setattr(tracing, "_build", spy)
+    monkeypatch.setattr(tracing.CompiledPace, "_takes", takes)
     problem = sine(4)
     method = problem.preset("recipe")
     short = solve(problem, problem.x0, problem.y0, method, max_steps=60, tol=None, compile="auto")

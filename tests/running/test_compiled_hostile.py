@@ -15,8 +15,8 @@ from test_compiled import Outside
 
 import meha
 from meha.problem.loaders import Accumulated
+from meha.running import compiled as tracing
 from meha.running.compiled import CompileWarning
-from meha.running.compiled import traced as tracing
 
 STEPS = 150
 METHOD = meha.MEHA(alpha=0.02, beta=0.05, eta=0.05, gamma=0.5, c=1.0)

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from meha.sklearn import ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor, _search
-from meha.sklearn._folds import WAYS, ways
+from meha.sklearn._base import WAYS, ways
 from meha.sklearn._labels import true_classes
 
 ESTIMATORS = [ExampleReweighter, LabelCleaner, PenalizedClassifier, PenalizedRegressor]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meha.lower.proximal_gradient import ProximalSolution
 from meha.problem.nonsmooth import GroupL2, SparseGroup
-from meha.problem.nonsmooth.weights import read_groups
+from meha.problem.nonsmooth.coupled import read_groups
 from meha.problem.oracle import Function, Oracle
 from meha.tensors.variables import Variable, norm
 

@@ -15,7 +15,7 @@ from meha.method.method import At, Method, Numbers, State
 from meha.method.status import Status, Verdict
 from meha.numerics.tolerances import ROUNDING
 from meha.problem.nonsmooth import L1, GroupL2, NonSmooth, SparseGroup
-from meha.problem.nonsmooth.weights import per_group, read_groups
+from meha.problem.nonsmooth.coupled import per_group, read_groups
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_count, check_positive, check_tolerance

@@ -13,7 +13,7 @@ from meha_lab.tasks.architecture_search import SearchSpace, SuperNetwork
 from meha_lab.tasks.architecture_search.operations import FactorisedReduction, Pool, SeparableConv, Skip
 from torch.nn.functional import cross_entropy
 
-from meha.running.compiled.steppers import record
+from meha.running.compiled import record
 
 TOGETHER = {kind: kind.together for kind in (FactorisedReduction, Pool, SeparableConv, Skip)}
 CONVOLVE = SeparableConv._convolve

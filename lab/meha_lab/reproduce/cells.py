@@ -14,7 +14,7 @@ from meha.problems import KnownProblem
 from meha_lab.reproduce.contenders import Contender, Setting
 from meha_lab.store import Record
 
-__all__ = ["TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
+__all__ = ["OWN_ENDS", "TUNING_SEEDS", "Case", "Cell", "Kind", "Record", "ended"]
 
 
 Kind = Literal["race", "memory", "rates", "training", "solve", "starts", "architecture", "task"]
@@ -40,6 +40,9 @@ PROTOCOL = 2
 
 TUNING_SEEDS = (1000, 1001)
 """Seeds on which settings are chosen; the reported runs have others."""
+
+OWN_ENDS = tuple(status.value for status in (Status.CONVERGED, Status.LOCAL, Status.FINISHED, Status.RULE_MET))
+"""Outcomes of runs that a method ended by itself, with nothing left to do; AdaptiveMEHA has a rule, and claims nothing."""
 
 SPREAD = 0.1
 """Starts are moved by this share of their distance to the solution."""

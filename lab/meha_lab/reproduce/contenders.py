@@ -54,7 +54,7 @@ class Contender:
 
     @property
     def automatic(self) -> bool:
-        """Whether it has no settings, and decides when it has converged."""
+        """Whether it has no settings, and ends by itself."""
         return not self.grid
 
     def settings(self) -> list[Setting]:

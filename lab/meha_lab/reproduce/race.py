@@ -22,7 +22,7 @@ from meha.tensors.variables import Variable
 from meha_lab.baselines.semismooth import QuadraticLower
 from meha_lab.reproduce import learning, rates
 from meha_lab.reproduce.architecture import measure_architecture
-from meha_lab.reproduce.cells import Case, Cell, Record, ended
+from meha_lab.reproduce.cells import OWN_ENDS, Case, Cell, Record, ended
 from meha_lab.reproduce.memory import peak
 from meha_lab.reproduce.solving import solve_cell
 from meha_lab.reproduce.starts import from_starts
@@ -35,7 +35,7 @@ WARM_STEPS, WARM_SECONDS = 3, 0.5
 """Limits of the throwaway run before the clock starts, by steps and by time."""
 
 MEMORY_STEPS, LONGEST = 3, 1000
-"""Steps over which memory is measured: of methods with settings, and at most of those that decide when they have converged."""
+"""Steps over which memory is measured: of methods with settings, and at most of those that end by themselves."""
 
 DENSITY = 1.15
 """Ratio of the step numbers at which a curve is recorded."""
@@ -118,7 +118,7 @@ def _race(cell: Cell) -> Record:
             outcome = f"refused: {refusal}"
         else:
             outcome = course.note()
-    if outcome not in ("target", "converged", "local", "finished"):
+    if outcome not in ("target", *OWN_ENDS):
         course.reached = None  # it was not there long enough to say that it stays
     return {"outcome": outcome, **course.result()}
 

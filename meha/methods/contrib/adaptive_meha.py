@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ from meha.lower.curvature import Curvatures, balance, describe, flatten, lower_g
 from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.status import Status, Verdict
 from meha.numerics.extrapolation import combine, richardson
+from meha.numerics.tolerances import PROBES
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response
@@ -23,25 +25,15 @@ __all__ = ["AdaptiveMEHA"]
 
 # The heuristic numbers. All are relative, so that the units of x, y, F and f do not matter.
 SAFETY = 0.6  # steps times curvatures; below 1, because curvatures are estimated from below
-ROUNDS = 4  # power iterations for each curvature at the start, enough for its first digit; later estimates go on with one
-WAIT = 50  # largest number of steps between two estimates of the curvatures, which then cost 5 % of all gradients
-EXPLOSION = 10.0  # growth of the residual at which a plain step is rejected; some growth is normal across a kink
 MEMORY = 40  # points, besides the last one, that Anderson acceleration combines; more seldom help and are costly
 REACH = 10.0  # longest accelerated step relative to the plain one, unless twice the last accelerated one is longer
-LARGEST_GAMMA = 1e3  # largest gamma relative to the first one; without limit, theta would never converge
 FIRST_C = 0.25  # c at the start, relative to the balance of both levels: F counts a little more, and guides x
-PATIENCE = 30  # steps after which a stage is left unsolved
-SHARE = 0.25  # the same as a share of all steps, so that hard problems get longer stages
+LONGEST = 30  # steps after which a stage is left unsolved: at small c its solution hardly matters
 ACCURACY = 0.05  # residual of a solved stage relative to grad F, times the relative change between the last stages, or tol
-LEAST_SLOPE = 1e-3  # lower bound of grad F relative to its largest, for a minimum of F inside
-NEAR = 10.0  # multiple of tol within which the limit, its last change, and the change that F still can make must lie
-CLOSED = 0.1  # change of F that the gap still allows, relative to its range, at which a run may end
+NEAR = 10.0  # multiple of tol: the limit and its last change lie within at the end; c stays once F can change by less
 
 Record = tuple[Tensor, Tensor, Tensor, Tensor]
 """An evaluated point z = (x, y, theta), the subgradients of its prox maps, and the gradients of F and f: apart, for any c."""
-
-Stage = tuple[float, Tensor, bool, float]
-"""A finished stage: c, its last point (x, y), whether the residual was small there, and gamma relative to its first value."""
 
 
 @dataclass
@@ -56,23 +48,21 @@ class AdaptiveState(State):
     curvatures: Curvatures
     vectors: dict[str, Tensor]  # from which the next power iterations of the curvatures start
     c: float
-    looked: int = 0  # the step in which the curvatures were last estimated
     concave: float = 0.0  # the largest negative curvature of f in y that was seen between y and theta
     growth: float = 1.0  # gamma relative to its first value
     shrink: tuple[float, ...] = (1.0, 1.0, 1.0)  # the steps of x, y, theta relative to what the curvatures allow
     records: list[Record] = field(default_factory=list)  # what Anderson acceleration combines; valid for every c and step
     accelerated: bool = False  # whether the present point is such a combination
     reach: float = 0.0  # the largest length of the next combination
-    stages: list[Stage] = field(default_factory=list)  # the last three that are finished
+    ends: list[Tensor] = field(default_factory=list)  # (x, y) at the end of the last three stages
+    solved: int = 0  # how many of the last stages were solved, one after another and with one gamma
     steps: int = 0  # those in the present stage
     extrapolated: bool = False  # whether the answer is extrapolated to c = infinity
     change: float = math.inf  # that of the extrapolated answer in the last stage
-    slope: float = 0.0  # the largest size of grad F, in the metric of the steps
     lowest: float = math.inf  # F so far, with the highest
     highest: float = -math.inf
     numbers: dict[str, float] = field(default_factory=dict)  # those of the last accepted point
-    status: str = ""  # how and why the run has ended; empty before
-    reason: str = ""
+    verdict: Verdict | None = None
 
     def scale(self, *factors: float) -> None:
         """Multiply the steps, up to what the curvatures allow."""
@@ -80,15 +70,11 @@ class AdaptiveState(State):
 
     def distance(self, new: Tensor, old: Tensor) -> float:
         """The change of x or y, the larger one, relative to its size and way: an answer may be zero."""
-        parts, changes = (self.x.numel, self.y.numel), []
-        for a, b, start in zip(new.split(parts), old.split(parts), self.origin.split(parts), strict=True):
+        changes = []
+        for a, b, start in zip(*(z.split((self.x.numel, self.y.numel)) for z in (new, old, self.origin)), strict=True):
             size, moved = float(a.norm() + (a - start).norm()), float((a - b).norm())
             changes.append(moved / size if size else float(moved > 0))
         return max(changes)
-
-    def closed(self, share: float) -> bool:
-        """Whether F changes by at most this share of its range as c grows on: by about 2 c gap, as the gap falls as 1/c^2."""
-        return 2 * self.c * abs(self.numbers["gap"]) <= share * (self.highest - self.lowest)
 
 
 class StepMap(NamedTuple):
@@ -96,8 +82,7 @@ class StepMap(NamedTuple):
 
     c: float
     gamma: float
-    beta: float
-    eta: float
+    steps: tuple[float, ...]  # alpha, beta and eta
     roots: Tensor  # the square roots of the step sizes, one for each coordinate of z: residual and move then have one metric
     parts: tuple[int, int, int]  # the sizes of x, y and theta
 
@@ -112,10 +97,10 @@ class StepMap(NamedTuple):
         h_x = seen["F_xx"] / c + seen["f_xy"] ** 2 / h_theta or (seen["F_xy"] / c) ** 2 / h_y or 1.0
         coupling = 1 + seen["F_xy"] / c / math.sqrt(h_x * h_y)  # [[a, b], [b, d]] <= (1 + b / sqrt(a d)) diag(a, d)
         curvatures = (coupling * h_x, coupling * h_y, h_theta)
-        alpha, beta, eta = (SAFETY * shrink / h for shrink, h in zip(state.shrink, curvatures, strict=True))
+        steps = tuple(SAFETY * shrink / h for shrink, h in zip(state.shrink, curvatures, strict=True))
         parts = (state.x.numel, state.y.numel, state.y.numel)
-        roots = [state.origin.new_full((n,), math.sqrt(step)) for n, step in zip(parts, (alpha, beta, eta), strict=True)]
-        return cls(c, gamma, beta, eta, torch.cat(roots), parts)
+        roots = [state.origin.new_full((n,), math.sqrt(step)) for n, step in zip(parts, steps, strict=True)]
+        return cls(c, gamma, steps, torch.cat(roots), parts)
 
     def direction(self, record: Record) -> Tensor:
         """The direction of the step without the subgradients, which the prox maps add."""
@@ -126,16 +111,12 @@ class StepMap(NamedTuple):
         return direction
 
     def residual(self, record: Record) -> Tensor:
-        """(before_prox - image) / roots: direction and subgradients in the metric of the steps, zero at fixed points."""
+        """Direction and subgradients in the metric of the steps; zero at fixed points."""
         return self.roots * (self.direction(record) + record[1])
 
     def image(self, record: Record) -> Tensor:
         """The point to which the step leads before the prox maps."""
         return record[0] - self.roots.square() * self.direction(record)
-
-    def before_prox(self, record: Record) -> Tensor:
-        """The point whose prox is z; it equals the image at a fixed point."""
-        return record[0] + self.roots.square() * record[1]
 
     def evaluate(self, oracle: Oracle, state: AdaptiveState) -> tuple[Record, dict[str, float]]:
         """Compute the gradients at the present point, and the numbers of the step."""
@@ -153,48 +134,6 @@ class StepMap(NamedTuple):
         numbers["d_x"] = float(direction[: self.parts[0]].norm())
         return record, numbers
 
-    def move(self, oracle: Oracle, state: AdaptiveState, target: Tensor) -> None:
-        """Move to the prox of the target, and store the subgradients there, which are what the prox took away."""
-        x, y, theta = state.at_x, state.at_y, state.theta
-        write(target, x, y, theta)
-        oracle.project(x.value, x.leaves, 1.0)
-        oracle.prox(x.value, y.leaves, self.beta)
-        oracle.prox(x.value, theta.leaves, self.eta)
-        state.subgradients = (target - flatten(x, y, theta)) / self.roots.square()
-
-
-def _balanced(seen: Curvatures) -> float:
-    """The first c for these curvatures; infinite where F is linear."""
-    return FIRST_C * balance(seen["F_xx"], seen["F_yy"], seen["f_yy"], seen["f_xy"])
-
-
-def _first_c(oracle: Oracle, x: Variable, y: Variable, curvatures: Curvatures) -> float:
-    """Choose the first c from the curvatures or, where F is linear, from the slopes of F and f in y.
-
-    A linear f is given the curvature with which a Newton step is as long as y.
-    """
-    (_, _, F_y), (_, _, f_y), start = upper_gradients(oracle, x, y), lower_gradients(oracle, x, y), flatten(y)
-    curvatures["f_yy"] = L = curvatures["f_yy"] or float(f_y.norm()) / (float(start.norm()) or 1.0) or 1.0
-    c = _balanced(curvatures)
-    if c < math.inf:
-        return c
-    write(start - f_y / L, y)
-    oracle.prox(x.value, y.leaves, 1 / (L + 2 * oracle.problem.g.rho))  # a weakly convex g has a prox below 1 / rho only
-    slope, mapping = float(F_y.norm()), float((start - flatten(y)).norm()) * L
-    write(start, y)  # y served as scratch
-    return FIRST_C * slope / mapping if slope and mapping else 1.0
-
-
-def _look_again(oracle: Oracle, state: AdaptiveState) -> None:
-    """Estimate the curvatures again, at steps 1, 2, 4, 8 and so on, later every 50; an estimate may miss half of them."""
-    if state.k + 1 - state.looked < min(max(1, state.looked), WAIT):
-        return
-    state.looked, state.vectors = state.k + 1, dict(state.vectors)
-    now = probe(oracle, state.at_x, state.at_y, state.vectors, 1)
-    state.curvatures = {name: max(value, state.curvatures[name] / 2) for name, value in now.items()}
-    if not state.stages:  # F must still lead in the first stage, also with the curvatures that are known by now
-        state.c = min(state.c, _balanced(state.curvatures))
-
 
 def _watch(state: AdaptiveState, here: StepMap, record: Record) -> None:
     """Shorten the steps where the residual changed faster than they allow, and record negative curvature of f.
@@ -204,8 +143,8 @@ def _watch(state: AdaptiveState, here: StepMap, record: Record) -> None:
     """
     if state.records:
         last, n = state.records[-1], len(state.origin)
-        step = (here.before_prox(record) - here.before_prox(last)) / here.roots
         change = here.residual(record) - here.residual(last)
+        step = (here.image(record) - here.image(last)) / here.roots + change
         length, changes = float(step.norm()), [float(part.norm()) for part in change.split(here.parts)]
         state.scale(*(max(length / part, 0.5) if part > length else 1.0 for part in changes))
         if float(step[:n] @ change[:n]) < 0:
@@ -223,81 +162,69 @@ def _grow_gamma(state: AdaptiveState, here: StepMap, record: Record) -> None:
     size, lag = float(slope.norm()), float((slope - (y - theta) / here.gamma).norm())
     if size > 0.5 * float((difference + slope + w_y).norm()) and lag < 0.5 * size:
         # The theorem needs gamma < 1 / (2 rho_f + 2 rho_g), and the first gamma is 1/2 over the largest curvature of f + g.
-        most = min(state.curvatures["f_yy"] / state.concave, LARGEST_GAMMA) if state.concave else LARGEST_GAMMA
+        most = state.curvatures["f_yy"] / state.concave if state.concave else math.inf
         state.growth = max(state.growth, min(2 * state.growth, most))
 
 
 def _advance(oracle: Oracle, state: AdaptiveState) -> None:
     """Move to the next point, by Anderson acceleration (1965) where there is a memory."""
-    here, last = StepMap.of(oracle, state), state.records[-1]
-    target, state.accelerated = here.image(last), False
+    here, x, y, theta = StepMap.of(oracle, state), state.at_x, state.at_y, state.theta
+    images, residuals = (torch.stack([of(record) for record in state.records]) for of in (here.image, here.residual))
+    target, state.accelerated = images[-1], False
     if len(state.records) > 1:
-        residuals = torch.stack([here.residual(record) for record in state.records])
-        start, size = here.before_prox(last), float(residuals[-1].norm())
-        step = combine(torch.stack([here.image(record) for record in state.records]), residuals) - start
+        start = target + here.roots * residuals[-1]  # the point whose prox is z; its image is the target
+        step = combine(images, residuals) - start
         length = float((step / here.roots).norm())
         if 0 < length < math.inf:
-            share = min(1.0, max(state.reach, REACH * size) / length)  # as a trust region
+            share = min(1.0, max(state.reach, REACH * float(residuals[-1].norm())) / length)  # as a trust region
             target, state.accelerated, state.reach = start + share * step, True, 2 * share * length
-    here.move(oracle, state, target)
-
-
-def _accept(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Record) -> bool:
-    """Return True if the run continues from this point; else take a plain step from the last one, shorter if this was plain."""
-    size = float(here.residual(record).norm())
-    if not state.records:
-        return math.isfinite(size)
-    # An accelerated step is worth little when it does not reduce the residual.
-    if size <= (2 if state.accelerated else EXPLOSION) * float(here.residual(state.records[-1]).norm()):
-        return True
-    if state.accelerated:
-        state.records, state.accelerated = state.records[-1:], False
-    else:
-        state.scale(0.5, 0.5, 0.5)
-    state.reach = 0.0
-    here = StepMap.of(oracle, state)  # with the steps just cut
-    here.move(oracle, state, here.image(state.records[-1]))
-    return False
+    write(target, x, y, theta)
+    oracle.project(x.value, x.leaves, 1.0)
+    oracle.prox(x.value, y.leaves, here.steps[1])
+    oracle.prox(x.value, theta.leaves, here.steps[2])
+    state.subgradients = (target - flatten(x, y, theta)) / here.roots.square()  # what the prox maps took away
 
 
 def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
-    """Extrapolate the answer to c = infinity if the last stages allow it; set a reason to stop if it, or (x, y), rests."""
+    """Extrapolate the answer to c = infinity if the last stages allow it; end the run if it, or (x, y), rests."""
     before, state.extrapolated = flatten(state.x, state.y) if state.extrapolated else None, False
-    if len(state.stages) <= 2 or not all(solved for _, _, solved, _ in state.stages):
+    if state.solved <= 2:
         return
-    (_, z0, _, g0), (c1, z1, _, g1), (c2, z2, _, g2) = state.stages
-    first, second = state.distance(z1, z0), state.distance(z2, z1)
-    if max(first, second) <= tol and state.closed(CLOSED):
-        state.reason = f"(x, y) changed by {max(first, second):.1e} <= tol = {tol:.1e} (relative) while c grew to {c2:.3g}"
-    if g0 == g1 == g2 and second <= first:  # one gamma, and changes that shrink
-        limit = richardson(z2, z1, c2 / c1)  # the bias of a penalty is of order 1 / c
+    oldest, old, new = state.ends
+    first, second, last = state.distance(old, oldest), state.distance(new, old), state.change
+    what, change = "(x, y)", max(first, second)
+    if second <= first:  # changes that shrink
+        limit = richardson(new, old, 2.0)  # the bias of a penalty is of order 1 / c
         write(limit, state.x, state.y)
         oracle.project(state.x.value, state.x.leaves, 1.0)  # extrapolation may leave X and Y
         # A prox with a step this short only brings y into its set.
         oracle.prox(state.x.value, state.y.leaves, torch.finfo(limit.dtype).eps / state.curvatures["f_yy"])
-        last, state.extrapolated = state.change, True
+        state.extrapolated = True
         state.change = math.inf if before is None else state.distance(flatten(state.x, state.y), before)
-        near = max(last, state.distance(limit, z2)) <= NEAR * tol
-        if state.change <= tol and near and state.closed(CLOSED):
-            state.reason = f"the limit for c to infinity changed by {state.change:.1e} <= tol = {tol:.1e} (relative)"
+        if state.change <= tol and max(last, state.distance(limit, new)) <= NEAR * tol:
+            what, change = "the limit for c to infinity", state.change
+    if change <= tol:
+        reason = f"{what} changed by {change:.1e} <= tol = {tol:.1e} (relative) while c doubled; nothing was verified"
+        state.verdict = Verdict(Status.RULE_MET, f"{reason}, and meha.verify(problem, x, y) judges the point")
 
 
 def _next_stage(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Record, tol: float) -> None:
     """Finish the stage if it is solved accurately enough, or takes too long, and double c; then set the answer."""
     point, eps = record[0][: len(state.origin)], torch.finfo(record[0].dtype).eps
     tol = max(tol, math.sqrt(eps))
-    drift = 1.0 if len(state.stages) < 2 else state.distance(state.stages[-1][1], state.stages[-2][1])
-    slope = float((here.roots * record[2]).norm())
-    state.slope, state.steps = max(state.slope, slope), state.steps + 1
-    wanted = ACCURACY * max(drift, tol) * max(slope, LEAST_SLOPE * state.slope) / state.c
+    drift = 1.0 if len(state.ends) < 2 else state.distance(state.ends[-1], state.ends[-2])
+    wanted = ACCURACY * max(drift, tol) * float((here.roots * record[2]).norm()) / state.c
     rounding = 2 * eps * float((record[0] / here.roots).norm())
     solved = float(here.residual(record).norm()) <= max(wanted, rounding)
-    late = state.steps >= max(PATIENCE, SHARE * state.k)
+    state.steps += 1
+    late = state.steps >= LONGEST
+    # The gap falls as 1 / c^2, so F changes by about 2 c gap as c grows on; where that is too little, c stays.
+    closed = 2 * state.c * abs(state.numbers["gap"]) <= NEAR * tol * (state.highest - state.lowest)
     if late and not solved:
         _grow_gamma(state, here, record)
-        state.steps = 0
-    if solved or (late and not state.closed(NEAR * tol)):
-        state.stages = [*state.stages[-2:], (state.c, point, solved, state.growth)]
+        state.solved = state.steps = 0
+    if solved or (late and not closed):
+        state.ends, state.solved = [*state.ends[-2:], point], state.solved + solved
         state.c, state.steps = 2 * state.c, 0
         state.scale(2.0, 2.0, 2.0)  # steps that were cut for the curvature at a smaller c may recover
         _extrapolate(oracle, state, tol)
@@ -320,9 +247,9 @@ class AdaptiveMEHA(Method):
     the whole step. c starts where F dominates and doubles from stage to stage; the answer is extrapolated to c = infinity.
     gamma doubles where f is flat, within what its negative curvature allows. The units of x, y, F and f do not matter.
 
-    The run ends, with the status ``rule met``, when this limit, or (x, y) itself, stops changing with a small gap. Nothing is
-    verified: y may be in a basin that is not the lowest, and x on a plateau or on its way to infinity.
-    ``meha.verify(problem, x, y)`` judges the point. Lower levels of condition 1000 and more make it slow.
+    The run ends, with the status ``rule met``, when this limit, or (x, y) itself, stops changing. Nothing is verified: y may be
+    in a basin that is not the lowest, and x on a plateau or on its way to infinity. ``meha.verify(problem, x, y)`` judges the
+    point. Lower levels of condition 1000 and more make it slow.
     :class:`~meha.Default` verifies its answer; :class:`~meha.StochasticMEHA` takes batches and networks.
 
     The numbers of a step are those of :class:`~meha.MEHA`, and ``gamma``, at the last point that was not rejected.
@@ -369,42 +296,54 @@ class AdaptiveMEHA(Method):
         return lines
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveState:
-        for function in (oracle.upper, oracle.lower):
-            if not math.isfinite(value := float(function(x, y))):
-                raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
         # An objective that ignores its variables raises here.
-        upper_gradients(oracle, x, y, strict=True)
+        F, _, F_y = upper_gradients(oracle, x, y, strict=True)
         oracle.gradient(y, [(1.0, oracle.lower, x, y)])
         oracle.gradient(x, [(1.0, oracle.phi, x, y)])
+        f, _, f_y = lower_gradients(oracle, x, y)
+        for level, value in (("upper", F), ("lower", f)):
+            if not math.isfinite(value):
+                raise ValueError(f"{level}: is {float(value)} at the start (x0, y0); check it, or start elsewhere.")
         vectors: dict[str, Tensor] = {}
-        curvatures = probe(oracle, x, y, vectors, ROUNDS)
-        c, theta = _first_c(oracle, x, y, curvatures), y.copy()
+        seen = probe(oracle, x, y, vectors, PROBES)
+        # A linear f gets the curvature with which a Newton step is as long as y; a linear F moves y as far as f or y's size.
+        slope, lower_slope, size = (float(vector.norm()) for vector in (F_y, f_y, flatten(y)))
+        L = seen["f_yy"] = seen["f_yy"] or lower_slope / (size or 1.0) or 1.0
+        c = balance(seen["F_xx"], seen["F_yy"], L, seen["f_xy"])
+        c, theta = FIRST_C * (c if c < math.inf else slope / (max(lower_slope, L * size) or L) or 1.0), y.copy()
         zero = torch.zeros_like(flatten(x, y, theta))
-        return AdaptiveState(x, y, x.copy(), y.copy(), theta, zero, flatten(x, y), curvatures, vectors, c, settled=False)
+        return AdaptiveState(x, y, x.copy(), y.copy(), theta, zero, flatten(x, y), seen, vectors, c, settled=False)
 
     def step(self, oracle: Oracle, state: AdaptiveState, at: At) -> Numbers:
         if at.batch is not None:
             given = type(at.batch).__name__
             raise ValueError(f"batch: AdaptiveMEHA() takes none, got {given}; use StochasticMEHA() or MEHA().")
+        if state.k.bit_count() == 1:  # at steps 1, 2, 4, 8 and so on
+            state.vectors = dict(state.vectors)  # replaced, not changed: a step may be undone
+            now = probe(oracle, state.at_x, state.at_y, state.vectors, 1)
+            # An estimate may miss half of a curvature.
+            state.curvatures = {name: max(value, state.curvatures[name] / 2) for name, value in now.items()}
         here = StepMap.of(oracle, state)
         record, numbers = here.evaluate(oracle, state)
-        if not _accept(oracle, state, here, record):
-            if state.records and min(state.shrink) > torch.finfo(state.origin.dtype).eps:
-                return state.numbers
-            where = "after ever shorter steps" if state.records else "at the start"
-            state.status, state.reason = Status.NON_FINITE.value, f"The gradients explode, or are not finite, {where}."
-            return {**state.numbers, "upper": math.nan}
+        size, last = float(here.residual(record).norm()), state.records[-1:]
+        # An accelerated step is worth little when it does not reduce the residual, and some growth is normal across a kink.
+        if not size <= (2 * float(here.residual(last[0]).norm()) if last else sys.float_info.max):
+            if not last or min(state.shrink) <= torch.finfo(state.origin.dtype).eps:
+                where = "after ever shorter steps" if last else "at the start"
+                state.verdict = Verdict(Status.NON_FINITE, f"The gradients explode, or are not finite, {where}.")
+                return {**state.numbers, "upper": math.nan}
+            if not state.accelerated:
+                state.scale(0.5, 0.5, 0.5)
+            state.records, state.reach = last, 0.0
+            _advance(oracle, state)  # a plain step
+            return state.numbers
         state.numbers = numbers
         state.lowest, state.highest = min(state.lowest, numbers["upper"]), max(state.highest, numbers["upper"])
         _watch(state, here, record)  # before the record is stored, because it is compared with the one before
         state.records = [*state.records[-MEMORY:], record]
         _next_stage(oracle, state, here, record, self.tol)
-        if state.reason:
-            state.status = Status.RULE_MET.value
-            state.reason += "; nothing was verified, and meha.verify(problem, x, y) judges the point"
         _advance(oracle, state)
-        _look_again(oracle, state)
         return numbers
 
     def terminate(self, state: AdaptiveState) -> Verdict | None:
-        return Verdict(Status(state.status), state.reason) if state.status else None
+        return state.verdict

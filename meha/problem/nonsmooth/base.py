@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.weights import Weight, per_leaf
+from meha.tensors.checks import broadcasts
+from meha.tensors.torch_private import under_trace
 from meha.tensors.variables import Leaves, Variable, copy_, select, short_step, subtract
 
-__all__ = ["NonSmooth", "Sum", "Weighted", "Zero", "kink", "least", "soft", "total"]
-
+Weight = float | Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[Any], Any]
 
 _HIDDEN = ("names", "rho", "count")  # left out of representations, as they follow from the arguments or the run
 
@@ -48,9 +48,8 @@ class NonSmooth(ABC):
         """Return the weight; raise if its form is unknown or it is a negative number or tensor."""
         term = type(self).__name__
         if not callable(weight) and not isinstance(weight, Tensor | Real | list | tuple | Mapping):
-            raise TypeError(
-                f"{term}: {name} must be a number, a tensor, a list or dict of them, or a function of x, got {weight!r}."
-            )
+            kinds = "a number, a tensor, a list or dict of them, or a function of x"
+            raise TypeError(f"{term}: {name} must be {kinds}, got {weight!r}.")
         if isinstance(weight, Tensor | Real) and bool(torch.as_tensor(weight < 0).any()):
             raise ValueError(f"{term}: {name} must not be negative, got {weight!r}.")
         return weight
@@ -58,8 +57,25 @@ class NonSmooth(ABC):
     def weighted(
         self, weight: Weight, x: Any, leaves: Leaves, *, scalar: bool = False, signed: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
-        """Pair each leaf with its weight, converted to the dtype and device of the leaf."""
-        return per_leaf(type(self).__name__, self.names, weight, x, leaves, scalar=scalar, signed=signed)
+        """Pair each leaf with its weight, converted to the dtype and device of the leaf.
+
+        Args:
+            scalar: whether the weight of a leaf must be a single number.
+            signed: whether weights may be negative, as they may be at an x outside X.
+        """
+        term = type(self).__name__
+        weights = weight(x) if callable(weight) else weight
+        if isinstance(weights, Mapping):
+            if set(weights) != set(self.names):
+                found = f"the weights are named {sorted(weights)}, the leaves {sorted(self.names)}"
+                raise ValueError(f"{term}: {found}; use the same names.")
+            weights = [weights[leaf] for leaf in self.names]
+        if isinstance(weights, Tensor) and weights.ndim == 1 and len(leaves) > 1 and weights.numel() == len(leaves):
+            weights = list(weights)  # one entry per leaf, not one per coordinate
+        many = weights if isinstance(weights, list | tuple) else [weights] * len(leaves)
+        if len(many) != len(leaves):
+            raise ValueError(f"{term}: got {len(many)} weights for {len(leaves)} leaves; give one for each, or a single one.")
+        return [(_fitted(w, leaf, term, scalar, signed), leaf) for w, leaf in zip(many, leaves, strict=True)]
 
     def value(self, x: Any, y: Any) -> Tensor:
         """g(x, y), differentiable in x."""
@@ -114,10 +130,8 @@ class NonSmooth(ABC):
         if bounds is not None:
             return least(gradient, bounds, c, room)
         if room is not None:
-            raise ValueError(
-                f"{type(self).__name__}: its subdifferential beside a set Y is not known; define slopes(x, leaves),"
-                " or use diagnostics.prox_residual."
-            )
+            remedy = "define slopes(x, leaves), or use diagnostics.prox_residual"
+            raise ValueError(f"{type(self).__name__}: its subdifferential beside a set Y is not known; {remedy}.")
         step = short_step(leaves, gradient) / max(c, 1.0)  # c multiplies the threshold of the prox
         moved = self.prox_leaves(x, [y - step * d for y, d in zip(leaves, gradient, strict=True)], step * c)
         return [d / step for d in subtract(leaves, moved)]
@@ -147,10 +161,9 @@ class NonSmooth(ABC):
         if not step > 0:
             raise ValueError(f"{type(self).__name__}: step must be positive, got {step}.")
         if step * self.rho >= 1:  # step * g + ||.||^2 / 2 is then not strictly convex
-            raise ValueError(
-                f"{type(self).__name__}: the proximal map needs step < {1 / self.rho:g} (the term is {self.rho:g}-weakly"
-                f" convex), got {step:g}; take smaller steps or a larger a."
-            )
+            needed = f"step < {1 / self.rho:g} (the term is {self.rho:g}-weakly convex)"
+            remedy = "take smaller steps or a larger a"
+            raise ValueError(f"{type(self).__name__}: the proximal map needs {needed}, got {step:g}; {remedy}.")
 
     def __add__(self, other: NonSmooth) -> Sum:
         return Sum(self, other)
@@ -228,10 +241,8 @@ class Sum(NonSmooth):
         for term, chosen in pairs:
             for i in chosen:
                 if i in taken:
-                    raise ValueError(
-                        f"Sum: {type(taken[i]).__name__} and {type(term).__name__} both act on {y.label(y.names[i])};"
-                        " give them separate parts, or use SparseGroup or ElasticNet."
-                    )
+                    both = f"{type(taken[i]).__name__} and {type(term).__name__} both act on {y.label(y.names[i])}"
+                    raise ValueError(f"Sum: {both}; give them separate parts, or use SparseGroup or ElasticNet.")
                 taken[i] = term
         return pairs
 
@@ -240,6 +251,39 @@ class Sum(NonSmooth):
 
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         raise TypeError("Sum: leaves have no names here; use prox(x, y, step) or terms(y).")
+
+
+def _fitted(weight: Any, leaf: Tensor, term: str, scalar: bool, signed: bool) -> Tensor:
+    """Convert the weight of one leaf to its dtype and device; raise if it does not broadcast to the leaf."""
+    if not isinstance(weight, Tensor | Real):
+        kind = type(weight).__name__
+        raise TypeError(f"{term}: a weight must be a number or a tensor, got {kind}; wrap arrays with torch.as_tensor.")
+    fitted = converted(cast(Tensor | float, weight), leaf)
+    if fitted.ndim and (scalar or not broadcasts(fitted.shape, leaf.shape)):
+        kind = "one number" if scalar else f"a number or a tensor that broadcasts to {tuple(leaf.shape)}"
+        raise ValueError(f"{term}: weight has shape {tuple(fitted.shape)}; a leaf of shape {tuple(leaf.shape)} takes {kind}.")
+    return fitted if signed else not_negative(fitted, term)
+
+
+def converted(weight: Tensor | float, like: Tensor) -> Tensor:
+    """Convert a weight to the dtype and device of ``like``; a number is not copied from the host."""
+    tensor = weight.to(like) if isinstance(weight, Tensor) else like.new_full((), float(weight))
+    return tensor.reshape(()) if tensor.numel() == 1 else tensor  # broadcasts like a number, whatever its shape was
+
+
+def not_negative(weight: Tensor, term: str) -> Tensor:
+    """Return the weight; raise if it is negative.
+
+    It becomes NaN instead on an accelerator, where the check would need a synchronisation, and in a traced step, where there is
+    no value.
+    """
+    if weight.device.type != "cpu" or under_trace():
+        return torch.where(weight < 0, torch.nan, weight)  # the run then ends with NaN instead of a wrong prox
+    if bool((weight < 0).any()):
+        found = f"a weight is negative ({float(weight.detach().min()):.3g}), and the term has no prox"
+        remedy = "constrain x (x_set=meha.sets.NonNegative()) or map it (weight=lambda x: x.exp())"
+        raise ValueError(f"{term}: {found}; {remedy}.")
+    return weight
 
 
 def least(gradient: Leaves, slopes: tuple[Leaves, Leaves], c: float, room: tuple[Leaves, Leaves] | None) -> Leaves:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import Weighted, kink, least, soft, total
-from meha.problem.nonsmooth.weights import Groups, Weight, by_size, per_group, read_groups
+from meha.problem.nonsmooth.base import Weight, Weighted, converted, kink, least, not_negative, soft, total
 from meha.tensors.variables import Leaves
 from meha.tensors.vectors import join, split
 
-__all__ = ["GroupL2", "Nuclear", "SparseGroup"]
+Groups = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
 class Nuclear(Weighted):
@@ -79,15 +79,11 @@ class GroupL2(Weighted):
         self._labels = self._named
 
     def check(self, leaves: Leaves) -> None:
-        size = sum(leaf.numel() for leaf in leaves)
-        name = type(self).__name__
-        named = self._named.numel()
-        if by_size(self.groups) and named != size:
+        name, named, size = type(self).__name__, self._named.numel(), sum(leaf.numel() for leaf in leaves)
+        if _by_size(self.groups) and named != size:
             raise ValueError(f"{name}: the groups' sizes add up to {named}, but y has {size} coordinates there.")
         if named > size:
-            raise ValueError(
-                f"{name}: groups name the coordinate {named - 1}, but y has {size} coordinates there (0 to {size - 1})."
-            )
+            raise ValueError(f"{name}: groups name the coordinate {named - 1}, but y has {size} coordinates there.")
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         vector, labels = self._flatten(leaves)
@@ -114,6 +110,8 @@ class GroupL2(Weighted):
         return none, none
 
     def free(self, leaves: Leaves) -> Leaves | None:
+        if self.kinked:
+            return super().free(leaves)
         vector, labels = self._flatten(leaves)
         norms = self._norms(vector, labels)
         return split(torch.cat([norms > 0, norms.new_ones(1, dtype=torch.bool)])[labels], leaves)
@@ -179,10 +177,56 @@ class SparseGroup(GroupL2):
         pairs = [kink(w, leaf, w) for w, leaf in self.weighted(self.l1, x, leaves)]
         return [left for left, _ in pairs], [right for _, right in pairs]
 
-    def free(self, leaves: Leaves) -> Leaves | None:
-        return [leaf != 0 for leaf in leaves]
-
     def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
         # The prox of the sum is the composition in this order (Jenatton et al. 2011).
         thresholded = [soft(leaf, step * w) for w, leaf in self.weighted(self.l1, x, leaves)]
         return super().prox_leaves(x, thresholded, step)
+
+
+def per_group(term: str, count: int, weight: Weight, x: Any, like: Tensor) -> Tensor:
+    """Convert the weights of ``count`` groups: one for all, or one for each."""
+    weights = weight(x) if callable(weight) else weight
+    if isinstance(weights, Mapping):
+        raise TypeError(f"{term}: a weight per group is a number or a vector, got {type(weights).__name__}.")
+    if isinstance(weights, list | tuple):  # entries may be tensors with a gradient, which as_tensor would drop
+        weights = torch.stack([converted(w, like) for w in weights])
+    weights = converted(cast(Tensor | float, weights), like)
+    if weights.ndim > 0 and tuple(weights.shape) != (count,):
+        shape = tuple(weights.shape)
+        raise ValueError(f"{term}: weight has shape {shape} for {count} groups; give a number or a vector of {count}.")
+    return not_negative(weights, term)
+
+
+def _by_size(groups: Any) -> bool:
+    """Whether groups are given by sizes, not by coordinates."""
+    return all(isinstance(group, Integral) or (isinstance(group, Tensor) and group.ndim == 0) for group in groups)
+
+
+def read_groups(term: str, groups: Any) -> tuple[Tensor, int]:
+    """Return the group of each coordinate up to the last named one (``len(groups)`` if in none), and the number of groups."""
+    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str):  # a str is a Sequence, too
+        raise TypeError(f"{term}: groups must be a list of sizes or of index lists, got {type(groups).__name__}.")
+    if len(groups) == 0:
+        raise ValueError(f"{term}: groups is empty; give sizes or index lists.")
+    if _by_size(groups):
+        sizes = torch.tensor([int(size) for size in groups])
+        if bool((sizes <= 0).any()):
+            raise ValueError(f"{term}: sizes of groups must be positive, got {int(sizes.min())}.")
+        return torch.repeat_interleave(torch.arange(len(groups)), sizes), len(groups)
+    if any(isinstance(group, Integral) for group in groups):
+        raise TypeError(f"{term}: groups mixes sizes and index lists; give sizes only, or lists only.")
+    listed = [torch.as_tensor(group).reshape(-1).cpu() for group in groups]
+    if any(index.is_floating_point() or index.dtype == torch.bool for index in listed if len(index)):  # [] is a float tensor
+        raise TypeError(f"{term}: groups must hold coordinates (integers); turn a mask into them with mask.nonzero().")
+    indices = [index.long() for index in listed]
+    if any(len(index) == 0 for index in indices):
+        raise ValueError(f"{term}: group {[len(i) for i in indices].index(0)} is empty; leave it out.")
+    joined = torch.cat(indices)
+    if bool((joined < 0).any()):
+        raise ValueError(f"{term}: groups name the coordinate {int(joined.min())}; coordinates count from 0.")
+    if len(joined.unique()) != len(joined):
+        raise ValueError(f"{term}: groups overlap; the prox has a closed form only for separate groups.")
+    labels = torch.full((int(joined.max()) + 1,), len(groups))
+    for label, index in enumerate(indices):
+        labels[index] = label
+    return labels, len(groups)

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import Weighted, soft, total
-from meha.problem.nonsmooth.weights import Weight
+from meha.problem.nonsmooth.base import Weight, Weighted, soft, total
 from meha.tensors.variables import Leaves
 from meha.tensors.vectors import join, split
-
-__all__ = ["FusedLasso", "OrderedL1", "TotalVariation"]
 
 
 class TotalVariation(Weighted):
@@ -33,10 +30,8 @@ class TotalVariation(Weighted):
     def check(self, leaves: Leaves) -> None:
         for leaf in leaves:
             if leaf.ndim == 0 or leaf.shape[-1] < 2:
-                raise ValueError(
-                    f"{type(self).__name__}: needs two or more coordinates along the last axis, got a leaf of shape"
-                    f" {tuple(leaf.shape)}; choose a part."
-                )
+                needed = "needs two or more coordinates along the last axis"
+                raise ValueError(f"{type(self).__name__}: {needed}, got a leaf of shape {tuple(leaf.shape)}; choose a part.")
 
     def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
         jumps = [leaf.diff(dim=-1) for leaf in leaves]
@@ -121,10 +116,9 @@ class OrderedL1(Weighted):
         pairs = self.weighted(self.weight, x, [leaf.reshape(-1) for leaf in leaves])
         for w, _ in pairs:
             if w.ndim and bool((w.detach().diff() > 0).any()):
-                raise ValueError(
-                    "OrderedL1: weights must not increase, from that of the largest coordinate to that of the smallest;"
-                    " sort them (weight=lambda x: x.exp().sort(descending=True).values)."
-                )
+                remedy = "sort them (weight=lambda x: x.exp().sort(descending=True).values)"
+                order = "from that of the largest coordinate to that of the smallest"
+                raise ValueError(f"OrderedL1: weights must not increase, {order}; {remedy}.")
         return pairs
 
 

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meha.problem.nonsmooth.base import NonSmooth, Weighted, kink, soft, total
-from meha.problem.nonsmooth.weights import Weight
+from meha.problem.nonsmooth.base import NonSmooth, Weight, Weighted, kink, soft, total
 from meha.tensors.variables import Leaves
 from meha.tensors.vectors import join, split
 
-__all__ = ["L1", "MCP", "SCAD", "ElasticNet", "NonNegativeL1"]
+
+class _Separable(Weighted):
+    """Base class of sums of one function of each coordinate, with a kink at zero and one weight."""
+
+    separable = True
+    kinked = True
+
+    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
+        return total(self._value(w, y) for w, y in self.weighted(self.weight, x, leaves))
+
+    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
+        return [self._prox(w, y, step) for w, y in self.weighted(self.weight, x, leaves)]
+
+    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
+        pairs = [self._sides(w, y) for w, y in self.weighted(self.weight, x, leaves)]
+        return [left for left, _ in pairs], [right for _, right in pairs]
+
+    @abstractmethod
+    def _value(self, w: Tensor, y: Tensor) -> Tensor:
+        """Return the function of each coordinate."""
+
+    @abstractmethod
+    def _prox(self, w: Tensor, y: Tensor, step: float) -> Tensor: ...
+
+    @abstractmethod
+    def _sides(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the left and right derivatives."""
 
 
-class L1(Weighted):
+class L1(_Separable):
     """``g(x, y) = sum_i w_i |y_i|``; prox: soft thresholding by ``step * w_i``.
 
     Args:
@@ -30,18 +56,16 @@ class L1(Weighted):
     (tensor([3., 4.]),)
     """
 
-    separable = True
-    kinked = True
     quadratic = True
 
-    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return total(w * leaf.abs() for w, leaf in self.weighted(self.weight, x, leaves))
+    def _value(self, w: Tensor, y: Tensor) -> Tensor:
+        return w * y.abs()
 
-    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        return [soft(leaf, step * w) for w, leaf in self.weighted(self.weight, x, leaves)]
+    def _prox(self, w: Tensor, y: Tensor, step: float) -> Tensor:
+        return soft(y, step * w)
 
-    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        return _sides(kink(w, y, w) for w, y in self.weighted(self.weight, x, leaves))
+    def _sides(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return kink(w, y, w)
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
         return join(leaves)
@@ -50,28 +74,23 @@ class L1(Weighted):
         return total(w * size for w, size in self.weighted(self.weight, x, split(t, leaves), signed=True)), t[:0]
 
 
-class NonNegativeL1(Weighted):
+class NonNegativeL1(_Separable):
     """g(x, y) = sum_i w_i y_i + indicator(y >= 0); prox: max(y_i - step * w_i, 0).
 
     >>> NonNegativeL1(1.0).prox(None, torch.tensor([3.0, -3.0]), step=1.0)
     tensor([2., 0.])
     """
 
-    separable = True
-    kinked = True
     quadratic = True
 
-    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        linear = total(w * leaf for w, leaf in self.weighted(self.weight, x, leaves))
-        infinite = [torch.where(leaf.detach() < 0, torch.inf, 0.0).sum() for leaf in leaves]  # inf * 0 would be NaN
-        return linear + sum(infinite)
+    def _value(self, w: Tensor, y: Tensor) -> Tensor:
+        return w * y + torch.where(y.detach() < 0, torch.inf, 0.0)  # inf * 0 would be NaN
 
-    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        return [(leaf - step * w).clamp(min=0) for w, leaf in self.weighted(self.weight, x, leaves)]
+    def _prox(self, w: Tensor, y: Tensor, step: float) -> Tensor:
+        return (y - step * w).clamp(min=0)
 
-    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        pairs = [(w.expand_as(y), y) for w, y in self.weighted(self.weight, x, leaves)]
-        return [torch.where(y > 0, w, -torch.inf) for w, y in pairs], [w for w, _ in pairs]  # at zero, y cannot decrease
+    def _sides(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(y > 0, w, -torch.inf), w.expand_as(y)  # at zero, y cannot decrease
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
         return join(leaves)[:0]  # linear where it is finite, so that no bound t is needed
@@ -108,8 +127,9 @@ class ElasticNet(NonSmooth):
         return [soft(leaf, step * w) / (1 + step * v) for (w, leaf), (v, _) in pairs]
 
     def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        pairs = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
-        return _sides(kink(w, y, w + v * y.abs()) for (w, y), (v, _) in pairs)
+        weights = zip(self.weighted(self.l1, x, leaves), self.weighted(self.l2, x, leaves), strict=True)
+        pairs = [kink(w, y, w + v * y.abs()) for (w, y), (v, _) in weights]
+        return [left for left, _ in pairs], [right for _, right in pairs]
 
     def absolute_terms(self, leaves: Leaves) -> Tensor:
         return join(leaves)
@@ -119,7 +139,7 @@ class ElasticNet(NonSmooth):
         return first + total(v * leaf.square() / 2 for v, leaf in self.weighted(self.l2, x, leaves, signed=True)), t[:0]
 
 
-class SCAD(Weighted):
+class SCAD(_Separable):
     """Smoothly clipped absolute deviation (Fan and Li 2001) with threshold w_i: for ``t = |y_i|``,
 
     w t  if t <= w;  (2 a w t - t^2 - w^2) / (2 (a - 1))  if w < t <= a w;  (a + 1) w^2 / 2  beyond.
@@ -135,9 +155,6 @@ class SCAD(Weighted):
     tensor([0.5000, 2.0000, 9.0000])
     """
 
-    separable = True
-    kinked = True
-
     def __init__(self, weight: Weight = 1.0, a: float = 3.7, part: str | Sequence[str] | None = None) -> None:
         super().__init__(weight, part)
         if not a > 2:  # also refuses NaN
@@ -145,28 +162,22 @@ class SCAD(Weighted):
         self.a = a
         self.rho = 1 / (a - 1)  # the largest concave curvature, of the middle piece
 
-    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
-
-    def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
-        a = self.a
+    def _value(self, w: Tensor, y: Tensor) -> Tensor:
+        a, t = self.a, y.abs()
         middle = (2 * a * w * t - t.square() - w * w) / (2 * (a - 1))
         return torch.where(t <= w, w * t, torch.where(t <= a * w, middle, (a + 1) * w * w / 2))
 
-    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        a, results = self.a, []
-        for w, u in self.weighted(self.weight, x, leaves):
-            middle = ((a - 1) * u - step * a * w * u.sign()) / (a - 1 - step)
-            near = torch.where(u.abs() <= (1 + step) * w, soft(u, step * w), middle)  # by the piece that the result lies on
-            results.append(torch.where(u.abs() <= a * w, near, u))
-        return results
+    def _prox(self, w: Tensor, y: Tensor, step: float) -> Tensor:
+        a = self.a
+        middle = ((a - 1) * y - step * a * w * y.sign()) / (a - 1 - step)
+        near = torch.where(y.abs() <= (1 + step) * w, soft(y, step * w), middle)  # by the piece that the result lies on
+        return torch.where(y.abs() <= a * w, near, y)
 
-    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        a, pairs = self.a, self.weighted(self.weight, x, leaves)
-        return _sides(kink(w, y, torch.minimum(w, (a * w - y.abs()).clamp(min=0) / (a - 1))) for w, y in pairs)
+    def _sides(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return kink(w, y, torch.minimum(w, (self.a * w - y.abs()).clamp(min=0) / (self.a - 1)))
 
 
-class MCP(Weighted):
+class MCP(_Separable):
     """Minimax concave penalty with threshold w_i: for ``t = |y_i|``, w t - t^2 / (2 a) if t <= a w; a w^2 / 2 beyond.
 
     It (Zhang 2010) is 1/a-weakly convex, and its prox needs step < a: soft thresholding by step * w, divided by 1 - step / a,
@@ -180,9 +191,6 @@ class MCP(Weighted):
     tensor([0., 1., 3.])
     """
 
-    separable = True
-    kinked = True
-
     def __init__(self, weight: Weight = 1.0, a: float = 3.0, part: str | Sequence[str] | None = None) -> None:
         super().__init__(weight, part)
         if not a > 0:
@@ -190,23 +198,12 @@ class MCP(Weighted):
         self.a = a
         self.rho = 1 / a  # the concave curvature of the first piece
 
-    def value_leaves(self, x: Any, leaves: Leaves) -> Tensor:
-        return total(self._penalty(w, leaf.abs()) for w, leaf in self.weighted(self.weight, x, leaves))
-
-    def _penalty(self, w: Tensor, t: Tensor) -> Tensor:
+    def _value(self, w: Tensor, y: Tensor) -> Tensor:
+        t = y.abs()
         return torch.where(t <= self.a * w, w * t - t.square() / (2 * self.a), self.a * w * w / 2)
 
-    def prox_leaves(self, x: Any, leaves: Leaves, step: float) -> Leaves:
-        return [
-            torch.where(u.abs() <= self.a * w, soft(u, step * w) / (1 - step / self.a), u)
-            for w, u in self.weighted(self.weight, x, leaves)
-        ]
+    def _prox(self, w: Tensor, y: Tensor, step: float) -> Tensor:
+        return torch.where(y.abs() <= self.a * w, soft(y, step * w) / (1 - step / self.a), y)
 
-    def slopes(self, x: Any, leaves: Leaves) -> tuple[Leaves, Leaves]:
-        return _sides(kink(w, y, (w - y.abs() / self.a).clamp(min=0)) for w, y in self.weighted(self.weight, x, leaves))
-
-
-def _sides(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Leaves, Leaves]:
-    """Turn a pair per leaf into a pair of lists."""
-    left, right = zip(*pairs, strict=True)
-    return list(left), list(right)
+    def _sides(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return kink(w, y, (w - y.abs() / self.a).clamp(min=0))

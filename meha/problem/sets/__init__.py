@@ -5,11 +5,10 @@ Every set is a set of vectors. A variable with several leaves counts as one long
 each leaf a set of its own.
 """
 
-from meha.problem.sets.affine import AffineSet, HalfSpace
 from meha.problem.sets.balls import L1Ball, L2Ball, LinfBall, Simplex
 from meha.problem.sets.base import ConvexSet, Product
 from meha.problem.sets.intervals import Box, NonNegative, Reals
-from meha.problem.sets.polyhedra import Intersection, Polyhedron
+from meha.problem.sets.polyhedra import AffineSet, HalfSpace, Intersection, Polyhedron
 
 __all__ = [
     "AffineSet",

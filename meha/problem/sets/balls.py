@@ -13,9 +13,6 @@ from meha.tensors.checks import check_positive
 from meha.tensors.variables import Leaves, Variable, inner, norm
 from meha.tensors.vectors import join, split
 
-__all__ = ["L1Ball", "L2Ball", "LinfBall", "Simplex"]
-
-
 MANY_CORNERS = 10  # largest dimension in which an L1 ball is written as rows, 2^n of them
 
 

@@ -14,9 +14,6 @@ from meha.tensors.distributed import local
 from meha.tensors.variables import Leaves, Variable, all_finite, copy_, distance, norm, select, short_step, subtract
 from meha.tensors.vectors import join, split
 
-__all__ = ["Bound", "ConvexSet", "Face", "FlatSet", "Product", "Rows", "check_vector", "reached", "to_tensors"]
-
-
 Bound = float | Tensor
 
 Rows = tuple[Tensor, Tensor]

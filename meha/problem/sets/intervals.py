@@ -12,8 +12,6 @@ from meha.tensors.checks import broadcasts
 from meha.tensors.variables import Leaves, Variable
 from meha.tensors.vectors import join
 
-__all__ = ["Box", "NonNegative", "Reals"]
-
 
 @dataclass(frozen=True, eq=False)
 class Reals(ConvexSet):
@@ -68,8 +66,12 @@ class Box(ConvexSet):
 
     def check(self, variable: Variable, chosen: list[int]) -> None:
         for i in chosen:
+            target = tuple(variable.leaves[i].shape)
             for name, bound in (("low", self.low), ("high", self.high)):
-                _check_broadcast(bound, variable, i, f"{type(self).__name__}: {name}")
+                if not broadcasts(shape := tuple(torch.as_tensor(bound).shape), target):
+                    leaf = f"{variable.label(variable.names[i])} of shape {target}"
+                    found = f"{name} has shape {shape}, which does not broadcast to {leaf}"
+                    raise ValueError(f"Box: {found}; for a different bound per leaf use Product.")
 
     def face(self, leaves: Leaves) -> Face:
         return Face([(leaf > _bound(self.low, leaf)) & (leaf < _bound(self.high, leaf)) for leaf in leaves])
@@ -83,7 +85,9 @@ class Box(ConvexSet):
         return torch.cat(rows), z[:0]
 
     def project_leaves(self, leaves: Leaves) -> Leaves:
-        return [_clip(leaf, self.low, self.high) for leaf in leaves]
+        if isinstance(self.low, Tensor) or isinstance(self.high, Tensor):  # torch.clamp does not mix a tensor and a number
+            return [torch.clamp(leaf, _bound(self.low, leaf), _bound(self.high, leaf)) for leaf in leaves]
+        return [leaf.clamp(self.low, self.high) for leaf in leaves]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,20 +115,3 @@ class NonNegative(ConvexSet):
 def _bound(value: Bound, leaf: Tensor) -> Tensor:
     """Return a bound in the dtype and on the device of a leaf."""
     return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
-
-
-def _clip(leaf: Tensor, low: Bound, high: Bound) -> Tensor:
-    """Return the leaf, clipped to [low, high]."""
-    if isinstance(low, Tensor) or isinstance(high, Tensor):  # torch.clamp does not mix a tensor and a number
-        return torch.clamp(leaf, _bound(low, leaf), _bound(high, leaf))
-    return leaf.clamp(low, high)
-
-
-def _check_broadcast(value: Bound, variable: Variable, index: int, label: str) -> None:
-    shape = tuple(torch.as_tensor(value).shape)
-    target = tuple(variable.leaves[index].shape)
-    if not broadcasts(shape, target):
-        raise ValueError(
-            f"{label} has shape {shape}, which does not broadcast to {variable.label(variable.names[index])}"
-            f" of shape {target}; for a different bound per leaf use Product."
-        )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from meha.problems import group_lasso, lasso, merely_convex, sine, strong_convex
-from meha_lab.reproduce.cells import Case, Cell
+from meha_lab.reproduce.cells import OWN_ENDS, Case, Cell
 from meha_lab.reproduce.contenders import AUTOMATIC, CONTENDERS
 from meha_lab.reproduce.experiments.base import Claim, Experiment, Options, Race, Records, prose, short
 from meha_lab.reproduce.experiments.racing import error_at, shown
@@ -160,7 +160,7 @@ def _without(records: Records, columns: list[str]) -> list[Table]:
             if record is None or error is None:
                 row.append(None)
             else:
-                good = error <= TARGET and record["outcome"] == "converged"
+                good = error <= TARGET and record["outcome"] in OWN_ENDS
                 row.append(Mark(f"{record['last']['gradients']:,}, {short(error)}", "best" if good else "failed", error))
         rows.append(row)
     caption = "Methods without settings: gradients of F and f until the method stops, and the larger of the errors of x and y."

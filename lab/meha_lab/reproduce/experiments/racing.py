@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from meha_lab.reproduce.cells import Record
+from meha_lab.reproduce.cells import OWN_ENDS, Record
 from meha_lab.reproduce.contenders import AUTOMATIC
 from meha_lab.reproduce.experiments.base import PAPER, Claim, Records, Spread, number, spread
 from meha_lab.reproduce.figures import Curve, Panel, curves
@@ -66,6 +66,7 @@ def failure(records: Sequence[Record]) -> str:
         "time": f"{error} when time is up",
         "finished": f"{error} with nothing left to try",
         "converged": f"ends elsewhere, {error}",
+        "rule met": f"ends elsewhere, {error}",
         "local": f"ends at a local solution, {error}",
     }
     return words.get(kind, error)
@@ -135,7 +136,7 @@ def ends_table(results: Records, cases: Sequence[tuple[str, str]], name: str) ->
 
 def own_end(records: Sequence[Record]) -> list[Item]:
     """Time, gradients and error where runs stopped; runs that were cut off have none."""
-    ended = [record["last"] if record["outcome"] in ("converged", "local", "finished") else {} for record in records]
+    ended = [record["last"] if record["outcome"] in OWN_ENDS else {} for record in records]
     columns = [[last.get(name) for last in ended] for name in ("seconds", "gradients")]
     return [spread(column).cell(band=False) for column in (*columns, [error_at(last) for last in ended])]
 
