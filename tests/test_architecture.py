@@ -18,13 +18,13 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 28_116
+LINES = 26_849
 LAYERS = 12
-SINGLE_IMPORTERS = 16
+SINGLE_IMPORTERS = 13
 PUBLIC_NAMES = 160
 REPEATED_CLASSES = 0
-NAMED_NUMBERS = 150
-COMMENTS = 6.0  # per 100 lines of code, at least
+NAMED_NUMBERS = 119
+COMMENTS = 8.0  # per 100 lines of code, at least
 CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 
 HOOKS = {"init", "step", "terminate", "report", "check", "resolve", "advice"}

@@ -24,7 +24,7 @@ from meha.lower.quadratic_model import QuadraticModel
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
-from meha.numerics.line_search import LONGER, LineTrial, line_search
+from meha.numerics.line_search import LONGER, TRIALS, LineTrial, line_search
 from meha.numerics.quadratic_program import solve_program
 from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, NEAR, PROBES, SAME, SMALL, TIGHT
 from meha.problem.oracle import Oracle
@@ -345,7 +345,8 @@ def search_x(
         return LineTrial(new, new.F if usable else math.inf, slope, float(torch.dot(start.gradient, x - start.x)))
 
     slope = float(torch.dot(start.gradient, direction))
-    return line_search(trial, start.F, slope, noise=eps**LOOSE * abs(start.F)), tried
+    # Where only tiny steps help, the lower level is singular there, and another engine is the better choice.
+    return line_search(trial, start.F, slope, noise=eps**LOOSE * abs(start.F), trials=TRIALS // 2), tried
 
 
 def shortest_combination(gradients: Tensor) -> Tensor:

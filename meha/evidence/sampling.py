@@ -60,7 +60,8 @@ class Samples:
         # An infinite tol takes no step; F at other x only ranks them, so a coarse y is enough. A last step far shorter than the
         # distance of two points that are the same: where Newton steps converge linearly, the error is as large as the step.
         tol = [math.inf] * len(far_x) + [NEAR * JOINED] * len(origins) + [SAME] * len(others)
-        reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [0.0] * len(others)
+        # Less than zero: at another x, no point belongs to the basin of the bottom, be it the same y.
+        reach = [0.0] * len(far_x) + [origin.reach for origin in origins] + [-1.0] * len(others)
         checked = torch.zeros(len(x), dtype=torch.bool, device=x.device)  # negative curvature at one of these ends the batch
         checked[: len(far_x)] = checked[self._random_rows] = True
         return self._batch.solve(x, starts, y.new_tensor(tol), self._bottom, y.new_tensor(reach), checked)

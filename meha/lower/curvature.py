@@ -11,7 +11,7 @@ from torch import Tensor
 from meha.numerics.tolerances import DIFFERENCE
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable
-from meha.tensors.vectors import vector_norm
+from meha.tensors.vectors import join, vector_norm
 
 LENGTHS = (1.0, 10.0, 100.0)
 """Multiples of the step of a difference, tried in turn until it exceeds rounding."""
@@ -77,16 +77,16 @@ def write(vector: Tensor, *variables: Variable) -> None:
 def upper_gradients(oracle: Oracle, x: Variable, y: Variable, *, strict: bool = False) -> Value:
     """F, F_x and F_y, at the cost of one gradient."""
     (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], strict=strict)
-    return value, _joined(gradients[0]), _joined(gradients[1])
+    return value, join(gradients[0]), join(gradients[1])
 
 
 def lower_gradients(oracle: Oracle, x: Variable, y: Variable) -> Value:
     """f + g, its gradient in x, and that of f alone in y (g is left to its prox), at the cost of one gradient."""
     (value,), gradients = oracle.gradients((x, y), [(1.0, oracle.lower, x, y)], strict=False)
-    in_x = _joined(gradients[0])
+    in_x = join(gradients[0])
     if oracle.phi is not oracle.lower:
-        value, in_x = value + oracle.g(x, y), in_x + _joined(oracle.g_gradient(x, y))
-    return value, in_x, _joined(gradients[1])
+        value, in_x = value + oracle.g(x, y), in_x + join(oracle.g_gradient(x, y))
+    return value, in_x, join(gradients[1])
 
 
 def probe(oracle: Oracle, x: Variable, y: Variable, vectors: dict[str, Tensor], rounds: int) -> Curvatures:
@@ -183,7 +183,3 @@ class _Here:
             self.oracle.project(self.first.value, variable.leaves, 1.0)
         else:
             self.oracle.prox(self.first.value, variable.leaves, torch.finfo(variable.leaves[0].dtype).tiny)
-
-
-def _joined(leaves: list[Tensor]) -> Tensor:
-    return torch.cat([leaf.reshape(-1) for leaf in leaves])

@@ -113,6 +113,19 @@ class SearchState(State):
             raise ValueError(f"state: must hold {self.k} tried candidates and their values; it is damaged.")
 
 
+@dataclass(frozen=True)
+class _Builder:
+    """The user's ``to_x``, shown by its name: checkpoints compare descriptions, and addresses of functions change."""
+
+    function: Callable[[dict[str, float]], Any]
+
+    def __call__(self, values: dict[str, float]) -> Any:
+        return self.function(values)
+
+    def __repr__(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search(Method):
     """Base class of searches: each step tries one candidate, and the best is kept.
@@ -154,10 +167,13 @@ class Search(Method):
             raise TypeError(
                 f"space: expected an interval such as LogUniform(1e-3, 10.0), or a dict of them by name, got {self.space!r}."
             )
-        if self.to_x is not None and not callable(self.to_x):
-            raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
-        if self.to_x is not None and not isinstance(self.space, Mapping):
-            raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
+        if self.to_x is not None:
+            if not callable(self.to_x):
+                raise TypeError(f"to_x: expected a function from a dict of numbers to x, got {type(self.to_x).__name__}.")
+            if not isinstance(self.space, Mapping):
+                raise ValueError(f"to_x: needs a dict of named intervals as space, got {self.space!r}.")
+            if not isinstance(self.to_x, _Builder):  # dataclasses.replace comes here a second time
+                object.__setattr__(self, "to_x", _Builder(self.to_x))
         check_count("inner_steps", self.inner_steps)
         check_tolerance("lower_tol", self.lower_tol)
 

@@ -105,7 +105,7 @@ class Endless(Iterator[Any]):
     The position can be saved. If the loader has ``state_dict`` and ``load_state_dict``, they are used. Otherwise the position
     is the random states at the last restart and the number of batches taken since: restoring it restarts the loader from these
     states and skips that many batches. The order of the batches may therefore depend only on these states, and on the number of
-    the pass, which samplers and data sets with ``set_epoch``, such as a DistributedSampler, are told.
+    the pass, which samplers and data sets with ``set_epoch``, such as a DistributedSampler, learn from it.
 
     Args:
         loader: an iterable of batches.

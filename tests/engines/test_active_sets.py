@@ -8,6 +8,7 @@ import torch
 
 import meha
 from meha import Problem, Status
+from meha.engines.active_sets import Branching
 from meha.lower.constrained import ConstrainedLower, SampleBox
 from meha.methods import Method
 from meha.problem.constraints import Bounds, Linear, Smooth
@@ -292,6 +293,20 @@ def test_f_chooses_among_the_solutions_of_a_linear_program():
     solution = meha.solve(problem, t(0.0), t(0.0, 0.0))
     assert solution.x.tolist() == pytest.approx([2.0], abs=1e-6)
     assert solution.y.tolist() == pytest.approx([2.0, 0.25], abs=1e-6)
+
+
+def test_a_relaxation_that_is_complementary_already_ends_the_tree():
+    """Without complementarity, F has its minimum at x = 3, y = 2, where y <= x is slack and its multiplier is zero."""
+    problem = Problem(
+        lambda x, y: (x - 3).square().sum() + (y - 5).square().sum() / 2,
+        lambda x, y: (y - 2).square().sum(),
+        lower_constraints=Linear([[-1.0]], [[1.0]], [0.0]),
+    )
+    x, y = Variable(t(0.0), "x"), Variable(t(0.0), "y")
+    tree = Branching(NonlinearProgram(Oracle(problem, x, y), x, y))
+    found = tree.search()
+    assert found.z.tolist() == pytest.approx([3.0, 2.0], abs=1e-6)
+    assert tree.nodes == 2  # the relaxation, and its piece
 
 
 def test_x_without_a_feasible_y_are_excluded():

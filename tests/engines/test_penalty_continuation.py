@@ -5,7 +5,7 @@ import torch
 
 import meha
 from meha.engines.attempt import Start
-from meha.engines.penalty_continuation import PenaltyPass, Sizes, extrapolate_stages, measure
+from meha.engines.penalty_continuation import PenaltyPass, Sizes, extrapolate_stages, measure, stage_verdict
 from meha.lower.flat_problem import FlatProblem
 from meha.method.status import Status
 from meha.problem.oracle import Oracle
@@ -18,12 +18,12 @@ def vector(*numbers, dtype=F64):
     return torch.tensor(numbers, dtype=dtype)
 
 
-def passed(problem, x0, y0, others=(), first=0, tol=1e-6):
-    """A pass from (x0, y0) that follows other basins, to its end."""
+def passed(problem, x0, y0, others=(), first=0, tol=1e-6, c=None):
+    """A pass from (x0, y0) that follows other basins, to its end; from its first or second c, or from the given one."""
     x, y = Variable(x0.clone(), "x"), Variable(y0.clone(), "y")
     levels = FlatProblem(Oracle(problem, x, y), x, y)
     scales = measure(levels, Sizes.of(levels, tol), both_starts=True)
-    now = PenaltyPass(levels, scales, Start("", scales.starts[first], x0, y0, list(others)), 20_000)
+    now = PenaltyPass(levels, scales, Start("", c or scales.starts[first], x0, y0, list(others)), 20_000)
     while now.result is None:
         now.step()
     return now
@@ -77,6 +77,34 @@ def test_a_stage_without_a_minimum_gives_way_to_a_larger_penalty():
     problem = meha.Problem(lambda x, y: (x**2 - 4 * y + 0.5 * y * (y - x)).sum(), lambda x, y: ((y - x) ** 2).sum())
     now = passed(problem, vector(0.0), vector(0.0))
     assert float(now.result.x) == pytest.approx(2.0, abs=1e-5)
+
+
+def test_a_stage_that_runs_away_along_a_line_is_begun_again_with_a_larger_penalty():
+    """With z = y - x, F + c f = (x - 1)^2 / 2 - z x + c z^2 / 2 has no minimum for c < 1, and one near x = 1 for large c."""
+    problem = meha.Problem(lambda x, y: (0.5 * (x - 1) ** 2 - (y - x) * x).sum(), lambda x, y: 0.5 * ((y - x) ** 2).sum())
+    now = passed(problem, vector(0.5), vector(0.5), c=0.5)
+    assert now.widest > 1e6
+    assert now.stages[0].c == 2.0
+    assert float(now.result.x) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_smoothing_of_two_basins_leaves_no_error():
+    """At the border x = 0 the weights become the multipliers over c: x of a stage is exact long before 1/c is small."""
+    problem = meha.Problem(lambda x, y: ((x - 1) ** 2 + (y - 1) ** 2).sum(), lambda x, y: ((y**2 - 1) ** 2 + 0.3 * x * y).sum())
+    now = passed(problem, vector(-0.5), vector(1.0), others=[vector(-1.0)], first=1)
+    assert now.envelope.c < 1e5
+    assert abs(float(now.stages[-1].x)) < 1e-9
+    # F falls by 2 per unit of x, and the difference of the wells by 0.6: that is the multiplier.
+    assert now.stages[-1].c * now.point.shares[1] == pytest.approx(2 / 0.6, rel=1e-3)
+
+
+def test_a_stage_that_was_not_solved_is_no_evidence():
+    problem = meha.Problem(lambda x, y: ((y - 1) ** 2 + 0.1 * x**2).sum(), lambda x, y: ((y - x) ** 2).sum())
+    now = passed(problem, vector(0.0), vector(0.0))
+    *before, last = now.stages
+    assert stage_verdict(now.stages, now.scales, 1.0).status is Status.CONVERGED
+    for stages in ([*before, last._replace(solved=False)], [*before[:-1], before[-1]._replace(solved=False), last]):
+        assert stage_verdict(stages, now.scales, 1.0) is None
 
 
 def test_rounding_errors_end_a_pass_in_single_precision():

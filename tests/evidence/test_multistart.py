@@ -106,6 +106,18 @@ def test_what_torch_cannot_map_over_a_batch_is_taken_solve_each(lower):
     assert torch.allclose(solution.x, torch.ones(4, dtype=F64), atol=1e-5)
 
 
+def test_a_maximum_of_f_is_no_solution_at_another_x():
+    """y = 0 solves the lower level for x > 0. For x < 0 it is a maximum of f, which Newton steps do not leave."""
+    problem = meha.Problem(
+        lambda x, y: (x - 1).square().sum() + y.square().sum(),
+        lambda x, y: (0.25 * y.pow(4) + 0.5 * x * y.square()).sum(),
+    )
+    engine = finished(problem, torch.ones(1, dtype=F64), torch.zeros(1, dtype=F64))
+    seen = samples(engine, others=torch.tensor([[2.0], [-1.0]], dtype=F64))
+    assert seen._ends is not None
+    assert [F for F, _, _ in seen.upper()] == [pytest.approx(1.0), math.inf]
+
+
 def test_many_unknowns_are_not_taken_at_once():
     problem = meha.Problem(lambda x, y: (y - 2).square().sum() + x.square().sum(), lambda x, y: (y - x).square().sum())
     engine = finished(problem, torch.zeros(1, dtype=F64), torch.zeros(41, dtype=F64))

@@ -6,8 +6,12 @@ import torch
 
 import meha
 from meha import Default, Problem, Status
+from meha.engines.attempt import EngineKind, Result
+from meha.engines.penalty_continuation import Sizes
+from meha.evidence.attempts import Attempts, attach_resolved_F, final_verdict
 from meha.lower.flat_problem import FlatProblem
 from meha.lower.multistart import LowerMultistart
+from meha.method.status import Verdict
 from meha.numerics.limited_memory import LimitedMemory
 from meha.problem.oracle import Oracle
 from meha.problem.sets import Box
@@ -131,12 +135,29 @@ def test_a_saddle_is_left():
     assert abs(float(solution.y[1])) == pytest.approx(2**0.5, abs=1e-3)
 
 
-def search(lower, y, *, solved=True, **parts):
+def search(lower, y, *, solved=True, tolerance=0.0, **parts):
     """A search of the lower level around y."""
     problem = Problem(lambda x, y: (x * y).sum(), lower, **parts)
     first, second = Variable(t(1.0), "x"), Variable(y, "y")
     levels = FlatProblem(Oracle(problem, first, second), first, second)
-    return LowerMultistart(levels, y, LimitedMemory(20), 0.1, float(y.norm()) or 1.0, 0.0, solved=solved)
+    return LowerMultistart(levels, y, LimitedMemory(20), 0.1, float(y.norm()) or 1.0, tolerance, solved=solved)
+
+
+def test_two_descents_from_beside_a_maximum_end_on_both_of_its_sides():
+    hill = search(lambda x, y: (y.square() - 1).square().sum(), t(0.0))
+    assert sorted(float(hill.descend(start.y).z) for start in hill.draw([], 0)) == pytest.approx([-1.0, 1.0], abs=1e-6)
+
+
+def test_a_distant_start_in_line_with_a_basin_may_still_lead_to_another():
+    """At (2, 1), f is nearly the quadratic around zero; the first step, along its steep side, ends in the well at (2, 0)."""
+
+    def lower(x, y):
+        well = (-0.5 * ((y[0] - 2).square() + y[1].square()) / 0.3**2).exp()
+        return 0.5 * (y[0].square() + 100 * y[1].square()) - 2.5 * well
+
+    wells = search(lower, t(0.0, 0.0))
+    assert wells.descend(t(2.0, 1.0)).z.tolist() == pytest.approx([2.0, 0.0], abs=0.1)
+    assert wells.excess(wells.lowest) == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_lower_point_is_a_proof():
@@ -151,6 +172,13 @@ def test_a_lower_point_is_a_proof():
     evidence = low.run([], 1000)
     assert (evidence.excess, evidence.values, evidence.certain) == (0.0, 2, True)
     assert evidence.above == pytest.approx(values[2] - values[0], rel=1e-9)
+
+
+@pytest.mark.parametrize(("error", "excess"), [(0.0, 0.6), (0.9, 0.6), (1.1, 0.0)])
+def test_a_difference_that_vanishes_within_the_error_of_x_is_none(error, excess):
+    """At x = 1, the wells at 1 and -1 differ by 0.6 x: by nothing at x = 0."""
+    wells = search(lambda x, y: (100 * (y.square() - 1).square() + 0.3 * x * y).sum(), t(1.0), tolerance=error)
+    assert wells.run([], 1000).excess == pytest.approx(excess, abs=1e-3)
 
 
 def test_a_convex_lower_level_takes_few_gradients():
@@ -168,6 +196,52 @@ def test_flat_basins_count_once():
     plane = search(lambda x, y: (y.sum() - x.sum()).square(), t(0.5, 0.5, 0.0)).run([], 1000)
     circle = search(lambda x, y: (y.square().sum() - x.sum()).square(), t(0.6, 0.8)).run([], 1000)
     assert (plane.values, plane.excess) == (circle.values, circle.excess) == (1, 0.0)
+
+
+def test_all_points_of_a_plane_are_one_basin_and_two_equal_wells_are_two():
+    plane = search(lambda x, y: (y.sum() - x.sum()).square(), t(0.5, 0.5, 0.0))
+    wells = search(lambda x, y: (y.square() - 1).square().sum(), t(1.0))
+    for found in (plane, wells):
+        found.run([], 1000)
+    assert (len(plane.basins), len(wells.basins)) == (1, 2)
+
+
+def attempts(*Fs, engine=EngineKind.IMPLICIT_NEWTON):
+    """Attempts that converged at x = 0, 1, ... and y = (0, 0) with these F; all y with y1 + y2 = 0 solve the lower level."""
+    problem = Problem(lambda x, y: (y[0] - 1).square() + x.square().sum() - 1, lambda x, y: y.sum().square() + 0 * x.sum())
+    first, second = Variable(t(0.0), "x"), Variable(t(2.0, 0.0), "y")
+    levels = FlatProblem(Oracle(problem, first, second), first, second)
+    levels.curvatures = {"f_yy": 2.0}
+    found = Attempts(levels, Sizes.of(levels, 1e-6), lambda: 1000)
+    end = Verdict(Status.CONVERGED, "Found.")
+    found.results = [Result(engine, "", t(float(k)), t(0.0, 0.0), F, 0.0, True, 1.0, [], "", "", end) for k, F in enumerate(Fs)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("Fs", "engine", "confident"),
+    [
+        ((1.0,), EngineKind.IMPLICIT_NEWTON, True),
+        ((1.0, 2.0), EngineKind.IMPLICIT_NEWTON, False),
+        ((1.0, 2.0, 1.0), EngineKind.IMPLICIT_NEWTON, False),
+        ((1.0, 2.0, 1.0, 1.0), EngineKind.IMPLICIT_NEWTON, True),
+        ((1.0, 2.0, 1.0, 1.0, 3.0), EngineKind.IMPLICIT_NEWTON, False),
+        ((1.0, 2.0), EngineKind.PENALTY_CONTINUATION, False),
+        ((1.0, 2.0, 1.0), EngineKind.PENALTY_CONTINUATION, True),
+    ],
+)
+def test_the_best_is_found_twice_and_by_newton_once_more_for_each_other_solution(Fs, engine, confident):
+    assert attempts(*Fs, engine=engine).is_confident is confident
+
+
+def test_F_at_the_lower_solution_nearest_to_the_start_is_told_unless_its_basin_is_higher():
+    """(1, -1) is the solution nearest to (2, 0); F is -1 there, and 0 where y is zero."""
+    found = attempts(-1.5)
+    result = attach_resolved_F(found.levels, found.sizes, found.results[0])
+    assert result.F_nearest == pytest.approx(-1.0, abs=1e-9)
+    assert "F = -1.5 at the returned y, but -1 at the one nearest to y0" in final_verdict(result).message
+    in_a_lower_basin = found.results[0]._replace(lower=-1.0)
+    assert attach_resolved_F(found.levels, found.sizes, in_a_lower_basin).F_nearest is None
 
 
 def test_coordinates_of_basins_are_exchanged():

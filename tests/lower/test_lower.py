@@ -6,7 +6,10 @@ import pytest
 import torch
 
 import meha
+from meha.lower.flat_problem import FlatProblem, LowerPoint
+from meha.lower.nearest import solve_nearest
 from meha.lower.proximal_gradient import solve_lower
+from meha.lower.quadratic_model import in_same_quadratic
 from meha.problem.nonsmooth import L1
 from meha.problem.oracle import Oracle
 from meha.tensors.variables import Variable
@@ -68,3 +71,23 @@ def test_numbers_whose_squares_overflow_are_no_error(slope):
     problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: -slope * y.sum())
     found = solve_lower(*start(problem, torch.zeros(2, dtype=torch.float64)), gamma=1.0, max_steps=100)
     assert not math.isnan(float(found.theta.detached().sum()))
+
+
+@pytest.mark.parametrize(("power", "quadratic"), [(1.5, False), (1.9, True), (2.0, True), (2.2, True), (4.0, False)])
+def test_powers_far_from_the_square_are_not_taken_for_quadratic(power, quadratic):
+    """Between 0 and z, |z|^p differs from its trapezoidal rule by |1/p - 1/2| of its turn, 25 % for the fourth power."""
+
+    def point(z):
+        z = torch.tensor([z], dtype=torch.float64)
+        return LowerPoint(z, float(z.abs() ** power), power * z.abs() ** (power - 1), f_x=z)
+
+    assert in_same_quadratic(point(3.0), point(0.0)) is quadratic
+
+
+def test_the_nearest_solution_is_more_accurate_than_the_last_weight():
+    """f = y1^2 / 2 + y2^2 / 200 leaves y3 free; a weight w leaves an error of 100 w in y2, which extrapolation removes."""
+    curvatures, y = torch.tensor([1.0, 0.01, 0.0], dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    problem = meha.Problem(lambda x, y: y.sum(), lambda x, y: 0.5 * (curvatures * y.square()).sum())
+    found = solve_nearest(FlatProblem(*start(problem, y)), y, 1e-2, 1.0)
+    assert found.solved
+    assert found.y.tolist() == pytest.approx([0.0, 0.0, 1.0], abs=5e-5)

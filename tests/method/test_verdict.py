@@ -257,7 +257,7 @@ def test_the_answer_so_far_is_what_the_run_holds():
     for _ in range(3):
         torch.testing.assert_close(run.x, first.x, rtol=0, atol=0)
         run.step()
-    short = meha.solve(problem, problem.x0, problem.y0, max_steps=first.k + 3)
+    short = meha.solve(problem, problem.x0, problem.y0, max_steps=first.k + 1)
     assert short.status is Status.MAX_STEPS
     assert problem.distance(short.x, short.y).x < 1e-5
 

@@ -14,7 +14,7 @@ from meha.lower.curvature import Curvatures, balance, describe, flatten, lower_g
 from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.status import Status, Verdict
 from meha.numerics.extrapolation import combine, richardson
-from meha.numerics.tolerances import PROBES
+from meha.numerics.tolerances import PROBES, SMALL
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response
@@ -67,6 +67,10 @@ class AdaptiveState(State):
     def scale(self, *factors: float) -> None:
         """Multiply the steps, up to what the curvatures allow."""
         self.shrink = tuple(min(1.0, factor * shrink) for factor, shrink in zip(factors, self.shrink, strict=True))
+
+    def closed(self, share: float) -> bool:
+        """Whether F changes by at most this share of its range as c grows on: by about 2 c gap, as the gap falls as 1/c^2."""
+        return 2 * self.c * abs(self.numbers["gap"]) <= share * (self.highest - self.lowest)
 
     def distance(self, new: Tensor, old: Tensor) -> float:
         """The change of x or y, the larger one, relative to its size and way: an answer may be zero."""
@@ -203,7 +207,7 @@ def _extrapolate(oracle: Oracle, state: AdaptiveState, tol: float) -> None:
         state.change = math.inf if before is None else state.distance(flatten(state.x, state.y), before)
         if state.change <= tol and max(last, state.distance(limit, new)) <= NEAR * tol:
             what, change = "the limit for c to infinity", state.change
-    if change <= tol:
+    if change <= tol and state.closed(SMALL):  # (x, y) also rests where F holds y at a bound while c is small
         reason = f"{what} changed by {change:.1e} <= tol = {tol:.1e} (relative) while c doubled; nothing was verified"
         state.verdict = Verdict(Status.RULE_MET, f"{reason}, and meha.verify(problem, x, y) judges the point")
 
@@ -218,12 +222,10 @@ def _next_stage(oracle: Oracle, state: AdaptiveState, here: StepMap, record: Rec
     solved = float(here.residual(record).norm()) <= max(wanted, rounding)
     state.steps += 1
     late = state.steps >= LONGEST
-    # The gap falls as 1 / c^2, so F changes by about 2 c gap as c grows on; where that is too little, c stays.
-    closed = 2 * state.c * abs(state.numbers["gap"]) <= NEAR * tol * (state.highest - state.lowest)
     if late and not solved:
         _grow_gamma(state, here, record)
         state.solved = state.steps = 0
-    if solved or (late and not closed):
+    if solved or (late and not state.closed(NEAR * tol)):
         state.ends, state.solved = [*state.ends[-2:], point], state.solved + solved
         state.c, state.steps = 2 * state.c, 0
         state.scale(2.0, 2.0, 2.0)  # steps that were cut for the curvature at a smaller c may recover
@@ -250,9 +252,8 @@ class AdaptiveMEHA(Method):
     The run ends, with the status ``rule met``, when this limit, or (x, y) itself, stops changing. Nothing is verified: y may be
     in a basin that is not the lowest, and x on a plateau or on its way to infinity. ``meha.verify(problem, x, y)`` judges the
     point. Lower levels of condition 1000 and more make it slow.
-    :class:`~meha.Default` verifies its answer; :class:`~meha.StochasticMEHA` takes batches and networks.
-
-    The numbers of a step are those of :class:`~meha.MEHA`, and ``gamma``, at the last point that was not rejected.
+    :class:`~meha.Default` verifies its answer; :class:`~meha.StochasticMEHA` takes batches and networks. The numbers of a step
+    are those of :class:`~meha.MEHA`, and ``gamma``, at the last point that was not rejected.
 
     Args:
         tol: the relative change of the limit between two stages at which the run ends; at least the square root of the
