@@ -227,8 +227,8 @@ class Default(Engine):
     :class:`~meha.StochasticMEHA`. In single precision, where c times a small difference cancels, about four digits are
     possible, and a smaller ``tol`` is raised to that.
 
-    Memory: a dense Hessian on up to 2,000 free coordinates of y; in passes up to 300 pairs of the size of y twice (50 with g),
-    as long as these are fewer than 4 million numbers (at least 5).
+    Memory: a dense Hessian on up to 2,000 free coordinates of y; in passes up to 300 pairs of the size of y twice, as long as
+    these are fewer than 4 million numbers (at least 10).
 
     Args:
         tol: the relative error of x at which to stop, estimated by how much the extrapolated x changed with the last stage (an
