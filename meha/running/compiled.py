@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from meha.method.method import At, Run, StepInfo
+from meha.method.method import At, Run, StepInfo, StepNumber
 from meha.method.optimizers import RunningOptimizer
 from meha.method.status import first_line
 from meha.methods import Method
@@ -138,7 +138,7 @@ class Facts:
 
     Attributes:
         method: whose schedules are read.
-        read: names of the schedules.
+        read: names of the schedules, and functions of the step number (:meth:`~meha.methods.At.of`), in the order of first use.
         returned: names of the numbers, besides the norm of (x, y) and the length of the step.
         counts: its gradients.
         dtype, device: of the numbers.
@@ -146,16 +146,19 @@ class Facts:
 
     method: Method
     batch: BatchForm
-    read: list[str]
+    read: list[str | StepNumber]
     returned: list[str]
     counts: Counts
     dtype: torch.dtype
     device: torch.device
 
-    def table(self, k: int, n: int) -> Tensor:
+    def table(self, k: int, n: int, horizon: int | None) -> Tensor:
         """The values of the schedules for n steps from k on, a row for each step."""
         table = torch.empty(n, len(self.read), dtype=self.dtype)
         for i, name in enumerate(self.read):
+            if not isinstance(name, str):
+                table[:, i] = torch.tensor([name(k + j, horizon) for j in range(n)], dtype=table.dtype)
+                continue
             schedule, zero = getattr(self.method, name), name in self.method.may_be_zero
             if callable(schedule):
                 values = [evaluate(name, schedule, k + j, zero=zero) for j in range(n)]
@@ -206,7 +209,7 @@ class Compiled(ABC):
         self._before = run.k, dataclasses.replace(run.counts)
         copy_(self._kept, self._tensors)
         self.whole = False
-        table = facts.table(run.k, n)
+        table = facts.table(run.k, n, run.horizon)
         tensors = [facts.batch.match(batch) or [] for batch in batches]
         for i in range(0, n, self.unrolled):
             vector = self._call(table[i : i + self.unrolled], tensors[i : i + self.unrolled])
@@ -234,10 +237,14 @@ class _TracedAt(At):
 
     def __init__(self, method: Method, row: Tensor, batch: Any) -> None:
         super().__init__(method, 0, batch)
-        self._row, self._read = row, list[str]()
+        self._row, self._read = row, list[str | StepNumber]()
 
     def _evaluate(self, name: str, schedule: Any) -> Tensor:
-        self._read.append(name)  # a number would be frozen into the graph; an entry of an input is not
+        return self.of(name)
+
+    def of(self, function: str | StepNumber) -> Tensor:
+        """An entry of the row, which is an input of the graph; a number would be frozen into it."""
+        self._read.append(function)
         return self._row[len(self._read) - 1]
 
 
@@ -247,7 +254,7 @@ class _UnknownStepNumber:
 
 def _traced_step(
     run: Run, oracle: Oracle, own: dict[str, Variable], row: Tensor, batch: Any
-) -> tuple[Tensor, list[str], list[str]]:
+) -> tuple[Tensor, list[str | StepNumber], list[str]]:
     """Take a step with numbers from a row; return its numbers, the norm of (x, y) and the length of the step as one vector,
     the names of the schedules that it read, and the names of its numbers.
 
@@ -495,7 +502,9 @@ class Traced(Compiled):
         return [*self._tensors, table, *self._trace.constants, *[tensor for batch in batches for tensor in batch]]
 
     def _example(self) -> Leaves:
-        return self._inputs(self._facts.table(self.run.k, self.unrolled), [self._facts.batch.tensors] * self.unrolled)
+        return self._inputs(
+            self._facts.table(self.run.k, self.unrolled, self.run.horizon), [self._facts.batch.tensors] * self.unrolled
+        )
 
     def _record(self, function: Callable[..., Any], inputs: Leaves) -> Callable[..., Any]:
         """Return the function as a CUDA graph, which replays on fixed memory: other inputs are copied there first."""
@@ -695,7 +704,7 @@ class Recorded(Compiled):
                 for name, optimizer in self._optimizers.items():
                     if optimizer.scheduler is not None and optimizer.steps != 1:
                         raise TracingError(f"{name} has a schedule, and takes {optimizer.steps} steps in one of the method")
-                rows = facts.table(run.k, 2)
+                rows = facts.table(run.k, 2, run.horizon)
                 ends = []
                 for once in (step, record(step)):  # two steps of each from the same point
                     copy_(self._tensors, self._kept)
