@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -323,9 +323,7 @@ class DrawnSearch(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("trials", self.trials)
-        seed: object = self.seed
-        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-            raise ValueError(f"seed: must be a whole number >= 0, got {seed!r}.")
+        check_count("seed", self.seed, least=0)
 
     def total(self, x: Variable) -> int:
         return self.trials

@@ -5,19 +5,30 @@ from __future__ import annotations
 import itertools
 import random
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meha.tensors.checks import check_count
+from meha.tensors.checks import check_count, check_switch
 from meha.tensors.state import Saved, Stateful
 from meha.tensors.torch_private import pytree
 
-__all__ = ["Accumulated", "Endless", "MicroBatches", "Together", "position", "random_states", "set_random_states"]
+__all__ = [
+    "Accumulated",
+    "Draw",
+    "Endless",
+    "GroupDraw",
+    "Indices",
+    "MicroBatches",
+    "Together",
+    "position",
+    "random_states",
+    "set_random_states",
+]
 
 EMPTY = (  # what to do about a loader without batches
     "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
@@ -239,6 +250,138 @@ class Together(Iterator[Any]):
             raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self.parts)}; pass the same.")
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+
+
+class Draw(NamedTuple):
+    """Indices of the examples of a batch: those of F, and those of f."""
+
+    upper: Tensor
+    lower: Tensor
+
+
+class GroupDraw(NamedTuple):
+    """Indices of the examples of a batch, the numbers of the two groups that they are, and how many groups there are."""
+
+    upper: Tensor
+    lower: Tensor
+    group: Tensor
+    groups: tuple[int, int]
+
+
+class Indices(Iterator[Any]):
+    """Random indices of the examples of both levels, without end, for objectives that are means over data in memory.
+
+    Every example of a level is drawn once in each pass through its data, in an order that depends on the seed, the level and
+    the number of the pass alone; a batch may begin in one pass and end in the next. The position can be saved.
+
+    Args:
+        size: number of examples in a batch, or a pair for F and for f.
+        upper, lower: numbers of examples of F and of f.
+        groups: draw from fixed groups, into which the examples are divided once, so that methods with a memory (SABA, SRBA)
+            can keep what they computed on each; the numbers of examples must then be multiples of the size.
+        seed: of the orders. In several processes, give each its own.
+        device: of the indices, that of the data.
+
+    >>> batches = Indices(2, upper=4, lower=6, seed=1)
+    >>> batch = next(batches)
+    >>> batch.upper, batch.lower
+    (tensor([2, 0]), tensor([1, 4]))
+    >>> import meha
+    >>> data, target = torch.arange(6.0), torch.ones(4)
+    >>> problem = meha.Problem(
+    ...     upper=lambda x, y, batch: (y - target[batch.upper]).square().mean(),
+    ...     lower=lambda x, y, batch: (y - x * data[batch.lower]).square().mean(),
+    ... )
+    """
+
+    def __init__(
+        self,
+        size: int | tuple[int, int],
+        *,
+        upper: int,
+        lower: int,
+        groups: bool = False,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_switch("groups", groups)
+        check_count("seed", seed, least=0)
+        sizes = size if isinstance(size, tuple) else (size, size)
+        self.counts, self.sizes, self.groups, self.seed, self.device = (upper, lower), sizes, groups, seed, device
+        for name, count, level_size in zip(("upper", "lower"), self.counts, sizes, strict=True):
+            check_count(name, count)
+            check_count("size", level_size)
+            if level_size > count:
+                raise ValueError(f"size: a batch of {level_size} is larger than the {count} examples of {name}; take fewer.")
+            if groups and count % level_size:
+                near = sorted((d for d in range(1, count + 1) if count % d == 0), key=lambda d: abs(d - level_size))[:2]
+                raise ValueError(
+                    f"groups: {count} examples of {name} do not make groups of {level_size}; take a size of"
+                    f" {' or '.join(map(str, sorted(near)))}, or leave some examples out."
+                )
+        self.taken = 0
+        self._orders: list[dict[int, np.ndarray[Any, Any]]] = [{}, {}]
+        self._members = [self._permutation(level, -1).reshape(-1, sizes[level]) for level in (0, 1)] if groups else []
+
+    def __next__(self) -> Any:
+        return self.stack(1, lambda tensor: tensor[0])
+
+    def stack(self, n: int, shape: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Any:
+        """Draw the next n batches as one, with a row for each."""
+        drawn, numbers = [], []
+        for level in (0, 1):
+            items = self._draw(level, n)
+            if self.groups:
+                numbers.append(items)
+                items = self._members[level][items]
+            drawn.append(shape(torch.from_numpy(items).to(self.device)))
+        self.taken += n
+        if not self.groups:
+            return Draw(*drawn)
+        counts = (len(self._members[0]), len(self._members[1]))
+        return GroupDraw(*drawn, shape(torch.from_numpy(np.stack(numbers, 1)).to(self.device)), counts)
+
+    def _draw(self, level: int, n: int) -> np.ndarray[Any, Any]:
+        """The next n rows of indices of a level, or n numbers of groups."""
+        width = 1 if self.groups else self.sizes[level]
+        length, begin, end = self._length(level), self.taken * width, (self.taken + n) * width
+        orders = self._orders[level]
+        for number in [number for number in orders if number < begin // length]:
+            del orders[number]
+        pieces = []
+        for number in range(begin // length, (end - 1) // length + 1):
+            if number not in orders:
+                orders[number] = self._permutation(level, number)
+            pieces.append(orders[number][max(0, begin - number * length) : end - number * length])
+        drawn = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return drawn if self.groups else drawn.reshape(n, width)
+
+    def _length(self, level: int) -> int:
+        """How many examples or groups a pass has."""
+        return self.counts[level] // (self.sizes[level] if self.groups else 1)
+
+    def _permutation(self, level: int, number: int) -> np.ndarray[Any, Any]:
+        """The order of a pass; that of pass -1 makes the groups."""
+        generator = np.random.default_rng([self.seed, level, number + 1])
+        return generator.permutation(self.counts[level] if number < 0 else self._length(level))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, as plain numbers."""
+        return {
+            "counts": list(self.counts),
+            "sizes": list(self.sizes),
+            "seed": self.seed,
+            "groups": self.groups,
+            "taken": self.taken,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a position."""
+        own = self.state_dict()
+        other = {name: state.get(name) for name in own if name != "taken" and state.get(name) != own[name]}
+        if other:
+            raise ValueError(f"batches: the state is for Indices with {other}; pass the same.")
+        self.taken = state["taken"]
 
 
 class Owned:

@@ -22,10 +22,10 @@ def check_positive(name: str, value: object) -> None:
         raise ValueError(f"{name}: must be a positive number, got {_shown(value)}.")
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise unless ``value`` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:  # True is an Integral in Python
-        raise ValueError(f"{name}: must be a whole number of at least 1, got {_shown(value)}.")
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:  # True is an Integral in Python
+        raise ValueError(f"{name}: must be a whole number of at least {least}, got {_shown(value)}.")
 
 
 def check_tolerance(name: str, value: object) -> None:

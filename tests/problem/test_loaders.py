@@ -1,5 +1,6 @@
 """Endless loaders, and how their position is saved and restored."""
 
+import itertools
 import random
 
 import numpy as np
@@ -8,7 +9,16 @@ import torch
 from torch.utils.data import DataLoader
 
 import meha
-from meha.problem.loaders import Accumulated, Endless, MicroBatches, Together, check_resumable, random_states, set_random_states
+from meha.problem.loaders import (
+    Accumulated,
+    Endless,
+    Indices,
+    MicroBatches,
+    Together,
+    check_resumable,
+    random_states,
+    set_random_states,
+)
 
 
 def take(batches, count):
@@ -234,3 +244,44 @@ def test_a_loader_that_saves_its_own_position_resumes_from_everywhere():
         other = Endless(Counting(4))
         other.load_state_dict(place)
         assert [next(other) for _ in range(6)] == expected
+
+
+def test_indices_draw_every_example_once_a_pass_and_resume():
+    batches = Indices((3, 2), upper=7, lower=4, seed=3)
+    drawn = [next(batches) for _ in range(14)]
+    for level, count in (("upper", 7), ("lower", 4)):  # 14 batches of 3 are 6 passes through 7 examples, of 2 are 7 through 4
+        order = torch.cat([getattr(batch, level) for batch in drawn])
+        assert all(sorted(part.tolist()) == list(range(count)) for part in order.split(count))
+    again = Indices((3, 2), upper=7, lower=4, seed=3)
+    stacked = again.stack(5)
+    assert torch.equal(stacked.upper, torch.stack([batch.upper for batch in drawn[:5]]))
+    state = again.state_dict()
+    other = Indices((3, 2), upper=7, lower=4, seed=3)
+    other.load_state_dict(state)
+    assert torch.equal(next(other).lower, drawn[5].lower)
+    with pytest.raises(ValueError, match=r"Indices with \{'seed': 3\}"):
+        Indices((3, 2), upper=7, lower=4, seed=4).load_state_dict(state)
+
+
+def test_indices_in_groups_are_the_same_examples_each_time():
+    batches = Indices(2, upper=4, lower=6, groups=True)
+    members = {}
+    for batch in itertools.islice(batches, 9):
+        found = members.setdefault(int(batch.group[1]), set(batch.lower.tolist()))
+        assert found == set(batch.lower.tolist())
+        assert batch.groups == (2, 3)
+    assert sorted(itertools.chain(*members.values())) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": 64, "upper": 10_000, "lower": 64, "groups": True}, "take a size of 50 or 80"),
+        ({"size": 5, "upper": 4, "lower": 6}, "larger than the 4 examples of upper"),
+        ({"size": 0, "upper": 4, "lower": 6}, "size: must be a whole number"),
+        ({"size": 2, "upper": 4, "lower": 6, "seed": -1}, "seed: must be a whole number of at least 0"),
+    ],
+)
+def test_indices_refuse_what_does_not_fit(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Indices(arguments.pop("size"), **arguments)
