@@ -337,9 +337,9 @@ class Indices(Iterator[Any]):
             drawn.append(shape(torch.from_numpy(items).to(self.device)))
         self.taken += n
         if not self.groups:
-            return Draw(*drawn)
+            return Draw(drawn[0], drawn[1])
         counts = (len(self._members[0]), len(self._members[1]))
-        return GroupDraw(*drawn, shape(torch.from_numpy(np.stack(numbers, 1)).to(self.device)), counts)
+        return GroupDraw(drawn[0], drawn[1], shape(torch.from_numpy(np.stack(numbers, 1)).to(self.device)), counts)
 
     def _draw(self, level: int, n: int) -> np.ndarray[Any, Any]:
         """The next n rows of indices of a level, or n numbers of groups."""
