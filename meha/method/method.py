@@ -115,6 +115,14 @@ class At:
         """
         return function(self._k, self._horizon)
 
+    def rare(self, function: Callable[[int], bool]) -> bool:
+        """Whether ``function(k)`` holds: for the few steps that are not as the others, which compiled runs take by themselves.
+
+        >>> At(None, 20, None).rare(lambda k: k % 10 == 0)
+        True
+        """
+        return function(self._k)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # a copy asks for _method before it is set: without this, endless recursion
             raise AttributeError(name)

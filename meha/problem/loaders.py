@@ -20,6 +20,7 @@ from meha.tensors.torch_private import pytree
 __all__ = [
     "Accumulated",
     "Draw",
+    "Draws",
     "Endless",
     "GroupDraw",
     "Indices",
@@ -259,6 +260,17 @@ class Draw(NamedTuple):
     lower: Tensor
 
 
+class Draws(NamedTuple):
+    """Indices of the examples of several independent batches for one step, a row for each."""
+
+    upper: Tensor
+    lower: Tensor
+
+    def row(self, j: int) -> Draw:
+        """The batch number j."""
+        return Draw(self.upper[j], self.lower[j])
+
+
 class GroupDraw(NamedTuple):
     """Indices of the examples of a batch, the numbers of the two groups that they are, and how many groups there are."""
 
@@ -266,6 +278,11 @@ class GroupDraw(NamedTuple):
     lower: Tensor
     group: Tensor
     groups: tuple[int, int]
+
+    def whole(self) -> Draw:
+        """All examples of both levels, since groups are of one size."""
+        levels = zip((self.upper, self.lower), self.groups, strict=True)
+        return Draw(*(torch.arange(level.numel() * groups, device=level.device) for level, groups in levels))
 
 
 class Indices(Iterator[Any]):
@@ -278,7 +295,10 @@ class Indices(Iterator[Any]):
         size: number of examples in a batch, or a pair for F and for f.
         upper, lower: numbers of examples of F and of f.
         groups: draw from fixed groups, into which the examples are divided once, so that methods with a memory (SABA, SRBA)
-            can keep what they computed on each; the numbers of examples must then be multiples of the size.
+            can keep what they computed on each, or ask for all of them; the numbers of examples must then be multiples of
+            the size.
+        draws: number of independent batches in a step, for methods with several (``meha.stochastic.StocBiO``): the indices
+            then have a row for each. Other methods take them as one batch.
         seed: of the orders. In several processes, give each its own.
         device: of the indices, that of the data.
 
@@ -301,13 +321,18 @@ class Indices(Iterator[Any]):
         upper: int,
         lower: int,
         groups: bool = False,
+        draws: int = 1,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         check_switch("groups", groups)
+        check_count("draws", draws)
+        if groups and draws > 1:
+            raise ValueError(f"draws: methods that use groups take one batch in a step, got {draws}; leave one of the two out.")
         check_count("seed", seed, least=0)
         sizes = size if isinstance(size, tuple) else (size, size)
         self.counts, self.sizes, self.groups, self.seed, self.device = (upper, lower), sizes, groups, seed, device
+        self.draws = draws
         for name, count, level_size in zip(("upper", "lower"), self.counts, sizes, strict=True):
             check_count(name, count)
             check_count("size", level_size)
@@ -334,8 +359,12 @@ class Indices(Iterator[Any]):
             if self.groups:
                 numbers.append(items)
                 items = self._members[level][items]
+            if self.draws > 1:
+                items = items.reshape(n, self.draws, -1)
             drawn.append(shape(torch.from_numpy(items).to(self.device)))
         self.taken += n
+        if self.draws > 1:
+            return Draws(drawn[0], drawn[1])
         if not self.groups:
             return Draw(drawn[0], drawn[1])
         counts = (len(self._members[0]), len(self._members[1]))
@@ -343,7 +372,7 @@ class Indices(Iterator[Any]):
 
     def _draw(self, level: int, n: int) -> np.ndarray[Any, Any]:
         """The next n rows of indices of a level, or n numbers of groups."""
-        width = 1 if self.groups else self.sizes[level]
+        width = 1 if self.groups else self.draws * self.sizes[level]
         length, begin, end = self._length(level), self.taken * width, (self.taken + n) * width
         orders = self._orders[level]
         for number in [number for number in orders if number < begin // length]:
@@ -372,6 +401,7 @@ class Indices(Iterator[Any]):
             "sizes": list(self.sizes),
             "seed": self.seed,
             "groups": self.groups,
+            "draws": self.draws,
             "taken": self.taken,
         }
 

@@ -337,6 +337,13 @@ class Oracle:
         self.counts.hvp += len(iterates) - 1
         return value.detach(), split(gradient.result(), wrt)
 
+    def _check_once(self, wrt: Variable, terms: list[Term], values: list[Tensor]) -> None:
+        """Raise for objectives that ignore ``wrt``, the first time that this kind of gradient is taken."""
+        key = (wrt.argument, *[function for _, function, _, _ in terms])
+        if self._checks and key not in self._checked:
+            self._check_dependence((wrt,), terms, [[depends(value, wrt.leaves)] for value in values], False)
+            self._checked.add(key)
+
     def _check_dependence(self, wrt: tuple[Variable, ...], terms: list[Term], used: list[list[bool]], reached: bool) -> None:
         """Raise for objectives that ignore their variable, and note whether F uses x; once per kind of gradient."""
         simple = self.problem._without_x  # simple bilevel optimization
@@ -363,9 +370,13 @@ class Oracle:
                 f"x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); {remedy}."
             )
 
-    def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
-        """Return the second derivatives of a weighted sum of functions at one point (x, y)."""
-        return Hessian(self, terms, batch)
+    def hessian(self, terms: list[Term], batch: Any = None, *, counted: bool = False) -> Hessian:
+        """Return the second derivatives of a weighted sum of functions at one point (x, y).
+
+        Args:
+            counted: count and check its gradient as :meth:`gradient` does, for a step that uses it.
+        """
+        return Hessian(self, terms, batch, counted)
 
 
 class Hessian:
@@ -375,10 +386,12 @@ class Hessian:
         gradient: the gradient of the sum in y.
     """
 
-    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any) -> None:
+    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any, counted: bool = False) -> None:
         self._oracle = oracle
         y = terms[0][3]
-        self._first = _differentiated(terms, y, batch)
+        self._first = _differentiated(terms, y, batch, check=oracle._check_once if counted else None)
+        if counted:
+            oracle._count([function for _, function, _, _ in terms], (y,))
         (self.gradient,) = oracle.average([[leaf.detach() for leaf in self._first]], (y,), [])
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
@@ -402,9 +415,15 @@ class Hessian:
         return self._oracle.average(split(fill(products, targets), wrt), wrt, [])
 
 
-def _differentiated(terms: list[Term], wrt: Variable, batch: Any) -> Leaves:
-    """Return the gradient of a weighted sum of functions as part of the graph."""
+Check = Callable[[Variable, list[Term], list[Tensor]], None]
+
+
+def _differentiated(terms: list[Term], wrt: Variable, batch: Any, check: Check | None = None) -> Leaves:
+    """Return the gradient of a weighted sum of functions as part of the graph, after a check of their values."""
     with torch.enable_grad():
-        total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
+        values = [function(x, y, batch) for _, function, x, y in terms]
+        if check is not None:
+            check(wrt, terms, values)
+        total = sum(weight * value for (weight, *_), value in zip(terms, values, strict=True))
         assert isinstance(total, Tensor)
         return differentiate(total, wrt.leaves)

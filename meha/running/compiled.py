@@ -140,6 +140,7 @@ class Facts:
         method: whose schedules are read.
         read: names of the schedules, and functions of the step number (:meth:`~meha.methods.At.of`), in the order of first use.
         returned: names of the numbers, besides the norm of (x, y) and the length of the step.
+        rare: the functions that say which steps are not as the others (:meth:`~meha.methods.At.rare`).
         counts: its gradients.
         dtype, device: of the numbers.
     """
@@ -148,9 +149,14 @@ class Facts:
     batch: BatchForm
     read: list[str | StepNumber]
     returned: list[str]
+    rare: list[Callable[[int], bool]]
     counts: Counts
     dtype: torch.dtype
     device: torch.device
+
+    def alike(self, k: int, n: int) -> int:
+        """How many of the n steps from k on are as the traced one, up to the first that is not."""
+        return next((j for j in range(n) if any(rare(k + j) for rare in self.rare)), n)
 
     def table(self, k: int, n: int, horizon: int | None) -> Tensor:
         """The values of the schedules for n steps from k on, a row for each step."""
@@ -201,7 +207,13 @@ class Compiled(ABC):
 
     def fits(self, batches: Sequence[Any]) -> bool:
         """Whether a step for each of these batches can be taken; the last batch of a pass, for example, is often smaller."""
-        return not len(batches) % self.unrolled and all(self._facts.batch.match(batch) is not None for batch in batches)
+        if len(batches) % self.unrolled or self.alike(len(batches)) < len(batches):
+            return False
+        return all(self._facts.batch.match(batch) is not None for batch in batches)
+
+    def alike(self, n: int) -> int:
+        """How many of the next n steps can be taken together."""
+        return self._facts.alike(self.run.k, n)
 
     def __call__(self, batches: Sequence[Any]) -> StepInfo:
         """Take a step for each batch; return the numbers of the last one, with ``size`` and ``moved``."""
@@ -238,6 +250,7 @@ class _TracedAt(At):
     def __init__(self, method: Method, row: Tensor, batch: Any) -> None:
         super().__init__(method, 0, batch)
         self._row, self._read = row, list[str | StepNumber]()
+        self._rare: list[Callable[[int], bool]] = []
 
     def _evaluate(self, name: str, schedule: Any) -> Tensor:
         return self.of(name)
@@ -247,6 +260,11 @@ class _TracedAt(At):
         self._read.append(function)
         return self._row[len(self._read) - 1]
 
+    def rare(self, function: Callable[[int], bool]) -> bool:
+        """False: the graph is that of the other steps."""
+        self._rare.append(function)
+        return False
+
 
 class _UnknownStepNumber:
     """Stands for the step number in a traced step, which must not compute with it: its value would be frozen."""
@@ -254,9 +272,9 @@ class _UnknownStepNumber:
 
 def _traced_step(
     run: Run, oracle: Oracle, own: dict[str, Variable], row: Tensor, batch: Any
-) -> tuple[Tensor, list[str | StepNumber], list[str]]:
+) -> tuple[Tensor, list[str | StepNumber], list[str], list[Callable[[int], bool]]]:
     """Take a step with numbers from a row; return its numbers, the norm of (x, y) and the length of the step as one vector,
-    the names of the schedules that it read, and the names of its numbers.
+    the names of the schedules that it read, the names of its numbers, and what says which steps are not as this one.
 
     Args:
         own: variables in the place of those of the run.
@@ -275,7 +293,7 @@ def _traced_step(
             if field.name != "k" and isinstance(value, PLAIN) and getattr(copy, field.name) != value:
                 raise TracingError(f"{run.method.name} changes a number of its own ({field.name}) in Python")
         vector = torch.stack([torch.as_tensor(value, device=row.device).double() for value in values])
-    return vector, at._read, list(numbers)
+    return vector, at._read, list(numbers), at._rare
 
 
 def _parts_of(run: Run, *kinds: type) -> dict[str, Any]:
@@ -620,8 +638,8 @@ def _trace_once(run: Run) -> _Trace:
     except Exception as error:  # whatever the objectives raise when their tensors have no values
         raise TracingError(first_line(error)) from error
     graph, constants = _lift(module, len(leaves) + 1)
-    read, returned = facts
-    return _Trace(run.method, batch, read, returned, oracle.counts, dtype, device, graph, len(leaves), constants)
+    read, returned, rare = facts
+    return _Trace(run.method, batch, read, returned, rare, oracle.counts, dtype, device, graph, len(leaves), constants)
 
 
 def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:
@@ -670,7 +688,7 @@ class Recorded(Compiled):
             self._optimizers[name] = part
             tensors += part.tensors()
         super().__init__(
-            run, tensors, Facts(run.method, BatchForm(run.batch), [], [], Counts(), _number_dtype(run), run.state.y.device)
+            run, tensors, Facts(run.method, BatchForm(run.batch), [], [], [], Counts(), _number_dtype(run), run.state.y.device)
         )
         self._schedules = [optimizer.schedule for optimizer in self._optimizers.values()]
 
@@ -692,7 +710,7 @@ class Recorded(Compiled):
 
         def step() -> Tensor:
             oracle = run.oracle.bare()
-            vector, facts.read, facts.returned = _traced_step(run, oracle, {}, self._row, given)
+            vector, facts.read, facts.returned, facts.rare = _traced_step(run, oracle, {}, self._row, given)
             facts.counts = oracle.counts
             return vector
 
@@ -764,7 +782,8 @@ class CompiledPace:
         k, left = self.run.k, self.max_steps - self.run.k
         if self.compiled is None or left < (unit := self.compiled.unrolled):  # the remainder at the end is taken eagerly
             return min(left, 1)
-        return max(unit, min(k // SHARE, left, self._longest) // unit * unit)
+        steps = self.compiled.alike(max(unit, min(k // SHARE, left, self._longest) // unit * unit))
+        return steps // unit * unit or 1
 
     def update(self) -> None:
         """Decide after a step whether to compile, and do so; the time this takes counts as time of the run."""

@@ -1,0 +1,242 @@
+"""What stochastic methods share: the derivatives of a step, the three moves, recursions, the Neumann series, and batches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from meha.analysis.theory import Constants
+from meha.method.method import At, Numbers, State
+from meha.method.optimizers import OptimizerFactory, RunningOptimizer
+from meha.methods.frames import SteppingMethod
+from meha.methods.parameters import CAUTION
+from meha.problem.loaders import Draws, GroupDraw
+from meha.problem.oracle import Oracle
+from meha.problem.schedules import Schedule, check_schedule
+from meha.tensors.variables import Leaves, Variable, add_, copy_, subtract
+
+Triple = tuple[Leaves, Leaves, Leaves]
+"""Directions of x, y and v."""
+
+
+class Derivatives(NamedTuple):
+    """The value of F at a point (x, y, v), and what the directions of a step are made of; f_xy and f_yy are products with v."""
+
+    upper: Tensor
+    F_x: Leaves
+    F_y: Leaves
+    f_xy: Leaves
+    f_y: Leaves
+    f_yy: Leaves
+
+    @property
+    def directions(self) -> Triple:
+        """F_x - f_xy [v], f_y and f_yy [v] - F_y."""
+        return subtract(self.F_x, self.f_xy), self.f_y, subtract(self.f_yy, self.F_y)
+
+
+def derivatives(oracle: Oracle, x: Variable, y: Variable, v: Leaves, batch: Any) -> Derivatives:
+    """Return the derivatives at (x, y, v) on a batch: 1 gradient of F, 1 of f and 1 Hessian-vector product."""
+    (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
+    hessian = oracle.hessian([(1.0, oracle.lower, x, y)], batch, counted=True)
+    f_xy, f_yy = hessian(v, x, y)  # one double backward pass gives both
+    return Derivatives(upper, F_x, F_y, f_xy, hessian.gradient, f_yy)
+
+
+def derivatives_on_all(oracle: Oracle, x: Variable, y: Variable, v: Leaves, batch: GroupDraw) -> Derivatives:
+    """Return the derivatives on all examples, which count as those on every group."""
+    found, (upper, lower) = derivatives(oracle, x, y, v, batch.whole()), batch.groups
+    oracle.counts.upper += upper - 1
+    oracle.counts.lower += lower - 1
+    oracle.counts.hvp += lower - 1
+    return found
+
+
+def zeros(like: Variable, name: str) -> Variable:
+    """Return a variable with the shapes of another one, made of zeros."""
+    return Variable([leaf.new_zeros(leaf.shape) for leaf in like.leaves], name)
+
+
+def is_first(k: int) -> bool:
+    """Whether a step is the first of a run."""
+    return k == 0
+
+
+# Batches
+
+T = TypeVar("T")
+
+
+def grouped(method: str, batch: Any) -> GroupDraw:
+    """Return the batch of a method that needs to know the groups of examples, or raise."""
+    if not isinstance(batch, GroupDraw):
+        got = "none" if batch is None else type(batch).__name__
+        raise TypeError(
+            f"batches: {method} needs batches of fixed groups of examples, got {got}; pass"
+            " meha.loaders.Indices(size, upper=..., lower=..., groups=True), and objectives of batch.upper and batch.lower."
+        )
+    return batch
+
+
+def rows(method: str, batch: Any, needed: int, made_of: str) -> Callable[[int], Any]:
+    """Return a function of j that gives the j-th batch of a step; without draws, it is the same batch each time.
+
+    Args:
+        needed: how many batches the step uses.
+        made_of: where this number comes from.
+    """
+    if not isinstance(batch, Draws):
+        return lambda j: batch
+    if len(batch.upper) != needed:
+        raise ValueError(
+            f"batches: {method} uses {needed} batches in a step ({made_of}), got draws={len(batch.upper)}; pass"
+            f" meha.loaders.Indices(..., draws={needed}), or leave draws out to use one batch for all."
+        )
+    return batch.row
+
+
+def one_batch(method: str, batch: Any) -> Any:
+    """Return the batch of a method that uses one in a step, or raise for several."""
+    if isinstance(batch, Draws):
+        raise ValueError(f"batches: {method} uses one batch in a step, got draws={len(batch.upper)}; leave draws out.")
+    return batch
+
+
+# Methods that follow the solution of the linear system
+
+
+@dataclass
+class SystemState(State):
+    """x, y, v, which follows the solution of f_yy v = F_y, and the optimizer of x."""
+
+    v: Variable
+    x_optimizer: RunningOptimizer | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplicitSteps(SteppingMethod):
+    """Base class of stochastic methods whose direction of x is that of the implicit function theorem.
+
+    Args:
+        alpha, beta, eta: step sizes of x, of y, and for the linear system f_yy v = F_y; numbers or functions of k. Those left
+            out are chosen from the problem's constants and do not fall, so that noise leaves an error of their order.
+        x_optimizer: a factory such as ``partial(torch.optim.Adam, lr=1e-3)`` or :class:`~meha.Optimizer`; it takes the step of
+            x, instead of alpha.
+
+    The numbers of a step: ``upper`` F on the batch before the step, ``d_x`` the norm of the direction of x.
+    """
+
+    refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
+    refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
+    refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
+    chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
+
+    alpha: Schedule | None = None
+    beta: Schedule | None = None
+    eta: Schedule | None = None
+    x_optimizer: OptimizerFactory | None = None
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        steps = super().choose(constants)
+        return {**steps, "alpha": CAUTION * steps["alpha"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemMethod(ImplicitSteps):
+    """Base class of methods that move x, y and v at once, along estimates of F_x - f_xy [v], f_y and f_yy [v] - F_y.
+
+    Args:
+        alpha, beta, eta, x_optimizer: see :class:`~meha.methods.stochastic.frame.ImplicitSteps`.
+    """
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> SystemState:
+        return SystemState(x, y, v=zeros(y, "v"), **self.optimizers(oracle, x=x))
+
+    def step(self, oracle: Oracle, state: Any, at: At) -> Numbers:
+        upper, (d_x, d_y, d_v) = self.directions(oracle, state, at)
+        add_(state.y.leaves, d_y, -at.beta)
+        add_(state.v.leaves, d_v, -at.eta)
+        return {"upper": upper, "d_x": self.move_x(oracle, state, at, d_x)}
+
+    @abstractmethod
+    def directions(self, oracle: Oracle, state: Any, at: At) -> tuple[Tensor, Triple]:
+        """Return F, and the directions of x, y and v, before anything moves."""
+
+
+# Recursions: an estimate at the last point is carried to the present one by differences on the present batch
+
+
+@dataclass
+class RecursiveState(SystemState):
+    """Besides x, y and v: the point before the last step, and the estimates of the directions there."""
+
+    last_x: Variable
+    last_y: Variable
+    last_v: Variable
+    d_x: Variable
+    d_y: Variable
+    d_v: Variable
+
+    @classmethod
+    def at(cls, x: Variable, y: Variable, **optimizers: Any) -> RecursiveState:
+        """The state at the start of a run."""
+        d_x, d_y, d_v, last_v = zeros(x, "d_x"), zeros(y, "d_y"), zeros(y, "d_v"), zeros(y, "v")
+        return cls(x, y, zeros(y, "v"), x.copy(), y.copy(), last_v, d_x, d_y, d_v, **optimizers)
+
+
+def carry(estimates: tuple[Variable, ...], new: tuple[Leaves, ...], old: tuple[Leaves, ...] | None, share: Any = 0.0) -> None:
+    """Set estimate <- new + (1 - share) (estimate - old) for each estimate; the new one alone where there is no old one."""
+    for estimate, here, before in zip(estimates, new, old or new, strict=True):
+        leaves = estimate.leaves
+        if old is None:
+            copy_(leaves, here)
+            continue
+        add_(leaves, before, -1.0)
+        if isinstance(share, Tensor) or share:
+            leaves = [(1 - share) * leaf for leaf in leaves]
+        copy_(estimate.leaves, [a + b for a, b in zip(leaves, here, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartedMethod(SystemMethod):
+    """Base class of methods with recursive estimates that begin afresh on all examples in some steps.
+
+    Args:
+        alpha, beta, eta, x_optimizer: see :class:`~meha.methods.stochastic.frame.ImplicitSteps`.
+    """
+
+    refuses_group: ClassVar[str] = "it restarts on all examples, and each process knows only its own"
+    repeats: ClassVar[str] = "it takes differences of derivatives on one batch"
+
+    def init(self, oracle: Oracle, x: Variable, y: Variable) -> RecursiveState:
+        return RecursiveState.at(x, y, **self.optimizers(oracle, x=x))
+
+    @abstractmethod
+    def restarts(self, groups: int) -> Callable[[int], bool]:
+        """Return whether step k takes all examples, as a function of k, for data of so many groups."""
+
+    def directions(self, oracle: Oracle, state: RecursiveState, at: At) -> tuple[Tensor, Triple]:
+        batch = grouped(self.name, at.batch)
+        now, last = (state.x, state.y, state.v), (state.last_x, state.last_y, state.last_v)
+        estimates = state.d_x, state.d_y, state.d_v
+        if at.rare(self.restarts(max(batch.groups))):
+            found = derivatives_on_all(oracle, state.x, state.y, state.v.leaves, batch)
+            carry(estimates, found.directions, None)
+        else:
+            found = derivatives(oracle, state.x, state.y, state.v.leaves, batch)
+            before = derivatives(oracle, state.last_x, state.last_y, state.last_v.leaves, batch)
+            carry(estimates, found.directions, before.directions)
+        for variable, kept in zip(now, last, strict=True):
+            copy_(kept.leaves, variable.leaves)
+        return found.upper, (state.d_x.leaves, state.d_y.leaves, state.d_v.leaves)
+
+
+def check_share(name: str, share: Schedule) -> None:
+    """Raise unless a share is a number from above 0 to 1, or a function of k."""
+    check_schedule(name, share)
+    if not callable(share) and share > 1:
+        raise ValueError(f"{name}: must be a number from above 0 to 1, or a function of k, got {share}.")
