@@ -15,7 +15,7 @@ from meha.method.optimizers import OptimizerFactory, RunningOptimizer
 from meha.methods.frames import SteppingMethod
 from meha.methods.parameters import CAUTION
 from meha.problem.loaders import Draws, GroupDraw
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import Hessian, Oracle, Term
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.variables import Leaves, Variable, add_, copy_, subtract
 
@@ -82,25 +82,41 @@ def grouped(method: str, batch: Any) -> GroupDraw:
     return batch
 
 
-def rows(method: str, batch: Any, needed: int, made_of: str) -> Callable[[int], Any]:
-    """Return a function of j that gives the j-th batch of a step; without draws, it is the same batch each time.
+class Batches:
+    """The batches of a step: the j-th of several draws, or one batch that serves for all.
 
     Args:
         needed: how many batches the step uses.
         made_of: where this number comes from.
     """
-    if not isinstance(batch, Draws):
-        return lambda j: batch
-    if len(batch.upper) != needed:
-        raise ValueError(
-            f"batches: {method} uses {needed} batches in a step ({made_of}), got draws={len(batch.upper)}; pass"
-            f" meha.loaders.Indices(..., draws={needed}), or leave draws out to use one batch for all."
-        )
-    return batch.row
+
+    def __init__(self, method: str, batch: Any, needed: int, made_of: str) -> None:
+        if isinstance(batch, Draws) and len(batch.upper) != needed:
+            raise ValueError(
+                f"batches: {method} uses {needed} batches in a step ({made_of}), got draws={len(batch.upper)}; pass"
+                f" meha.loaders.Indices(..., draws={needed}), or leave draws out to use one batch for all."
+            )
+        self._batch, self.last = batch, needed - 1
+
+    def __call__(self, j: int) -> Any:
+        """The batch number j."""
+        return self._batch.row(j) if isinstance(self._batch, Draws) else self._batch
+
+    def hessians(self, oracle: Oracle, x: Variable, y: Variable, *, counted: bool = False) -> Callable[[int], Hessian]:
+        """Return the Hessian of f at (x, y) on the batch j as a function of j.
+
+        Args:
+            counted: count the gradient of the last one.
+        """
+        f: list[Term] = [(1.0, oracle.lower, x, y)]
+        if not isinstance(self._batch, Draws):
+            one = oracle.hessian(f, self._batch, counted=counted)  # one graph for all products
+            return lambda j: one
+        return lambda j: oracle.hessian(f, self(j), counted=counted and j == self.last)
 
 
 def one_batch(method: str, batch: Any) -> Any:
-    """Return the batch of a method that uses one in a step, or raise for several."""
+    """Return the batch of a method that uses one in a step, or raise for several draws."""
     if isinstance(batch, Draws):
         raise ValueError(f"batches: {method} uses one batch in a step, got draws={len(batch.upper)}; leave draws out.")
     return batch
@@ -171,21 +187,31 @@ class SystemMethod(ImplicitSteps):
 
 
 @dataclass
-class RecursiveState(SystemState):
-    """Besides x, y and v: the point before the last step, and the estimates of the directions there."""
+class CarriedState(SystemState):
+    """Besides x, y and v: the point before the last step, and the estimate of the direction of x there."""
 
     last_x: Variable
     last_y: Variable
     last_v: Variable
     d_x: Variable
+
+    def keep(self) -> None:
+        """Make the present point the last one, before it moves."""
+        for last, now in ((self.last_x, self.x), (self.last_y, self.y), (self.last_v, self.v)):
+            copy_(last.leaves, now.leaves)
+
+
+@dataclass
+class RecursiveState(CarriedState):
+    """Besides: the estimates of the directions of y and v there."""
+
     d_y: Variable
     d_v: Variable
 
-    @classmethod
-    def at(cls, x: Variable, y: Variable, **optimizers: Any) -> RecursiveState:
-        """The state at the start of a run."""
-        d_x, d_y, d_v, last_v = zeros(x, "d_x"), zeros(y, "d_y"), zeros(y, "d_v"), zeros(y, "v")
-        return cls(x, y, zeros(y, "v"), x.copy(), y.copy(), last_v, d_x, d_y, d_v, **optimizers)
+
+def used_up(estimate: Variable) -> Leaves:
+    """Return a copy of an estimate as a direction for :func:`~meha.methods.frames.move`, which uses it up."""
+    return [leaf.detach().clone() for leaf in estimate.leaves]
 
 
 def carry(estimates: tuple[Variable, ...], new: tuple[Leaves, ...], old: tuple[Leaves, ...] | None, share: Any = 0.0) -> None:
@@ -213,7 +239,9 @@ class RestartedMethod(SystemMethod):
     repeats: ClassVar[str] = "it takes differences of derivatives on one batch"
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> RecursiveState:
-        return RecursiveState.at(x, y, **self.optimizers(oracle, x=x))
+        d_x, d_y, d_v = zeros(x, "d_x"), zeros(y, "d_y"), zeros(y, "d_v")
+        v, last_v, optimizers = zeros(y, "v"), zeros(y, "v"), self.optimizers(oracle, x=x)
+        return RecursiveState(x, y, v, x.copy(), y.copy(), last_v, d_x, d_y, d_v, **optimizers)
 
     @abstractmethod
     def restarts(self, groups: int) -> Callable[[int], bool]:
@@ -221,7 +249,6 @@ class RestartedMethod(SystemMethod):
 
     def directions(self, oracle: Oracle, state: RecursiveState, at: At) -> tuple[Tensor, Triple]:
         batch = grouped(self.name, at.batch)
-        now, last = (state.x, state.y, state.v), (state.last_x, state.last_y, state.last_v)
         estimates = state.d_x, state.d_y, state.d_v
         if at.rare(self.restarts(max(batch.groups))):
             found = derivatives_on_all(oracle, state.x, state.y, state.v.leaves, batch)
@@ -230,9 +257,8 @@ class RestartedMethod(SystemMethod):
             found = derivatives(oracle, state.x, state.y, state.v.leaves, batch)
             before = derivatives(oracle, state.last_x, state.last_y, state.last_v.leaves, batch)
             carry(estimates, found.directions, before.directions)
-        for variable, kept in zip(now, last, strict=True):
-            copy_(kept.leaves, variable.leaves)
-        return found.upper, (state.d_x.leaves, state.d_y.leaves, state.d_v.leaves)
+        state.keep()
+        return found.upper, (used_up(state.d_x), state.d_y.leaves, state.d_v.leaves)
 
 
 def check_share(name: str, share: Schedule) -> None:
@@ -240,3 +266,73 @@ def check_share(name: str, share: Schedule) -> None:
     check_schedule(name, share)
     if not callable(share) and share > 1:
         raise ValueError(f"{name}: must be a number from above 0 to 1, or a function of k, got {share}.")
+
+
+# Methods that sum a Neumann series instead of following v
+
+
+def series_direction(
+    oracle: Oracle,
+    x: Variable,
+    y: Variable,
+    step: Any,
+    batches: Batches,
+    first: int,
+    drawn: Any = None,
+    *,
+    counted: bool = False,
+) -> tuple[Tensor, Leaves, Leaves]:
+    """Return F, F_x - f_xy [v] and f_y at (x, y), with v a Neumann series for f_yy^-1 F_y with factors I - step f_yy.
+
+    Batch ``first`` and those after it make the factors, and the last one is for all else. v is the sum of the step times the
+    products of 0, 1, 2, ... factors or, with ``drawn``, the product of so many factors, scaled so that the mean over 0 to
+    the number of factors is the sum.
+
+    Args:
+        drawn: a whole number, or a tensor where the step is traced.
+        counted: count the gradient of f, for a step that uses it.
+    """
+    factors = batches.last - first
+    (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batches(batches.last))
+    hessian = batches.hessians(oracle, x, y, counted=counted)
+    part, total = F_y, [leaf.clone() for leaf in F_y]
+    for j in range(factors):
+        (image,) = hessian(first + j)(part, y)
+        # Factors beyond the drawn number are 1: their products are taken all the same, so that all steps are alike.
+        scale = step if drawn is None else step * (drawn > j)
+        part = [a - scale * b for a, b in zip(part, image, strict=True)]
+        if drawn is None:
+            add_(total, part, 1.0)
+    v = [step * leaf for leaf in total] if drawn is None else [(factors + 1) * step * leaf for leaf in part]
+    last = hessian(batches.last)
+    (cross,) = last(v, x)
+    return upper, subtract(F_x, cross), last.gradient
+
+
+@dataclass(frozen=True)
+class UniformDraw:
+    """A whole number from 0 to ``most`` for every step number, the same for the same seed; SplitMix64 (Steele et al. 2014).
+
+    >>> draw = UniformDraw(seed=0, most=3)
+    >>> [draw(k) for k in range(8)]
+    [3, 1, 0, 3, 0, 1, 0, 3]
+    """
+
+    seed: int
+    most: int
+
+    def __call__(self, k: int, horizon: int | None = None) -> int:
+        return int(uniform(self.seed, k) * (self.most + 1))
+
+
+def uniform(seed: int, k: int) -> float:
+    """A number from 0 to less than 1 that looks random as a function of k: checkpoints need no generator."""
+    z = _mixed(_mixed(seed) + (k + 1) * 0x9E3779B97F4A7C15)
+    return (z >> 11) / 2**53
+
+
+def _mixed(z: int) -> int:
+    z &= 2**64 - 1
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return z ^ (z >> 31)
