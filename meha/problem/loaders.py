@@ -20,11 +20,11 @@ from meha.tensors.torch_private import pytree
 __all__ = [
     "Accumulated",
     "Draw",
-    "Draws",
     "Endless",
     "GroupDraw",
     "Indices",
     "MicroBatches",
+    "StepDraws",
     "Together",
     "position",
     "random_states",
@@ -260,7 +260,7 @@ class Draw(NamedTuple):
     lower: Tensor
 
 
-class Draws(NamedTuple):
+class StepDraws(NamedTuple):
     """Indices of the examples of several independent batches for one step, a row for each."""
 
     upper: Tensor
@@ -364,7 +364,7 @@ class Indices(Iterator[Any]):
             drawn.append(shape(torch.from_numpy(items).to(self.device)))
         self.taken += n
         if self.draws > 1:
-            return Draws(drawn[0], drawn[1])
+            return StepDraws(drawn[0], drawn[1])
         if not self.groups:
             return Draw(drawn[0], drawn[1])
         counts = (len(self._members[0]), len(self._members[1]))

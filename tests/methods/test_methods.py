@@ -525,6 +525,13 @@ METHODS = {
     "DARTS, order 1": partial(DARTS, order=1),
     "DARTS, order 2": DARTS,
     "MEHA": partial(meha.MEHA, gamma=2.0, c=1.0),
+    "SOBA": meha.stochastic.SOBA,
+    "MASOBA": meha.stochastic.MASOBA,
+    "StocBiO": partial(meha.stochastic.StocBiO, inner_steps=3, system_steps=3),
+    "AmIGO": partial(meha.stochastic.AmIGO, inner_steps=3, system_steps=2),
+    "MRBO": partial(meha.stochastic.MRBO, system_steps=3),
+    "FSLA": meha.stochastic.FSLA,
+    "BSA": partial(meha.stochastic.BSA, inner_steps=3, system_steps=2),
 }
 every_method = pytest.mark.parametrize("name", METHODS)
 

@@ -22,6 +22,7 @@ from meha.methods.stochastic import (
     SRBA,
     SUSTAIN,
     TTSA,
+    VRBO,
     AmIGO,
     PBGDFree,
     StocBiO,
@@ -259,6 +260,24 @@ def storm(p, x, y, batches, Q, share, seed=None):
         yield x, y, None
 
 
+def vrbo(p, x, y, batches, T, Q, restarts):
+    everything, d = (np.arange(p.upper_count), np.arange(p.lower_count)), []
+    for k, batch in enumerate(batches):
+
+        def at(x, y, batch, k=k):
+            return np.array([hypergradient(p, x, y, lambda j: batch, eta(k), 0, Q), p.f_y(x, y, batch[1])])
+
+        small = arrays(batch)
+        d = at(x, y, everything) if restarts(k) else d
+        path = [(x, y)]
+        x = into_X(x - alpha(k) * d[0])
+        for t in range(T + 1):
+            path.append((x, y))
+            d = d + at(*path[-1], small) - at(*path[-2], small)
+            y = y - beta(k) * d[1] if t < T else y
+        yield x, y, None
+
+
 def fsla(p, x, y, batches, share):
     v, d, last = 0 * y, 0 * x, None
     for k, batch in enumerate(batches):
@@ -311,6 +330,11 @@ TRANSCRIPTIONS = {  # method, options of the batches, transcription
     "FSLA": (FSLA(**RATES, share=share), {}, partial(fsla, share=share)),
     "SUSTAIN": (SUSTAIN(**RATES, system_steps=2, share=share, seed=3), THREE, partial(storm, Q=2, share=share, seed=3)),
     "BSA": (BSA(**RATES, inner_steps=2, system_steps=2, seed=1), FIVE, partial(stocbio, T=2, Q=2, seed=1)),
+    "VRBO": (
+        VRBO(**RATES, inner_steps=2, system_steps=2),
+        GROUPS,
+        partial(vrbo, T=2, Q=2, restarts=lambda k: k in (0, 6, 12, 18)),
+    ),
     "TTSA": (TTSA(**RATES, system_steps=3), FIVE, partial(stocbio, T=1, Q=3, seed=0)),
 }
 
@@ -354,6 +378,7 @@ COSTS = {
     "SUSTAIN": [(1, 1, 3), (2, 2, 6), (2, 2, 6)],
     "BSA": [(1, 2, 3)] * 3,
     "TTSA": [(1, 1, 4)] * 3,
+    "VRBO": [(4 + 4, 4 + 6, 12 + 18), *[(4, 4, 12)] * 5, (4 + 4, 4 + 6, 12 + 18)],
 }
 
 
@@ -504,6 +529,7 @@ ANSWERS = [  # method, steps, options of the batches, largest error; the start i
     slow(FSLA(**FALLING, share=0.3), 400, {}, 0.06),
     slow(SUSTAIN(**SERIES), 200, FIVE, 0.15),
     slow(BSA(**LOOPS), 200, dict(draws=7), 0.2),
+    slow(VRBO(**CONSTANT | dict(eta=0.4), inner_steps=2, system_steps=12), 200, GROUPS, 3e-3),
     slow(TTSA(**LOOPS | dict(inner_steps=1)), 200, FIVE, 0.15),
 ]
 
@@ -546,7 +572,7 @@ def test_the_numbers_of_coins_look_random():
 KINDS = [getattr(meha.stochastic, name) for name in meha.stochastic.__all__]
 
 
-@pytest.mark.parametrize("kind", [SABA, SRBA, SPABA])
+@pytest.mark.parametrize("kind", [SABA, SRBA, SPABA, VRBO])
 @pytest.mark.parametrize("options", [None, {}, dict(draws=2)], ids=["none", "plain", "draws"])
 def test_methods_that_need_groups_say_so(kind, options):
     p = Sums()
@@ -615,10 +641,10 @@ def test_pbgd_free_needs_an_upper_objective_with_x():
     ("kind", "arguments"),
     [
         *((kind, dict(share=value)) for kind in (MASOBA, MRBO, SUSTAIN, FSLA) for value in (0.0, 1.5, -0.1, math.nan, "all")),
-        *((kind, dict(system_steps=value)) for kind in (StocBiO, AmIGO, BSA, TTSA, MRBO, SUSTAIN) for value in (0, 1.5)),
-        *((kind, dict(inner_steps=value)) for kind in (StocBiO, AmIGO, BSA, TTSA, PBGDFree) for value in (0, True)),
+        *((kind, dict(system_steps=value)) for kind in (StocBiO, AmIGO, BSA, TTSA, MRBO, SUSTAIN, VRBO) for value in (0, 1.5)),
+        *((kind, dict(inner_steps=value)) for kind in (StocBiO, AmIGO, BSA, TTSA, PBGDFree, VRBO) for value in (0, True)),
         *((kind, dict(seed=-1)) for kind in (SPABA, BSA, TTSA, SUSTAIN)),
-        *((SRBA, dict(period=value)) for value in (0, 2.5)),
+        *((kind, dict(period=value)) for kind in (SRBA, VRBO) for value in (0, 2.5)),
         *((SPABA, dict(probability=value)) for value in (0.0, 1.1)),
         *((kind, {name: -0.1}) for kind in KINDS for name in ("alpha", "beta")),
         *((kind, dict(eta=0.0)) for kind in KINDS if kind is not PBGDFree),

@@ -43,7 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import meha
-from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA
+from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA, stochastic
 from meha.problem import nonsmooth, sets
 from meha.problem.loaders import Endless
 from meha.running.loggers import CSVLogger
@@ -129,6 +129,12 @@ FIRST_ORDER = (
 SECOND_ORDER = (
     *(kind(alpha=1.0, beta=0.05, inner_steps=3) for kind in (meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET)),
     *(meha.BAMM(alpha=1.0, beta=0.05),),
+    *(kind(alpha=1.0, beta=0.05, eta=0.05) for kind in (stochastic.SOBA, stochastic.MASOBA, stochastic.FSLA)),
+    *(kind(alpha=1.0, beta=0.05, eta=0.05, system_steps=2) for kind in (stochastic.MRBO, stochastic.SUSTAIN, stochastic.TTSA)),
+    *(
+        kind(alpha=1.0, beta=0.05, eta=0.05, inner_steps=2, system_steps=2)
+        for kind in (stochastic.StocBiO, stochastic.AmIGO, stochastic.BSA)
+    ),
 )
 ON_TENSORS = (
     meha.Default(),
@@ -144,13 +150,14 @@ ON_TENSORS = (
 
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
-ALONE = (meha.ActiveSets(),)
+ALONE = (meha.ActiveSets(), stochastic.SABA(), stochastic.SRBA(), stochastic.SPABA(), stochastic.VRBO())
+ALONG_F_X = stochastic.PBGDFree()
 
 
 def test_the_table_of_methods_is_whole():
-    named = {**vars(meha.methods), **vars(meha.contrib)}
+    named = {**vars(meha.methods), **vars(meha.contrib), **vars(stochastic)}
     methods = {name for name, item in named.items() if isinstance(item, type) and issubclass(item, meha.Method)}
-    tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE)
+    tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE, ALONG_F_X)
     assert {type(method).__name__ for method in tested} == methods - {"Method"}
     table = (HERE.parents[1] / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -193,13 +200,17 @@ def test_second_order_methods_take_whole_modules():
     in_processes(2, methods_on_modules, SECOND_ORDER, False)
 
 
-def ridge(features, targets):
+def ridge(features, targets, decay=0.0):
     """A smooth problem with a strongly convex lower level; each process has rows of its own."""
 
     def lower(x, y):
         return (features[0] @ y - targets[0]).square().mean() + (x.exp() * y.square()).mean()
 
-    return Problem(lambda x, y: (features[1] @ y - targets[1]).square().mean(), lower)
+    def upper(x, y):
+        fit = (features[1] @ y - targets[1]).square().mean()
+        return fit + decay * (x - 1).square().sum() if decay else fit
+
+    return Problem(upper, lower)
 
 
 def methods_on_tensors():
@@ -209,9 +220,10 @@ def methods_on_tensors():
     rank = dist.get_rank()
     half = slice(10 * rank, 10 * (rank + 1))
     start = torch.zeros(1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    for method in ON_TENSORS:
-        expected = meha.solve(ridge(features, targets), *start, method, max_steps=30)
-        own = ridge(features[:, half], targets[:, half])
+    for method in (ALONG_F_X, *ON_TENSORS):
+        decay = 0.1 if method is ALONG_F_X else 0.0
+        expected = meha.solve(ridge(features, targets, decay), *start, method, max_steps=30)
+        own = ridge(features[:, half], targets[:, half], decay)
         found = meha.solve(own, *start, method, max_steps=30, group=dist.group.WORLD)
         assert (found.status, found.counts) == (expected.status, expected.counts), method
         # Sums in another order differ by 1e-16, and quasi-Newton steps amplify that; the engines are accurate to 1e-6.
@@ -323,10 +335,10 @@ def refusals(folder):
     other = dist.new_group([0])
     if dist.get_rank() == 1:
         refused(ValueError, "does not belong to it", PROBLEM, x, network(), group=other)
-    lasso = meha.problems.lasso(4)
+    toy = meha.problems.strong_convex(4)
     for method in ALONE:
         with pytest.raises(ValueError, match=f"{method.name} cannot take several processes"):
-            method.start(lasso, lasso.x0, lasso.y0, group=world)
+            method.start(toy, toy.x0, toy.y0, group=world)
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
     with pytest.raises(ValueError, match="a sampler divides the batches among 2 processes"):
         meha.solve(PROBLEM, x, network(), batches=DataLoader(range(8), 2, sampler=sampler))

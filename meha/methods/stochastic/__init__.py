@@ -13,6 +13,7 @@ from meha.methods.stochastic.srba import SRBA
 from meha.methods.stochastic.stocbio import StocBiO
 from meha.methods.stochastic.sustain import SUSTAIN
 from meha.methods.stochastic.ttsa import TTSA
+from meha.methods.stochastic.vrbo import VRBO
 
 __all__ = [
     "BSA",
@@ -25,6 +26,7 @@ __all__ = [
     "SRBA",
     "SUSTAIN",
     "TTSA",
+    "VRBO",
     "AmIGO",
     "PBGDFree",
     "StocBiO",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from meha.method.method import At
 from meha.methods.frames import HypergradientMethod, descend
-from meha.methods.stochastic.frame import Batches, SystemState, zeros
+from meha.methods.stochastic.frame import StepBatches, SystemState, zeros
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_count
@@ -67,7 +67,7 @@ class AmIGO(HypergradientMethod):
     def hypergradient(self, oracle: Oracle, state: SystemState, at: At) -> tuple[dict[str, Any], Leaves]:
         x, y, v = state.x, state.y, state.v.leaves
         T, Q = self.inner_steps, self.system_steps
-        batches = Batches(self.name, at.batch, T + Q + 1, "inner_steps + system_steps + 1")
+        batches = StepBatches(self.name, at.batch, T + Q + 1, "inner_steps + system_steps + 1")
         for t in range(T):
             descend(oracle, x, y, 1, at.beta, batches(t))
         (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batches(batches.last))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -14,7 +16,7 @@ from meha.method.method import At, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer
 from meha.methods.frames import SteppingMethod
 from meha.methods.parameters import CAUTION
-from meha.problem.loaders import Draws, GroupDraw
+from meha.problem.loaders import Draw, GroupDraw, StepDraws
 from meha.problem.oracle import Hessian, Oracle, Term
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.variables import Leaves, Variable, add_, copy_, subtract
@@ -47,13 +49,15 @@ def derivatives(oracle: Oracle, x: Variable, y: Variable, v: Leaves, batch: Any)
     return Derivatives(upper, F_x, F_y, f_xy, hessian.gradient, f_yy)
 
 
-def derivatives_on_all(oracle: Oracle, x: Variable, y: Variable, v: Leaves, batch: GroupDraw) -> Derivatives:
-    """Return the derivatives on all examples, which count as those on every group."""
-    found, (upper, lower) = derivatives(oracle, x, y, v, batch.whole()), batch.groups
-    oracle.counts.upper += upper - 1
-    oracle.counts.lower += lower - 1
-    oracle.counts.hvp += lower - 1
-    return found
+@contextmanager
+def on_all(oracle: Oracle, batch: GroupDraw) -> Iterator[Draw]:
+    """Give all examples; what is computed on them counts as if it was computed on every group."""
+    before = dataclasses.replace(oracle.counts)
+    yield batch.whole()
+    (upper, lower), counts = batch.groups, oracle.counts
+    counts.upper += (upper - 1) * (counts.upper - before.upper)
+    counts.lower += (lower - 1) * (counts.lower - before.lower)
+    counts.hvp += (lower - 1) * (counts.hvp - before.hvp)
 
 
 def zeros(like: Variable, name: str) -> Variable:
@@ -82,7 +86,7 @@ def grouped(method: str, batch: Any) -> GroupDraw:
     return batch
 
 
-class Batches:
+class StepBatches:
     """The batches of a step: the j-th of several draws, or one batch that serves for all.
 
     Args:
@@ -91,7 +95,7 @@ class Batches:
     """
 
     def __init__(self, method: str, batch: Any, needed: int, made_of: str) -> None:
-        if isinstance(batch, Draws) and len(batch.upper) != needed:
+        if isinstance(batch, StepDraws) and len(batch.upper) != needed:
             raise ValueError(
                 f"batches: {method} uses {needed} batches in a step ({made_of}), got draws={len(batch.upper)}; pass"
                 f" meha.loaders.Indices(..., draws={needed}), or leave draws out to use one batch for all."
@@ -100,7 +104,7 @@ class Batches:
 
     def __call__(self, j: int) -> Any:
         """The batch number j."""
-        return self._batch.row(j) if isinstance(self._batch, Draws) else self._batch
+        return self._batch.row(j) if isinstance(self._batch, StepDraws) else self._batch
 
     def hessians(self, oracle: Oracle, x: Variable, y: Variable, *, counted: bool = False) -> Callable[[int], Hessian]:
         """Return the Hessian of f at (x, y) on the batch j as a function of j.
@@ -109,7 +113,7 @@ class Batches:
             counted: count the gradient of the last one.
         """
         f: list[Term] = [(1.0, oracle.lower, x, y)]
-        if not isinstance(self._batch, Draws):
+        if not isinstance(self._batch, StepDraws):
             one = oracle.hessian(f, self._batch, counted=counted)  # one graph for all products
             return lambda j: one
         return lambda j: oracle.hessian(f, self(j), counted=counted and j == self.last)
@@ -117,7 +121,7 @@ class Batches:
 
 def one_batch(method: str, batch: Any) -> Any:
     """Return the batch of a method that uses one in a step, or raise for several draws."""
-    if isinstance(batch, Draws):
+    if isinstance(batch, StepDraws):
         raise ValueError(f"batches: {method} uses one batch in a step, got draws={len(batch.upper)}; leave draws out.")
     return batch
 
@@ -245,13 +249,14 @@ class RestartedMethod(SystemMethod):
 
     @abstractmethod
     def restarts(self, groups: int) -> Callable[[int], bool]:
-        """Return whether step k takes all examples, as a function of k, for data of so many groups."""
+        """Return whether step k takes all examples, as a function of k, for data of this many groups."""
 
     def directions(self, oracle: Oracle, state: RecursiveState, at: At) -> tuple[Tensor, Triple]:
         batch = grouped(self.name, at.batch)
         estimates = state.d_x, state.d_y, state.d_v
         if at.rare(self.restarts(max(batch.groups))):
-            found = derivatives_on_all(oracle, state.x, state.y, state.v.leaves, batch)
+            with on_all(oracle, batch) as examples:
+                found = derivatives(oracle, state.x, state.y, state.v.leaves, examples)
             carry(estimates, found.directions, None)
         else:
             found = derivatives(oracle, state.x, state.y, state.v.leaves, batch)
@@ -276,7 +281,7 @@ def series_direction(
     x: Variable,
     y: Variable,
     step: Any,
-    batches: Batches,
+    batches: StepBatches,
     first: int,
     drawn: Any = None,
     *,
@@ -285,7 +290,7 @@ def series_direction(
     """Return F, F_x - f_xy [v] and f_y at (x, y), with v a Neumann series for f_yy^-1 F_y with factors I - step f_yy.
 
     Batch ``first`` and those after it make the factors, and the last one is for all else. v is the sum of the step times the
-    products of 0, 1, 2, ... factors or, with ``drawn``, the product of so many factors, scaled so that the mean over 0 to
+    products of 0, 1, 2, ... factors or, with ``drawn``, the product of that many factors, scaled so that the mean over 0 to
     the number of factors is the sum.
 
     Args:

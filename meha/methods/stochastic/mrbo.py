@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 
 from meha.method.method import At, Numbers, State
 from meha.method.optimizers import RunningOptimizer
-from meha.methods.stochastic.frame import Batches, ImplicitSteps, carry, check_share, is_first, series_direction, used_up, zeros
+from meha.methods.stochastic.frame import (
+    ImplicitSteps,
+    StepBatches,
+    carry,
+    check_share,
+    is_first,
+    series_direction,
+    used_up,
+    zeros,
+)
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_count
@@ -86,5 +95,5 @@ class MRBO(ImplicitSteps):
 
     def estimates(self, oracle: Oracle, x: Variable, y: Variable, at: At) -> tuple[Any, Leaves, Leaves]:
         """Return F, and the directions of x and y, at a point."""
-        batches = Batches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
+        batches = StepBatches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
         return series_direction(oracle, x, y, at.eta, batches, first=0, counted=True)

@@ -10,7 +10,7 @@ from meha.method.method import At, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer
 from meha.methods.frames import SteppingMethod, at_most_one
 from meha.methods.parameters import penalty_steps
-from meha.methods.stochastic.frame import Batches
+from meha.methods.stochastic.frame import StepBatches
 from meha.problem.oracle import Oracle, Term
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.checks import check_count
@@ -91,7 +91,7 @@ class PBGDFree(SteppingMethod):
     def step(self, oracle: Oracle, state: FreeState, at: At) -> Numbers:
         x, y, c = state.x, state.y, at.c
         s = at_most_one(c)
-        batches = Batches(self.name, at.batch, self.inner_steps + 1, "inner_steps + 1")
+        batches = StepBatches(self.name, at.batch, self.inner_steps + 1, "inner_steps + 1")
         terms: list[Term] = [(s, oracle.upper, x, y), (c * s, oracle.lower, x, y)]
         for t in range(self.inner_steps):
             _, d_y = oracle.gradient(y, terms, batches(t))

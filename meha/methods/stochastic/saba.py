@@ -130,7 +130,7 @@ class SABA(SystemMethod):
 
 
 def allocate(state: SABAState, groups: tuple[int, int]) -> None:
-    """Make the memory for so many groups of the upper and of the lower examples, or raise if it does not fit."""
+    """Make the memory for these numbers of groups of the upper and of the lower examples, or raise if it does not fit."""
     x, y = state.x.leaves, state.y.leaves
     kinds = {"upper": [*x, *y], "lower": [*x, *y, *y]}
     needed = sum((n + 1) * leaf.nbytes for n, leaves in zip(groups, kinds.values(), strict=True) for leaf in leaves)

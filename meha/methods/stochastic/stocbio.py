@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from meha.method.method import At
 from meha.methods.frames import HypergradientMethod, HypergradientState, descend
-from meha.methods.stochastic.frame import Batches, series_direction
+from meha.methods.stochastic.frame import StepBatches, series_direction
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_count
@@ -63,7 +63,7 @@ class StocBiO(HypergradientMethod):
 
     def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
         T, Q = self.inner_steps, self.system_steps
-        batches = Batches(self.name, at.batch, T + Q + 1, "inner_steps + system_steps + 1")
+        batches = StepBatches(self.name, at.batch, T + Q + 1, "inner_steps + system_steps + 1")
         for t in range(T):
             descend(oracle, state.x, state.y, 1, at.beta, batches(t))
         step = at.beta if self.eta is None else at.eta

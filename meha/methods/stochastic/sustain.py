@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meha.method.method import At
-from meha.methods.stochastic.frame import Batches, UniformDraw, series_direction
+from meha.methods.stochastic.frame import StepBatches, UniformDraw, series_direction
 from meha.methods.stochastic.mrbo import MRBO
 from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_count
@@ -53,6 +53,6 @@ class SUSTAIN(MRBO):
         check_count("seed", self.seed, least=0)
 
     def estimates(self, oracle: Oracle, x: Variable, y: Variable, at: At) -> tuple[Any, Leaves, Leaves]:
-        batches = Batches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
+        batches = StepBatches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
         drawn = at.of(UniformDraw(self.seed, self.system_steps))
         return series_direction(oracle, x, y, at.eta, batches, 0, drawn, counted=True)
