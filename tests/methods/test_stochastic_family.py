@@ -114,6 +114,9 @@ class Sums:
         )
 
 
+KINDS = [getattr(meha.stochastic, name) for name in meha.stochastic.__all__]
+
+
 def into_X(x):
     return np.clip(x, -0.2, 0.3)
 
@@ -474,6 +477,46 @@ def test_compiled_steps_are_the_steps(name):
     assert found[2] == expected[2]
 
 
+def network_run(kind, **rates):
+    """Weights of examples, a network, and an optimizer for x."""
+    torch.manual_seed(0)
+    inputs, targets = torch.linspace(-2, 2, 40).reshape(20, 2).sin(), torch.linspace(-1, 1, 20)[:, None].cos()
+
+    def upper(x, y, batch):
+        return (y(inputs[batch.upper]) - targets[batch.upper]).square().mean() + 1e-3 * x["decay"].square()
+
+    def lower(x, y, batch):
+        losses = (y(inputs[batch.lower]) - targets[batch.lower]).square()[:, 0]
+        decay = x["decay"].exp() * sum(p.square().sum() for p in y.parameters())
+        return (x["weights"][batch.lower].sigmoid() * losses).mean() + decay
+
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    x0 = {"weights": torch.zeros(12), "decay": torch.tensor(-1.0)}
+    steps = {name: 0.02 for name in ("beta", "eta") if hasattr(kind(), name)}
+    method = kind(**steps, x_optimizer=partial(torch.optim.Adam, lr=0.01))
+    grouped = kind in (SABA, SRBA, SPABA, VRBO)
+    return method.start(meha.Problem(upper, lower), x0, net), Indices((4, 3), upper=20, lower=12, groups=grouped)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_structures_modules_and_optimizers(kind):
+    """Dicts, a module, single precision, an optimizer for x; and resumed bit for bit."""
+    (run, source), (other, again) = network_run(kind), network_run(kind)
+    before = [p.detach().clone() for p in run.y.parameters()]
+    for _ in range(4):
+        run.step(next(source))
+    other.load_state_dict(run.state_dict())
+    again.load_state_dict(source.state_dict())
+    for _ in range(4):
+        info = dict(run.step(next(source)))
+        assert all(math.isfinite(value) for value in info.values())
+        assert info == dict(other.step(next(again)))
+    assert same(run.state_dict()["state"]["x"], other.state_dict()["state"]["x"])
+    assert all(not torch.equal(a, b) for a, b in zip(run.y.parameters(), before, strict=True))
+    assert float(run.x["decay"]) != -1
+    assert bool((run.x["weights"] != 0).all()) == (kind is not PBGDFree)  # F itself does not use them
+
+
 # Answers
 
 
@@ -568,8 +611,6 @@ def test_the_numbers_of_coins_look_random():
 
 
 # What is refused
-
-KINDS = [getattr(meha.stochastic, name) for name in meha.stochastic.__all__]
 
 
 @pytest.mark.parametrize("kind", [SABA, SRBA, SPABA, VRBO])
