@@ -151,7 +151,7 @@ ON_TENSORS = (
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
 ALONE = (meha.ActiveSets(), stochastic.SABA(), stochastic.SRBA(), stochastic.SPABA(), stochastic.VRBO())
-ALONG_F_X = stochastic.PBGDFree()
+ALONG_F_X = stochastic.PBGDFree(alpha=1.0, beta=0.05)
 
 
 def test_the_table_of_methods_is_whole():
@@ -165,12 +165,14 @@ def test_the_table_of_methods_is_whole():
 
 
 def methods_on_modules(methods, wrapped):
+    pulled = Problem(lambda x, y, batch: upper(x, y, batch) + 0.1 * (x - 1).square().mean(), lower)
     for method in methods:
         options = {"max_steps": 3, "tol": None}
-        expected = meha.solve(PROBLEM, weights(), network(), method, batches=[examples()], **options)
+        problem = pulled if method.name == "PBGDFree" else PROBLEM  # it moves x along F_x alone
+        expected = meha.solve(problem, weights(), network(), method, batches=[examples()], **options)
         y = shard(network(), line()) if wrapped else network(dist.get_rank())
         group = None if wrapped else dist.group.WORLD
-        found = meha.solve(PROBLEM, weights(), y, method, batches=[mine()], group=group, **options)
+        found = meha.solve(problem, weights(), y, method, batches=[mine()], group=group, **options)
         for value, reference in ((found.x, expected.x), (found.y, expected.y)):
             for a, b in zip(full(value), full(reference), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda text, m=method: f"{m.name}: {text}")
@@ -178,8 +180,8 @@ def methods_on_modules(methods, wrapped):
 
 @pytest.mark.slow
 def test_first_order_methods_take_modules_whole_or_sharded():
-    in_processes(2, methods_on_modules, FIRST_ORDER, False)
-    in_processes(2, methods_on_modules, FIRST_ORDER, True)
+    in_processes(2, methods_on_modules, (*FIRST_ORDER, ALONG_F_X), False)
+    in_processes(2, methods_on_modules, (*FIRST_ORDER, ALONG_F_X), True)
 
 
 def left_out():
@@ -221,7 +223,7 @@ def methods_on_tensors():
     half = slice(10 * rank, 10 * (rank + 1))
     start = torch.zeros(1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
     for method in (ALONG_F_X, *ON_TENSORS):
-        decay = 0.1 if method is ALONG_F_X else 0.0
+        decay = 0.1 if method is ALONG_F_X else 0.0  # it moves x along F_x alone
         expected = meha.solve(ridge(features, targets, decay), *start, method, max_steps=30)
         own = ridge(features[:, half], targets[:, half], decay)
         found = meha.solve(own, *start, method, max_steps=30, group=dist.group.WORLD)

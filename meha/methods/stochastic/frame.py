@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -71,8 +71,6 @@ def is_first(k: int) -> bool:
 
 
 # Batches
-
-T = TypeVar("T")
 
 
 def grouped(method: str, batch: Any) -> GroupDraw:
@@ -220,15 +218,11 @@ def used_up(estimate: Variable) -> Leaves:
 
 def carry(estimates: tuple[Variable, ...], new: tuple[Leaves, ...], old: tuple[Leaves, ...] | None, share: Any = 0.0) -> None:
     """Set estimate <- new + (1 - share) (estimate - old) for each estimate; the new one alone where there is no old one."""
-    for estimate, here, before in zip(estimates, new, old or new, strict=True):
-        leaves = estimate.leaves
-        if old is None:
-            copy_(leaves, here)
-            continue
-        add_(leaves, before, -1.0)
-        if isinstance(share, Tensor) or share:
-            leaves = [(1 - share) * leaf for leaf in leaves]
-        copy_(estimate.leaves, [a + b for a, b in zip(leaves, here, strict=True)])
+    for i, (estimate, here) in enumerate(zip(estimates, new, strict=True)):
+        if old is not None:
+            apart = subtract(estimate.leaves, old[i])
+            here = [a + (1 - share) * b for a, b in zip(here, apart, strict=True)]
+        copy_(estimate.leaves, here)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class SABA(SystemMethod):
     takes its place in a step of :class:`~meha.stochastic.SOBA`. A step costs 1 gradient of f, 1 of F and 1 Hessian-vector
     product. The estimates become exact as the run converges, so that rates need not fall.
 
-    The theory is for f strongly convex in y with Lipschitz second derivatives, and constant rates of the order of n^(-2/3). In
+    The theory is that of SOBA, with constant rates of the order of n^(-2/3). In
     the paper, the memory begins with the derivatives on every group, at the start. Here its rows begin with those
     on the first batch, which needs no pass over the data, and is forgotten after one.
 

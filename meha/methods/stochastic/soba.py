@@ -23,8 +23,8 @@ class SOBA(SystemMethod):
     every right-hand side at the old (x, y, v), v = 0 at the start. A step costs 1 gradient of f, 1 of F and 1 Hessian-vector
     product.
 
-    The theory is for f strongly convex in y with Lipschitz second derivatives, unbiased derivatives of bounded variance, and
-    rates of the order of K^(-1/2) for K steps, or that fall as k^(-1/2).
+    The theory is for f strongly convex in y, Lipschitz derivatives (second ones of F, third ones of f), unbiased derivatives
+    of bounded variance, and rates of the order of K^(-1/2) for K steps, or that fall as k^(-1/2).
 
     Args:
         alpha, beta, eta, x_optimizer: see :class:`~meha.methods.stochastic.frame.ImplicitSteps`.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meha.analysis.theory import Constants
+from meha.methods.parameters import CAUTION
 from meha.methods.stochastic.bsa import BSA
 
 
@@ -40,3 +42,7 @@ class TTSA(BSA):
     """
 
     inner_steps: int = 1
+
+    def choose(self, constants: Constants) -> dict[str, float]:
+        steps = super().choose(constants)
+        return {**steps, "alpha": CAUTION * steps["alpha"]}  # y only follows its solution
