@@ -42,10 +42,10 @@ class AmIGO(HypergradientMethod):
     ...     lower=lambda x, y, batch: 0.5 * (y - x * data[batch.lower]).square().mean(),
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> batches = meha.loaders.Indices(2, upper=4, lower=8, draws=5 + 5 + 1)
+    >>> batches = meha.loaders.Indices(4, upper=4, lower=8, draws=5 + 5 + 1)
     >>> fall = meha.schedules.InversePower(0.5, power=0.5)
-    >>> method = meha.stochastic.AmIGO(alpha=fall, beta=fall, eta=fall, inner_steps=5, system_steps=5)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=500)
+    >>> method = meha.stochastic.AmIGO(alpha=fall, beta=0.5, eta=0.5, inner_steps=5, system_steps=5)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=100)
     >>> print(f"{float(solution.x):.1f}")
     1.0
     """

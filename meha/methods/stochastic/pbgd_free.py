@@ -59,10 +59,10 @@ class PBGDFree(SteppingMethod):
     ...     lower=lambda x, y, batch: 0.5 * (y - x * data[batch.lower]).square().mean(),
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> batches = meha.loaders.Indices(2, upper=4, lower=8)
-    >>> fall = meha.schedules.InversePower(0.3, power=0.5)
+    >>> batches = meha.loaders.Indices(4, upper=4, lower=8)
+    >>> fall = meha.schedules.InversePower(0.5, power=0.5)
     >>> method = meha.stochastic.PBGDFree(alpha=fall, beta=fall, c=10.0)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=2000)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=300)
     >>> print(f"{float(solution.x):.1f}")
     3.0
     """

@@ -38,10 +38,10 @@ class SOBA(SystemMethod):
     ...     lower=lambda x, y, batch: 0.5 * (y - x * data[batch.lower]).square().mean(),
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> fall = meha.schedules.InversePower(0.5, power=0.5)
-    >>> batches = meha.loaders.Indices(2, upper=4, lower=8)
-    >>> method = meha.stochastic.SOBA(alpha=fall, beta=fall, eta=fall)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=3000)
+    >>> fall = meha.schedules.InversePower(0.3, power=0.5)
+    >>> batches = meha.loaders.Indices(4, upper=4, lower=8)
+    >>> method = meha.stochastic.SOBA(alpha=fall, beta=0.5, eta=0.5)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=200)
     >>> print(f"{float(solution.x):.1f}")  # y = x on average, and F wants y = 1
     1.0
     """

@@ -42,10 +42,10 @@ class SPABA(RestartedMethod):
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> batches = meha.loaders.Indices(2, upper=4, lower=8, groups=True)
-    >>> method = meha.stochastic.SPABA(alpha=0.1, beta=0.1, eta=0.1)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=2000)
-    >>> print(f"{float(solution.x):.6f}")
-    1.000000
+    >>> method = meha.stochastic.SPABA(alpha=0.2, beta=0.3, eta=0.3)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=300)
+    >>> print(f"{float(solution.x):.3f}")
+    1.000
     """
 
     probability: float | None = None

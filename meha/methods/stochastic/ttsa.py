@@ -33,10 +33,10 @@ class TTSA(BSA):
     ...     lower=lambda x, y, batch: 0.5 * (y - x * data[batch.lower]).square().mean(),
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> batches = meha.loaders.Indices(2, upper=4, lower=8, draws=1 + 5 + 1)
+    >>> batches = meha.loaders.Indices(4, upper=4, lower=8, draws=1 + 5 + 1)
     >>> slow, fast = meha.schedules.InversePower(0.5, power=3 / 5), meha.schedules.InversePower(0.5, power=2 / 5)
     >>> method = meha.stochastic.TTSA(alpha=slow, beta=fast, eta=0.5, system_steps=5)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=2000)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=200)
     >>> print(f"{float(solution.x):.1f}")
     1.0
     """

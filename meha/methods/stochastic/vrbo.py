@@ -60,8 +60,8 @@ class VRBO(ImplicitSteps):
     ... )
     >>> zero = torch.zeros(1, dtype=torch.float64)
     >>> batches = meha.loaders.Indices(2, upper=4, lower=8, groups=True)
-    >>> method = meha.stochastic.VRBO(alpha=0.1, beta=0.2, eta=0.5, system_steps=5)
-    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=500)
+    >>> method = meha.stochastic.VRBO(alpha=0.2, beta=0.3, eta=0.5, system_steps=5)
+    >>> solution = meha.solve(problem, zero, zero, method, batches=batches, max_steps=100)
     >>> print(f"{float(solution.x):.1f}")
     1.0
     """
