@@ -1,5 +1,6 @@
 """Published methods for stochastic bilevel optimization: objectives that are means over examples, drawn in batches."""
 
+from meha.methods.stochastic.adaptive_soba import AdaptiveSOBA
 from meha.methods.stochastic.amigo import AmIGO
 from meha.methods.stochastic.bsa import BSA
 from meha.methods.stochastic.fsla import FSLA
@@ -27,6 +28,7 @@ __all__ = [
     "SUSTAIN",
     "TTSA",
     "VRBO",
+    "AdaptiveSOBA",
     "AmIGO",
     "PBGDFree",
     "StocBiO",

@@ -9,42 +9,38 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from meha.method.method import At, Run
+from meha.method.method import At, Run, State
 from meha.methods.stochastic.frame import Derivatives, SystemMethod, SystemState, Triple, derivatives, grouped, is_first
 from meha.problem.oracle import Oracle
 from meha.tensors.memory import available
 from meha.tensors.variables import Leaves, Variable, add_, copy_
 
-MEMORY = ("upper_memory", "lower_memory", "upper_mean", "lower_mean")
-"""The fields of the memory."""
-
 
 @dataclass
-class SABAState(SystemState):
-    """Besides x, y and v: the last derivatives on every group of each level, a row for each, and the means of the rows.
+class MemoryState(State):
+    """A state with fields that are None until the first batch says how many groups there are.
 
-    They are None before the first step, because only a batch says how many groups there are.
+    Attributes:
+        memories: the names of these fields.
     """
 
-    upper_memory: Variable | None = None
-    lower_memory: Variable | None = None
-    upper_mean: Variable | None = None
-    lower_mean: Variable | None = None
+    memories: ClassVar[tuple[str, ...]] = ()
 
     @property
     def bytes(self) -> int:
         """The size of the memory."""
-        parts = [part for name in MEMORY if (part := getattr(self, name)) is not None]
+        parts = [part for name in self.memories if (part := getattr(self, name)) is not None]
         return sum(leaf.nbytes for part in parts for leaf in part.leaves)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        before = {name: getattr(self, name) for name in MEMORY}
+        before = {name: getattr(self, name) for name in self.memories}
         try:
-            for name in MEMORY:  # another run may have more groups, or none yet
+            for name in self.memories:  # another run may have more groups, or none yet
                 saved = state.get(name) if isinstance(state, Mapping) else None
                 if isinstance(saved, Mapping) and all(isinstance(part, Tensor) for part in saved.values()):
-                    leaves = [self.y.leaves[0].new_zeros(part.shape, dtype=part.dtype) for part in saved.values()]
-                    setattr(self, name, Variable(leaves, name))
+                    like = self.y.leaves[0]
+                    tensors = {key: like.new_zeros(part.shape, dtype=part.dtype) for key, part in saved.items()}
+                    setattr(self, name, Variable.of(tensors, name))
                 else:
                     setattr(self, name, None)
             super().load_state_dict(state)
@@ -52,6 +48,21 @@ class SABAState(SystemState):
             for name, part in before.items():
                 setattr(self, name, part)
             raise
+
+
+@dataclass
+class SABAState(MemoryState, SystemState):
+    """Besides x, y and v: the last derivatives on every group of each level, a row for each, and the means of the rows.
+
+    They are None before the first step, because only a batch says how many groups there are.
+    """
+
+    memories: ClassVar[tuple[str, ...]] = ("upper_memory", "lower_memory", "upper_mean", "lower_mean")
+
+    upper_memory: Variable | None = None
+    lower_memory: Variable | None = None
+    upper_mean: Variable | None = None
+    lower_mean: Variable | None = None
 
 
 def remember(memory: Variable, mean: Variable, group: Tensor, new: Leaves) -> Leaves:
