@@ -106,7 +106,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
     assert expected in text
     found = [value for value in vars(meha).values() if isinstance(value, type) and issubclass(value, Method)]
     assert f"{len(found) - 1} methods, one interface" in text  # without their base class
-    assert f"{len(meha.stochastic.__all__)} more for [means over examples]" in text
+    assert f"{len(meha.stochastic.__all__)} more for batches" in text
 
 
 def test_links_of_the_readme_lead_somewhere():

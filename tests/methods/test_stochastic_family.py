@@ -52,6 +52,7 @@ def eta(k):
 
 
 RATES = dict(alpha=alpha, beta=beta, eta=eta)
+CONSTANT = dict(alpha=0.3, beta=0.3, eta=0.3)
 
 
 class Sums:
@@ -477,6 +478,22 @@ def test_compiled_steps_are_the_steps(name):
     assert found[2] == expected[2]
 
 
+@pytest.mark.parametrize("kind", [SABA, SPABA])
+def test_checkpoints_of_solve_continue_the_run(kind, tmp_path):
+    """The memory is not there before the first step of the second call, and the batches go on where they were."""
+    p, ends = Sums(), []
+    for pieces in ((30,), (12, 30)):
+        for steps in pieces:
+            place = tmp_path / f"{len(pieces)}.pt"
+            options = dict(batches=p.indices(groups=True), max_steps=steps, tol=None, checkpoint=place)
+            solution = meha.solve(p.problem(), p.t["x0"], p.t["y0"], kind(**CONSTANT), **options)
+        ends.append(solution)
+    assert ends[0].steps == ends[1].steps == 30
+    assert torch.equal(ends[0].x, ends[1].x)
+    assert torch.equal(ends[0].y, ends[1].y)
+    assert ends[0].counts == ends[1].counts
+
+
 def network_run(kind, **rates):
     """Weights of examples, a network, and an optimizer for x."""
     torch.manual_seed(0)
@@ -557,7 +574,6 @@ class Quadratic:
 
 
 FALLING = dict(alpha=InversePower(1.5, 0.5), beta=InversePower(0.6, 0.3), eta=InversePower(0.6, 0.3))
-CONSTANT = dict(alpha=0.3, beta=0.3, eta=0.3)
 LOOPS = dict(inner_steps=3, system_steps=3, eta=0.4, alpha=InversePower(2.0, 0.5), beta=InversePower(0.6, 0.3))
 SERIES = dict(alpha=FALLING["alpha"], beta=FALLING["beta"], eta=0.4, share=0.3, system_steps=4)
 ANSWERS = [  # method, steps, options of the batches, largest error; the start is wrong by 3

@@ -32,9 +32,9 @@ class FSLA(SystemMethod):
     With h(x, y, v) = F_x - f_xy [v] on the batch of the step, at once,
 
         y <- y - beta f_y;    v <- v - eta (f_yy [v] - F_y)
-        d <- h(x, y, v) + (1 - share) (d - h(x-, y-, v-));    x <- proj_X( x - alpha d ),
+        d <- h(x, y, v) + (1 - share) (d - h(x', y', v'));    x <- proj_X( x - alpha d ),
 
-    with (x-, y-, v-) the point before the last step, and every derivative at the old (x, y, v); the first step has h alone. In
+    with (x', y', v') the point before the last step, and every derivative at the old (x, y, v); the first step has h alone. In
     the paper v moves after y; that all move at once is our reading. A step costs 1 gradient of f, 2 of F (the second in x
     alone, which is not counted where F does not use x) and 2 Hessian-vector products, the first one 1 of each.
 

@@ -40,10 +40,10 @@ class MRBO(ImplicitSteps):
 
     With h(x, y) = F_x - f_xy [v] and the series of :class:`~meha.stochastic.StocBiO` for v, on the batch of the step,
 
-        d_x <- h(x, y) + (1 - share) (d_x - h(x-, y-));    d_y <- f_y(x, y) + (1 - share) (d_y - f_y(x-, y-))
+        d_x <- h(x, y) + (1 - share) (d_x - h(x', y'));    d_y <- f_y(x, y) + (1 - share) (d_y - f_y(x', y'))
         x <- proj_X( x - alpha d_x ),    y <- y - beta d_y,
 
-    with (x-, y-) the point before the last step; the first step has h and f_y alone. A step costs 2 gradients of f, 2 of F
+    with (x', y') the point before the last step; the first step has h and f_y alone. A step costs 2 gradients of f, 2 of F
     and 2 Q + 2 Hessian-vector products, the first one half. With ``Indices(..., draws=Q + 1)``, each of the Q products has a
     batch of its own, the same at both points, and the last one serves for all else; with any other batch, all take the same.
 

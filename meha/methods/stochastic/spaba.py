@@ -16,10 +16,10 @@ class SPABA(RestartedMethod):
     With D(x, y, v) = (F_x - f_xy [v], f_y, f_yy [v] - F_y), and a coin that decides in each step after the first,
 
         d = D(x, y, v) on all examples                        with the probability p, and at the start
-        d <- d + D(x, y, v) - D(x-, y-, v-)                   otherwise, both on the batch of the step
+        d <- d + D(x, y, v) - D(x', y', v')                   otherwise, both on the batch of the step
         x <- proj_X( x - alpha d_x ),    y <- y - beta d_y,    v <- v - eta d_v,
 
-    with (x-, y-, v-) the point before the last step. A step costs 2 gradients of f, 2 of F and 2 Hessian-vector products. One
+    with (x', y', v') the point before the last step. A step costs 2 gradients of f, 2 of F and 2 Hessian-vector products. One
     on all examples takes the derivatives of all of them in one pass, with the memory of that, and counts as one on every
     group: n_f gradients of f, n_F of F and n_f products, for n_F and n_f groups of upper and of lower examples.
 

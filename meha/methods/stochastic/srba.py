@@ -17,10 +17,10 @@ class SRBA(RestartedMethod):
     in the others,
 
         d = D(x, y, v)                                        where k is a multiple of q
-        d <- d + D(x, y, v) - D(x-, y-, v-)                   elsewhere, both on the batch of the step
+        d <- d + D(x, y, v) - D(x', y', v')                   elsewhere, both on the batch of the step
         x <- proj_X( x - alpha d_x ),    y <- y - beta d_y,    v <- v - eta d_v,
 
-    with (x-, y-, v-) the point before the last step. A step costs 2 gradients of f, 2 of F and 2 Hessian-vector products. One
+    with (x', y', v') the point before the last step. A step costs 2 gradients of f, 2 of F and 2 Hessian-vector products. One
     on all examples takes the derivatives of all of them in one pass, with the memory of that, and counts as one on every
     group: n_f gradients of f, n_F of F and n_f products, for n_F and n_f groups of upper and of lower examples.
 

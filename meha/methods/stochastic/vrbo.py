@@ -32,9 +32,9 @@ class VRBO(ImplicitSteps):
 
         d_x = h(x, y),  d_y = f_y(x, y)  on all examples,  where k is a multiple of q
         x <- proj_X( x - alpha d_x ),  and on the batch of the step, T times, and once more without the move of y,
-            d_x <- d_x + h(x, y) - h(x-, y-);    d_y <- d_y + f_y(x, y) - f_y(x-, y-);    y <- y - beta d_y
+            d_x <- d_x + h(x, y) - h(x', y');    d_y <- d_y + f_y(x, y) - f_y(x', y');    y <- y - beta d_y
 
-    with (x-, y-) the point before the last move of x or y. A step costs T + 2 gradients of f and of F, and (T + 2) (Q + 1)
+    with (x', y') the point before the last move of x or y. A step costs T + 2 gradients of f and of F, and (T + 2) (Q + 1)
     Hessian-vector products. On all examples, there is 1 more of each gradient and Q + 1 products, in one pass with the memory
     of that, which count as those on every group.
 
