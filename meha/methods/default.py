@@ -24,6 +24,7 @@ from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.method.method import Method, Numbers, Run
 from meha.method.status import Verdict
 from meha.methods.rhg import RHG
+from meha.methods.stochastic.adaptive_soba import AdaptiveSOBA
 from meha.methods.stochastic_meha import StochasticMEHA
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
@@ -302,8 +303,9 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     """The method that :func:`meha.solve` takes when none is given.
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
-    for x if there are modules or batches. Otherwise, modules and batches, with which values at a point may differ from call to
-    call, go to :class:`~meha.StochasticMEHA`; tensors without batches go to :class:`~meha.Default`.
+    for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
+    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y, to
+    :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
@@ -311,7 +313,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     'Default'
     """
     problem, _ = problem._with_dummy_x(x0, Variable.of(y0, "y"))  # x0 may be None
-    noisy = batches is not None or problem.needs_batch or next(modules_of((x0, y0)), None) is not None
+    modules = next(modules_of((x0, y0)), None) is not None
+    noisy = batches is not None or problem.needs_batch or modules
     if isinstance(problem._selected_response, Trained):
         return RHG(x_optimizer=partial(torch.optim.Adam, lr=RATE)) if noisy else RHG()
     if not noisy and any(
@@ -320,4 +323,7 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
         raise TypeError(
             "x0, y0: the default computes in single or double precision; pass .float() or .double() tensors, or name a method."
         )
-    return StochasticMEHA() if noisy else Default()
+    if not noisy:
+        return Default()
+    simple = problem.nonsmooth is None and problem.y_set is None and problem._selected_response is None
+    return StochasticMEHA() if modules or not simple or problem._without_x else AdaptiveSOBA()

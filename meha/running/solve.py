@@ -53,7 +53,7 @@ def solve(
             ``copy=True``. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Default`, which finds accurate solutions of deterministic problems;
-            modules and batches go to :class:`StochasticMEHA`.
+            tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, modules to :class:`StochasticMEHA`.
         max_steps: upper bound on the number of steps.
         tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
             default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meha.method.method import At, Method, Numbers, Run
-from meha.methods.stochastic.frame import one_batch
+from meha.methods.stochastic.frame import is_first, one_batch
 from meha.methods.stochastic.saba import MemoryState, shown
 from meha.problem.loaders import GroupDraw
 from meha.problem.oracle import Function, Oracle
@@ -62,7 +62,7 @@ FIRST = 1e-3
 """The rate of x at the start, relative to the mean size of its numbers (1 for zeros)."""
 
 WINDOW, GROWING = 14, 0.03
-"""Number of steps in the windows whose mean directions are compared: at the start, and at least this part of all steps so far."""
+"""Steps in the windows whose mean directions are compared: at the start, and as a part of all steps so far."""
 
 GOAL = 0.1
 """The cosine between successive windows above which the rate of x grows. Noise alone has 0."""
@@ -82,8 +82,8 @@ RETREAT = 0.25
 LONGEST = 2.0
 """Upper bound on the step of a coordinate of x, in units of its usual one."""
 
-JUMP, SETTLING = 3.0, 20
-"""A direction counts as at most JUMP times the usual one for its metric, after the first steps that follow MEASURED."""
+JUMP = 3.0
+"""A direction of x counts as at most this times the usual one in its metric, after the first steps, in which v grows."""
 
 SPAN = 1000
 """Steps over which the squares of the directions of x are averaged."""
@@ -123,8 +123,8 @@ def moment_weight(k: int, horizon: int | None) -> float:
 
 
 def largest_square(k: int, horizon: int | None) -> float:
-    """The square of JUMP; nothing is limited at first, when v has just begun."""
-    return JUMP**2 if k >= MEASURED + SETTLING else 1e30
+    """The square of JUMP; nothing is limited while v has just begun."""
+    return JUMP**2 if k >= 2 * MEASURED else 1e30
 
 
 def answer_weight(k: int, horizon: int | None) -> float:
@@ -151,10 +151,10 @@ class AdaptiveSOBAState(MemoryState):
 
     Attributes:
         point: x and y of the iteration, as vectors.
-        system: as vectors of the size of y: v, the estimated ``diagonal`` and squared ``rows`` of the Hessian, its ``eigenvector``,
-            and the mean directions of y and v.
-        moments: as vectors of the size of x: the mean ``square`` of its directions, their ``sum`` in this window, and that of the
-            window ``before``.
+        system: as vectors of the size of y: v, the estimated ``diagonal`` and squared ``rows`` of the Hessian, the eigenvector of
+            its largest eigenvalue in the metric, and the mean directions of y and v.
+        moments: as vectors of the size of x: the mean ``square`` of its directions, their ``sum`` in this window, and that in
+            the window ``before``.
         numbers: rates, measured constants, and what the present window has seen.
         memory: the last derivatives on every group of examples, their sums, and which groups were seen; None without groups.
     """
@@ -183,12 +183,12 @@ class AdaptiveSOBA(Method):
     P comes from products with random signs and L from power steps, one of them in each step. The rates r_y and r_v, at most
     1, follow the agreement of successive directions: they agree while y or v lag behind x, and disagree where steps are too
     long for the noise. The rate a grows while the mean directions of x in successive windows agree, and falls where they do
-    not; x waits while y or v lag, or while L rises, since it has then outrun the metric. The answer is a mean of the iterates in which
-    the last tenth of the run counts most. Multiplying F or f, or scaling coordinates of y, changes nothing but rounding.
+    not; x waits while y or v lag, or while L rises, since it has then outrun the metric. The answer is a mean of the iterates
+    in which the last tenth of the run counts most. Multiplying F or f by a number changes nothing but rounding.
 
-    A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y and v
-    are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well these
-    predict the present ones. Where this memory does not fit, the run goes on without it; ``solution.report`` says so.
+    A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
+    and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
+    these predict the present ones. Where this memory does not fit, the run goes on without it; ``solution.report`` says so.
 
     The lower level must be strongly convex in y near its solutions, smooth and without a set Y. x may have any set.
 
@@ -383,11 +383,6 @@ class AdaptiveSOBA(Method):
         if state.memory is not None:
             lines["memory"] = f"derivatives on every group of examples, {shown(state.bytes)}"
         return lines
-
-
-def is_first(k: int) -> bool:
-    """Whether a step is the first of a run."""
-    return k == 0
 
 
 def allocate(like: Tensor, groups: tuple[int, int]) -> Variable | None:
