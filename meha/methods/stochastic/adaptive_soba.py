@@ -48,10 +48,7 @@ AGREEMENT = -0.1
 """The cosine that the rates of y and v aim at. Below 0, since a lag behind x is a bias, and noise averages out."""
 
 GAIN = 0.1
-"""How fast these rates follow, and weight of the newest value in the mean lag."""
-
-FULL = 0.99
-"""A rate above this is at its bound 1: agreement then shows a lag that it cannot mend."""
+"""How fast these rates follow."""
 
 SLOWEST = 1e-4
 """Lower bound on the rates of y and v, relative to 1 / L."""
@@ -69,9 +66,6 @@ GOAL = 0.1
 
 GROWTH, DECLINE = 0.5, 0.75
 """The logarithm of the rate changes by this times the distance to the goal: above it, and below it."""
-
-WAITING, OPEN = 0.3, 1.5
-"""x waits in proportion while y and v lag: fully at OPEN times this cosine, not at all at OPEN - 1 times."""
 
 STALE = 1.2
 """x waits while L is larger than usual by this factor, and fully at twice this factor: it has outrun the metric."""
@@ -151,8 +145,8 @@ class AdaptiveSOBAState(MemoryState):
 
     Attributes:
         point: x and y of the iteration, as vectors.
-        system: as vectors of the size of y: v, the estimated ``diagonal`` and squared ``rows`` of the Hessian, the eigenvector of
-            its largest eigenvalue in the metric, and the mean directions of y and v.
+        system: as vectors of the size of y: v, the estimated ``diagonal`` and squared ``rows`` of the Hessian, the
+            eigenvector of its largest eigenvalue in the metric, and the mean directions of y and v.
         moments: as vectors of the size of x: the mean ``square`` of its directions, their ``sum`` in this window, and that in
             the window ``before``.
         numbers: rates, measured constants, and what the present window has seen.
@@ -183,7 +177,7 @@ class AdaptiveSOBA(Method):
     P comes from products with random signs and L from power steps, one of them in each step. The rates r_y and r_v, at most
     1, follow the agreement of successive directions: they agree while y or v lag behind x, and disagree where steps are too
     long for the noise. The rate a grows while the mean directions of x in successive windows agree, and falls where they do
-    not; x waits while y or v lag, or while L rises, since it has then outrun the metric. The answer is a mean of the iterates
+    not; x waits while L rises, since it has then outrun the metric. The answer is a mean of the iterates
     in which the last tenth of the run counts most. Multiplying F or f by a number changes nothing but rounding.
 
     A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
@@ -222,7 +216,6 @@ class AdaptiveSOBA(Method):
             "usual",
             "reach",
             "share",
-            "lag",
             "steps",
             "open",
             "waited",
@@ -255,7 +248,6 @@ class AdaptiveSOBA(Method):
         if state.memory is not None:
             for name in ("f_y", "f_yy", "F_y"):
                 found[name] = correct(state, name, found[name], batch.group[0 if name == "F_y" else 1])
-        lags = []
         for name, variable, direction in (
             ("y", state.point.value["y"], found["f_y"]),
             ("v", system["v"], found["f_yy"] + found["F_y"]),
@@ -265,8 +257,6 @@ class AdaptiveSOBA(Method):
             agreement = cosine(mean, direction, metric)
             rate.copy_((rate * torch.exp(moving * GAIN * (agreement - AGREEMENT))).clamp(SLOWEST, 1.0))
             mean.lerp_(direction, MEAN)
-            lags.append(torch.where(rate > FULL, (agreement - AGREEMENT).clamp_min(0.0), 0.0))
-        numbers["lag"].lerp_(moving * torch.maximum(*lags), GAIN)
         self._move_x(oracle, state, found["F_x"] + found["f_xy"], at)
         weight = at.of(answer_weight)
         for level, flat in ((state.x, Flat(state.x)), (state.y, Flat(state.y))):
@@ -347,14 +337,16 @@ class AdaptiveSOBA(Method):
         square.lerp_(limited, weight)
         root = (square.mean().expand_as(square) if domain is not None and not domain.coordinatewise else square).sqrt() + tiny
 
-        behind = OPEN - numbers["lag"] / WAITING
-        stale = 2 - torch.exp(numbers["L"].log() - numbers["usual"]) / STALE
-        gate = moving * torch.minimum(behind, stale).clamp(0.0, 1.0)
+        gate = moving * (2 - torch.exp(numbers["L"].log() - numbers["usual"]) / STALE).clamp(0.0, 1.0)
         x, flat = state.point.value["x"], Flat(state.x)
-        step = gate * numbers["rate"] / often * (direction / root).clamp(-LONGEST, LONGEST)
-        leaves = flat.split((x - step).to(flat.dtype))
-        oracle.project(state.x.value, leaves, 1.0)
-        x.copy_(flat.join(leaves))
+        pace = gate * numbers["rate"] / often
+        moved = x - pace * (direction / root).clamp(-LONGEST, LONGEST)
+        if domain is not None:  # what the set holds back must not count as agreement
+            leaves = flat.split(moved.to(flat.dtype).clone())
+            oracle.project(state.x.value, leaves, 1.0)
+            moved = flat.join(leaves).to(x.dtype)
+            direction = torch.where(pace > 0, (x - moved) / pace * root, 0.0)
+        x.copy_(moved)
 
         moments["sum"].add_(moving * direction)
         numbers["steps"].add_(moving)
