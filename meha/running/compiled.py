@@ -34,7 +34,7 @@ from meha.problem.loaders import random_states, set_random_states
 from meha.problem.oracle import Counts, Oracle
 from meha.problem.schedules import evaluate
 from meha.tensors.torch_private import RefusingValues, compile_graph, norm_operation, pytree
-from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, subtract
+from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, norms, subtract
 
 __all__ = ["CompileWarning", "Compiled", "CompiledPace", "Eager", "Recorded", "Traced", "TracingError"]
 
@@ -90,9 +90,11 @@ class Eager:
             kept.copy_(buffer)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
-        alone = self.run.group is None
-        moved = norm(subtract(self._leaves, self._kept)) if alone else distance(self._leaves, self._kept)
-        info = info.measured(float(norm(self._leaves)), float(moved))
+        if self.run.group is None:
+            size, moved = norms(self._leaves, subtract(self._leaves, self._kept))
+        else:
+            size, moved = float(norm(self._leaves)), float(distance(self._leaves, self._kept))
+        info = info.measured(size, moved)
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
         self.whole = True
         return info
