@@ -30,7 +30,7 @@ from meha.tensors.checks import check_switch
 from meha.tensors.distributed import Group
 from meha.tensors.state import Saved, restore
 from meha.tensors.torch_private import BREAKDOWNS
-from meha.tensors.variables import Variable, all_finite, copy_
+from meha.tensors.variables import Leaves, Variable, all_finite, copy_
 
 PROXIMAL = 1e-3
 """Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, if the method keeps it."""
@@ -177,8 +177,7 @@ class Run:
             self._weigh(first, second, None)
         with torch.no_grad():
             self.state: Any = method.init(self.oracle, first, second)
-        # Copies of modules, such as theta, must be in training mode whenever the user's module is.
-        self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
+        self._copies = self._following_copies()
         self._verdict: Verdict | None = None
         self._resolved = False
         self._needs_batch = problem.needs_batch
@@ -226,6 +225,32 @@ class Run:
             self._weigh(self.state.x, self.state.y, batch)
         self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
         self._resolved = True
+
+    def begin_again(self, start: Leaves) -> None:
+        """Go back to the start, with the steps that the run chose itself shortened by the factors of the method.
+
+        What the user gave stays as it is; the gradients and seconds that were spent stay counted.
+
+        Args:
+            start: the numbers of x and y there.
+        """
+        shorter = {name: step * self.method.shorter[name] for name, step in self.chosen_steps.items()}
+        self.method = dataclasses.replace(self.method, **shorter)
+        x, y = self.state.x, self.state.y
+        with torch.no_grad():
+            copy_([leaf.detach() for leaf in x.leaves + y.leaves], start)
+            self.state = self.method.init(self.oracle, x, y)
+        self._copies, self._verdict = self._following_copies(), None
+
+    @property
+    def chosen_steps(self) -> dict[str, float]:
+        """The step sizes that the run chose because the user left them out, by name."""
+        given, now = vars(self._given), vars(self.method)
+        return {n: now[n] for n in self.method.shorter if n in now and given[n] is None and isinstance(now[n], float)}
+
+    def _following_copies(self) -> list[Variable]:
+        """Copies of modules, such as theta, which must be in training mode whenever the user's module is."""
+        return [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
 
     @property
     def x(self) -> Any:
@@ -438,6 +463,7 @@ class Method(ABC):
         penalties: names of schedules that must be constant, or change in every step, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
         open_ended: whether a run never ends by itself, so that taking all its steps means that it is finished.
+        shorter: the factors of step sizes, by name, with which ``solve`` begins again where a run diverges on those it chose.
         repeats: why an objective must return the same value when called twice at one point; empty when it need not.
     """
 
@@ -453,6 +479,7 @@ class Method(ABC):
     penalties: ClassVar[tuple[str, ...]] = ()
     may_be_zero: ClassVar[tuple[str, ...]] = ()
     open_ended: ClassVar[bool] = False
+    shorter: ClassVar[Mapping[str, float]] = {"alpha": 1 / 4, "beta": 1 / 4, "eta": 1 / 4}
     repeats: ClassVar[str] = ""
 
     @property

@@ -754,7 +754,7 @@ class CompiledPace:
     """
 
     def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
-        self.run, self.max_steps, self.wanted = run, max_steps, compile
+        self.run, self.max_steps, self.wanted, self._asked = run, max_steps, compile, compile
         self._longest = 0 if batches else LONGEST
         self.eager = Eager(run)
         self.compiled: Compiled | None = None
@@ -783,6 +783,10 @@ class CompiledPace:
                     warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
             self.wanted = False  # decided once; what failed is not tried again
         self.run.seconds += time.perf_counter() - begin
+
+    def begin_again(self) -> None:
+        """Forget what was compiled, after the run went back to its start with a new state."""
+        self.compiled, self.wanted, self._first = None, self._asked, None
 
     def differs(self, batches: Sequence[Any]) -> int | None:
         """Compare the last group with eager steps now and then; on a difference, go back, and continue eagerly.

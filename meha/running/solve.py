@@ -179,7 +179,7 @@ def uninterrupted(solution: Solution) -> Solution:
 
 def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
     """Take steps until there is a verdict, and write checkpoints in between and at the end."""
-    run, source, begun = loop.run, loop.source, loop.run.k
+    run, source, begun, restarts = loop.run, loop.source, loop.run.k, len(loop.restarts)
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
     # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
@@ -197,8 +197,11 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         if ended:
             break
         loop.advance(group, pace)
+        if len(loop.restarts) > restarts:
+            restarts, begun = len(loop.restarts), -1  # what follows is new, whatever the number of its steps
+            pace.begin_again()
         if loop.verdict is None:
-            if pace.wanted:
+            if pace.wanted and run.k:
                 pace.update()
             if file is not None and run.k < loop.max_steps and loop.due(file.every):  # the last step is written below
                 _write(file, loop)
@@ -212,7 +215,10 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         remedy = ", or relax tol." if run.settled else "."
         loop.verdict = Verdict(Status.MAX_STEPS, f"No stopping rule was met; allow more steps{remedy}")
     if run.k > begun:  # a call that is repeated after the end returns what the checkpoint holds
-        loop.check_end()
+        if loop.check_end():  # the last step was too long, and the run begins again
+            pace.begin_again()
+            _advance(loop, pace, file)
+            return
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
 
