@@ -215,7 +215,8 @@ class Run:
         """Weigh the proximal term of a response by the curvature of f in y, unless the user or the method sets its weight."""
         response_term = self.oracle.response_term
         if response_term.vanishes and not self.method.vanishes:
-            probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
+            generator = torch.Generator().manual_seed(0)
+            probe = Probe(self.oracle, x.copy(), y.copy(), batch, generator, ROUNDS, around=(x, y))
             low, high = probe.block(self.oracle.lower, probe.y)
             response_term.weight = PROXIMAL * (max(-low, high) or 1.0)  # 1 where f is linear in y
 
@@ -299,6 +300,19 @@ class Run:
         penalties = [getattr(self.method, name) for name in self.method.penalties]
         return self.state.settled and all(rests(penalty, self.k - 1) for penalty in penalties)
 
+    def prepare(self, batch: Any = None) -> None:
+        """Choose the numbers that were left out, which may need the first batch; a step does so as well.
+
+        Raises:
+            TypeError: the objectives need a batch and there is none, or there is one and they take none.
+        """
+        if self._needs_batch if batch is None else not self._takes_batch:
+            raise TypeError(self._misfit(batch))
+        if not self._resolved:
+            begin = time.perf_counter()
+            self._resolve(batch)
+            self.seconds += time.perf_counter() - begin
+
     def step(self, batch: Any = None) -> StepInfo:
         """Take one step, with the batch handed to the objectives when there is one.
 
@@ -313,17 +327,14 @@ class Run:
             RuntimeError: the run is over.
             TypeError: the objectives need a batch and there is none, or there is one and they take none.
         """
+        self.prepare(batch)
         over, state = self.ended, self.state
-        if self._needs_batch if batch is None else not self._takes_batch:
-            raise TypeError(self._misfit(batch))
         if over is not None:
             raise RuntimeError(
                 f"step: the run is over ({over.status}: {over.message}); ask run.verdict before each step, and start a new run"
                 " to go on, such as one with a smaller tol or from another point."
             )
         begin, self.batch = time.perf_counter(), batch
-        if not self._resolved:
-            self._resolve(batch)
         for variable in self._copies:
             variable.follow_modes()
         try:

@@ -255,9 +255,9 @@ class Oracle:
         with torch.enable_grad():
             for weight, function, x, y in terms:
                 if function in streams:
-                    self._set_random(streams[function])  # as at its first evaluation
+                    self.set_random_states(streams[function])  # as at its first evaluation
                 elif self._modules and functions.count(function) > 1:
-                    streams[function] = self._random()
+                    streams[function] = self.random_states()
                 with passing(wrt, x, y) as sharded:
                     for part in parts:
                         value = function(x, y, part)
@@ -303,12 +303,15 @@ class Oracle:
             elif self.upper_uses_x or wrt[-1].argument != "x":
                 self.counts.upper += 1
 
-    def _random(self) -> list[Tensor]:
-        """Return the states of the random number generators of the host and the device."""
+    def random_states(self) -> list[Tensor]:
+        """Return the states of the random number generators of the host and the device; none without modules, which draw."""
+        if not self._modules:
+            return []
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else [])]
 
-    def _set_random(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
+    def set_random_states(self, states: list[Tensor]) -> None:
+        for state in states[:1]:
+            torch.set_rng_state(state)
         for state in states[1:]:
             torch.cuda.set_rng_state(state, self._device)
 

@@ -79,13 +79,17 @@ class Eager:
     def __init__(self, run: Run) -> None:
         self.run, variables = run, (run.state.x, run.state.y)
         self._leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
-        self._kept = [leaf.clone() for leaf in self._leaves]
+        self._kept: Leaves = []  # made when the numbers that were left out are chosen, which takes memory of its own
         # Buffers are copied one by one, since their dtypes may differ.
         self._buffers = [(buffer, buffer.clone()) for variable in variables for buffer in variable.buffers().values()]
 
     def __call__(self, batch: Any) -> StepInfo:
         """Take a step; return its numbers, with ``size`` and ``moved``."""
-        copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        self.run.prepare(batch)
+        if self._kept:
+            copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        else:
+            self._kept = [leaf.clone() for leaf in self._leaves]
         for buffer, kept in self._buffers:
             kept.copy_(buffer)
         self.whole = False
