@@ -252,7 +252,7 @@ SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check wha
 RESTARTS = (
     5  # with steps a quarter as long each time: a thousand times shorter ones in the end, and then they are not the cause
 )
-FALL = 100.0  # F or f that falls by this many times 1 + its size at the start has no lower bound that shorter steps would find
+FALL = 100.0  # a function that falls by this many times 1 + its size at the start has no minimum that shorter steps would find
 
 # Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
 CHECKED = {"upper": "F", "lower": "f + g"}
@@ -438,14 +438,21 @@ class Loop:
 
     def _too_long(self, status: Status) -> bool:
         """Whether the steps may have been too long, as the problem itself shows no other cause for a failure."""
-        run = self.run
-        begun = values_of(run, *self._start(), batch=run.batch)
-        now = values_of(run, run.state.x, run.state.y, run.batch)
-        if any(now.get(function, math.nan) < value - FALL * (1 + abs(value)) for function, value in begun.items()):
-            return False  # the steps go down, and there is no end
+        run, (x0, y0) = self.run, self._start()
+        x, y, upper, lower = run.state.x, run.state.y, run.oracle.upper, run.oracle.phi
+        begun, now = values_of(run, x0, y0, run.batch), values_of(run, x, y, run.batch)
+        other_x, other_y = values_of(run, x0, y, run.batch), values_of(run, x, y0, run.batch)
+
+        def less(a: dict[Function, float], b: dict[Function, float], function: Function, by: float = 0.0) -> bool:
+            low, high = a.get(function, math.nan), b.get(function, math.nan)
+            return low < high - by * (1 + abs(high))
+
+        if less(other_x, begun, lower, by=FALL):  # the lower level has no minimum at x0
+            return False
+        if less(now, begun, upper, by=FALL) and not less(other_y, now, lower):  # F has none, along points where y is no worse
+            return False
         # A method that breaks down where F is better meets what it cannot take: a flat or an indefinite Hessian.
-        upper = run.oracle.upper
-        return status is not Status.BROKE_DOWN or not now.get(upper, math.nan) <= begun.get(upper, math.nan)
+        return status is not Status.BROKE_DOWN or not less(now, begun, upper)
 
     def _begin_again(self, status: Status) -> bool:
         """Go back to the start with shorter steps; False where they are the user's, or not to blame, or shortened for long."""
@@ -474,7 +481,7 @@ class Loop:
         if not self.restarts:
             return ""
         steps, ends = (f"{name}={step:.3g}" for name, step in self.run.chosen_steps.items()), ", ".join(self.restarts)
-        return f" The steps that the run chose were too long ({ends}); it began again, in the end with {', '.join(steps)}."
+        return f" The run began again with shorter steps than it had chosen ({ends}), in the end with {', '.join(steps)}."
 
     def _cause(self, x: Variable, y: Variable, status: Status) -> str:
         """Say whether a batch or the start (x, y) is to blame; empty if neither is."""
@@ -566,7 +573,7 @@ class Loop:
             engine=run.engine,
             constants=run.constants,
             batch=run.batch,
-            report=dict(run.method.report(run)),
+            report={**run.method.report(run), **({"restarts": self._story.strip()} if self.restarts else {})},
             y0=self.guard.start[len(run.state.x.leaves) :],
             group=run.group,
         )
