@@ -182,7 +182,8 @@ def test_running_statistics_of_modules_begin_again_as_well():
     given = run(solution.method)
     assert torch.equal(solution.y.scale, given.y.scale)
     assert torch.equal(solution.y.norm.running_mean, given.y.norm.running_mean)
-    assert int(solution.y.norm.num_batches_tracked) == int(given.y.norm.num_batches_tracked)
+    extra = int(solution.y.norm.num_batches_tracked) - int(given.y.norm.num_batches_tracked)
+    assert extra == 2  # F and f at the start, before their constants are measured on a copy
 
 
 def test_compiled_groups_begin_again_as_well(monkeypatch):
