@@ -84,8 +84,8 @@ def solve(
             ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
             :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
 
-    A run that diverges on step sizes that it chose itself, because the method leaves them out, goes back to the start with shorter
-    ones, five times at most; numbers that were given never change. The message says so, and the work that was lost is counted.
+    A run that diverges on step sizes that it chose itself, because the method leaves them out, goes back to the start with
+    shorter ones, five times at most; numbers that were given never change. The message says so, and lost work is counted.
 
     Returns:
         The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
