@@ -34,7 +34,7 @@ from meha.problem.loaders import random_states, set_random_states
 from meha.problem.oracle import Counts, Oracle
 from meha.problem.schedules import evaluate
 from meha.tensors.torch_private import RefusingValues, compile_graph, norm_operation, pytree
-from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, subtract
+from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, norms, subtract
 
 __all__ = ["CompileWarning", "Compiled", "CompiledPace", "Eager", "Recorded", "Traced", "TracingError"]
 
@@ -79,20 +79,26 @@ class Eager:
     def __init__(self, run: Run) -> None:
         self.run, variables = run, (run.state.x, run.state.y)
         self._leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
-        self._kept = [leaf.clone() for leaf in self._leaves]
+        self._kept: Leaves = []  # made when the numbers that were left out are chosen, which takes memory of its own
         # Buffers are copied one by one, since their dtypes may differ.
         self._buffers = [(buffer, buffer.clone()) for variable in variables for buffer in variable.buffers().values()]
 
     def __call__(self, batch: Any) -> StepInfo:
         """Take a step; return its numbers, with ``size`` and ``moved``."""
-        copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        self.run.prepare(batch)
+        if self._kept:
+            copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        else:
+            self._kept = [leaf.clone() for leaf in self._leaves]
         for buffer, kept in self._buffers:
             kept.copy_(buffer)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
-        alone = self.run.group is None
-        moved = norm(subtract(self._leaves, self._kept)) if alone else distance(self._leaves, self._kept)
-        info = info.measured(float(norm(self._leaves)), float(moved))
+        if self.run.group is None:
+            size, moved = norms(self._leaves, subtract(self._leaves, self._kept))
+        else:
+            size, moved = float(norm(self._leaves)), float(distance(self._leaves, self._kept))
+        info = info.measured(size, moved)
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
         self.whole = True
         return info
@@ -770,7 +776,7 @@ class CompiledPace:
     """
 
     def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
-        self.run, self.max_steps, self.wanted = run, max_steps, compile
+        self.run, self.max_steps, self.wanted, self._asked = run, max_steps, compile, compile
         self._longest = 0 if batches else LONGEST
         self.eager = Eager(run)
         self.compiled: Compiled | None = None
@@ -800,6 +806,10 @@ class CompiledPace:
                     warnings.warn(f"compile: the steps run one by one, because {reason}.", CompileWarning, stacklevel=3)
             self.wanted = False  # decided once; what failed is not tried again
         self.run.seconds += time.perf_counter() - begin
+
+    def begin_again(self) -> None:
+        """Forget what was compiled, after the run went back to its start with a new state."""
+        self.compiled, self.wanted, self._first = None, self._asked, None
 
     def differs(self, batches: Sequence[Any]) -> int | None:
         """Compare the last group with eager steps now and then; on a difference, go back, and continue eagerly.

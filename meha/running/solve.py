@@ -84,6 +84,9 @@ def solve(
             ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
             :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
 
+    A run that diverges on step sizes that it chose itself, because the method leaves them out, goes back to the start with
+    shorter ones, five times at most; numbers that were given never change. The message says so, and lost work is counted.
+
     Returns:
         The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
         an objective or a callback is passed on, and its attribute ``solution`` is the solution until then.
@@ -179,7 +182,7 @@ def uninterrupted(solution: Solution) -> Solution:
 
 def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
     """Take steps until there is a verdict, and write checkpoints in between and at the end."""
-    run, source, begun = loop.run, loop.source, loop.run.k
+    run, source, begun, restarts = loop.run, loop.source, loop.run.k, len(loop.restarts)
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
     # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
@@ -197,8 +200,11 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         if ended:
             break
         loop.advance(group, pace)
+        if len(loop.restarts) > restarts:
+            restarts, begun = len(loop.restarts), -1  # what follows is new, whatever the number of its steps
+            pace.begin_again()
         if loop.verdict is None:
-            if pace.wanted:
+            if pace.wanted and run.k:
                 pace.update()
             if file is not None and run.k < loop.max_steps and loop.due(file.every):  # the last step is written below
                 _write(file, loop)
@@ -212,7 +218,10 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         remedy = ", or relax tol." if run.settled else "."
         loop.verdict = Verdict(Status.MAX_STEPS, f"No stopping rule was met; allow more steps{remedy}")
     if run.k > begun:  # a call that is repeated after the end returns what the checkpoint holds
-        loop.check_end()
+        if loop.check_end():  # the last step was too long, and the run begins again
+            pace.begin_again()
+            _advance(loop, pace, file)
+            return
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
 
