@@ -64,7 +64,7 @@ DIVERGED = 10.0
 PILOT = 8
 """A pilot run of this part of the budget says how many steps the whole takes, and how long an eager one."""
 
-STARTS = {"quadratic": 1, "cleaning": 2}
+STARTS = {"quadratic": 1, "cleaning": 2, "network": 2}
 """Starts of the search for h*, by family; otherwise four."""
 
 PUBLISHED = (
@@ -73,11 +73,22 @@ PUBLISHED = (
 )
 """Of ``meha.stochastic``, as far as they are there."""
 
-DRAWN: dict[str, tuple[float, float]] = {"beta": (0.01, 1.5), "eta": (0.01, 1.5), "gamma": (1.0, 100.0), "c": (1.0, 1000.0)}
+DRAWN: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("beta", "eta"), (0.01, 1.5)),
+    "gamma": (1.0, 100.0),
+    "c": (1.0, 1000.0),
+    "share": (0.01, 1.0),
+}
 """Ranges of log-uniform draws: rates and gamma in units of 1 / L_f, c in units of L_F / L_f. That of alpha is the family's."""
 
-INNER = (1, 5)
-"""Inner steps that are tried."""
+EFFORT = ({"inner_steps": 1, "system_steps": 3}, {"inner_steps": 5, "system_steps": 10})
+"""Inner steps, and steps or terms for the linear system: few or many, for methods that have them."""
+
+ONE_LOOP = ("TTSA",)
+"""Methods that are others with one inner step."""
+
+WEIGHTED = ("F2SA", "MEHA")
+"""Methods that move x along its direction divided by c."""
 
 
 def published() -> dict[str, type[meha.Method]]:
@@ -126,8 +137,9 @@ def draw(name: str, family: str, number: int) -> Record:
         value = math.exp(rng.uniform(math.log(low), math.log(high)))  # also where it is not used: methods draw alike
         if field in fields:
             setting[field] = float(f"{value:.3g}")
-    inner, falls = int(rng.choice(INNER)), bool(rng.integers(2))
-    return {**setting, **({"inner_steps": inner} if "inner_steps" in fields else {}), "falls": falls}
+    effort, falls = EFFORT[int(rng.integers(2))], bool(rng.integers(2))
+    setting |= {key: n for key, n in effort.items() if key in fields and not (key == "inner_steps" and name in ONE_LOOP)}
+    return {**setting, "falls": falls}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,9 +159,9 @@ def build(name: str, setting: Record, known: Record, steps: int) -> meha.Method 
         return None
     kind = published()[name]
     found = {key: value for key, value in setting.items() if key != "falls"}
-    if "c" in found:  # such methods move x along its direction divided by c
+    if "c" in found:
         found["c"] *= known["L_F"] / known["L_f"]
-        found["alpha"] *= max(1.0, found["c"])
+        found["alpha"] *= max(1.0, found["c"]) if name in WEIGHTED else 1.0
         found |= {"p": 0.0} if any(field.name == "p" for field in dataclasses.fields(kind)) else {}
     units = {"alpha": 1 / known["L_h"], "beta": 1 / known["L_f"], "eta": 1 / known["L_f"], "gamma": 1 / known["L_f"]}
     for field, unit in units.items():
@@ -209,6 +221,15 @@ class Judge:
         return (end - begin) / (last - done), (end - begin) / (last_k - k)
 
 
+def draws(method: meha.Method | None) -> int:
+    """The independent batches that a step of a method uses."""
+    name = "" if method is None else method.name
+    inner, system = (getattr(method, field, 0) for field in ("inner_steps", "system_steps"))
+    if name in ("StocBiO", "AmIGO", "BSA", "TTSA"):
+        return inner + system + 1
+    return {"MRBO": system, "SUSTAIN": system, "PBGDFree": inner}.get(name, 0) + 1
+
+
 def solve(model: FiniteSum, method: meha.Method | None, steps: int, judge: Judge, compiled: bool) -> tuple[Any, str]:
     """Run a method; return the solution, and why it was not compiled."""
     x0, y0 = ([leaf.clone() for leaf in leaves(point)] for point in (model.x0, model.y0))
@@ -219,7 +240,7 @@ def solve(model: FiniteSum, method: meha.Method | None, steps: int, judge: Judge
             x0[0] if isinstance(model.x0, Tensor) else x0,
             y0[0] if isinstance(model.y0, Tensor) else y0,
             method,
-            batches=model.batches(),
+            batches=model.batches(draws(method)),
             max_steps=steps,
             tol=None,
             callbacks=[judge, meha.observers.Recorder(every=steps)],
@@ -240,7 +261,7 @@ class Pilots:
     def __call__(self, instance: Instance, name: str, setting: Record, budget: int) -> tuple[int, float, float]:
         """The steps that take the budget; CPU seconds of a call and of a step."""
         model = instance.model
-        key = (model.family, model.size, model.dtype, name, setting.get("inner_steps"), budget)
+        key = (model.family, model.size, model.dtype, name, setting.get("inner_steps"), setting.get("system_steps"), budget)
         if key not in self._known:
             quiet = {k: 1e-6 * v if k in ("alpha", "beta", "eta") else v for k, v in setting.items()} | {"falls": False}
             self._known[key] = pilot(model, build(name, quiet, instance.known, 1), budget)
@@ -264,7 +285,9 @@ def run_key(instance: Instance, name: str, setting: Record, budget: int) -> str:
     return f"{instance.exact.key} {name_of(instance.model.dtype)} {budget} calls: {name} {shown}".rstrip()
 
 
-def race(instance: Instance, name: str, setting: Record, budget: int, pilots: Pilots, timed: bool = False) -> Record:
+def race(
+    instance: Instance, name: str, setting: Record, budget: int, pilots: Pilots, timed: bool = False, compiled: bool = True
+) -> Record:
     """Run a method with a setting; the record."""
     record: Record = {"family": instance.exact.family, "size": instance.exact.size, "seed": instance.exact.seed}
     record |= {"instance": instance.exact.key, "method": name, "setting": setting, "budget": budget}
@@ -273,7 +296,7 @@ def race(instance: Instance, name: str, setting: Record, budget: int, pilots: Pi
     judge = Judge(instance, budget)
     try:
         steps, eager, _ = pilots(instance, name, setting, budget)
-        solution, why = solve(instance.model, build(name, setting, instance.known, steps), steps, judge, True)
+        solution, why = solve(instance.model, build(name, setting, instance.known, steps), steps, judge, compiled)
     except (ValueError, TypeError) as error:  # the method cannot take the problem
         return {**record, "status": "refused", "why": str(error)[:200], "calls": [], "values": []}
     if not judge.calls or judge.calls[-1] < calls(solution.counts):
@@ -282,7 +305,7 @@ def race(instance: Instance, name: str, setting: Record, budget: int, pilots: Pi
     record["values"] = [float(f"{value:.12g}") for value in judge.values]
     record["seconds"] = time.process_time() - begin
     if timed and len(judge.seen) > 2:
-        record["cpu"] = {"compiled" if not why else "eager": judge.rate[0], "eager": eager}
+        record["cpu"] = {"eager": eager, **({"compiled": judge.rate[0]} if compiled and not why else {})}
     return record
 
 
@@ -312,7 +335,7 @@ def races(
         key = run_key(instance, name, setting, options.budget)
         record = known.get(key)
         if record is None or (timed and "cpu" not in record and record["status"] != "refused" and len(record["calls"]) > 3):
-            record = race(instance, name, setting, options.budget, options.pilots, timed)
+            record = race(instance, name, setting, options.budget, options.pilots, timed, not options.eager)
             store.add("batches", key, record)
             known[key] = record
             ends = [f"{reached(record, level, instance.known['best'], instance.known['h0']):,.0f}" for level in LEVELS]
@@ -631,6 +654,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings", type=int, help="random settings of a method")
     parser.add_argument("--budget", type=int, help="calls of a run")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--eager", action="store_true", help="do not compile runs")
     parser.add_argument("--rounds", type=int, default=15, help="turns in which steps on networks are timed")
     parser.add_argument("--small", action="store_true", help="small instances, few settings and seeds, a small budget")
     parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the records")

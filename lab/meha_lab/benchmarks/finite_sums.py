@@ -8,8 +8,8 @@ with F and f the means over all examples, in double precision, y* by Newton step
 
 - ``quadratic``: both levels are least squares with a random coupling; the mean Hessian of f has the condition number 10, that
   of h 70, both exactly, while those of single examples have a rank of 8 in 100 unknowns.
-- ``logistic``: logistic regression with a penalty exp(x_j) for each feature; features have unequal scales, and five of them
-  tell the label in training, and nothing in validation.
+- ``logistic``: logistic regression with a penalty exp(x_j) for each feature; features have unequal scales, five of them tell
+  the label in training and nothing in validation, and the others less there than in training, by unequal factors.
 - ``cleaning``: half the labels of the training examples are redrawn; x are logits of a weight for each, f is softmax regression
   with a ridge, on 49 principal components of MNIST and a constant, or on Gaussian classes where there is no MNIST.
 - ``network``: f trains a network of one hidden layer with tanh and a ridge; the weights of the examples come from a smaller
@@ -56,8 +56,8 @@ ACCURATE = 1e-10
 REUSED = 0.3
 """The factor of a Hessian serves for further steps as long as each reduces the gradient by this."""
 
-MOST = 100  # Newton steps; some 5 are needed
-PATH = 8  # steps along the line from x0 to x, for ``network``
+MOST = 1000  # Newton steps; some 5 are needed, and more where the minimum that was followed disappears
+PATH = 4  # steps along the line from x0 to x, for ``network``
 COARSE = 1e-5  # the norm of the gradient of f on the way
 
 
@@ -148,9 +148,10 @@ class FiniteSum(ABC):
         x_set = None if self.box is None else meha.sets.Box(*self.box)
         return meha.Problem(self.upper, self.lower, x_set=x_set)
 
-    def batches(self) -> Indices:
-        """Batches of fixed groups, the same for all methods, so that those with a memory take part."""
-        return Indices(self.batch, upper=self.counts[0], lower=self.counts[1], groups=True, seed=self.seed)
+    def batches(self, draws: int = 1) -> Indices:
+        """Batches of fixed groups, so that methods with a memory take part; for several in a step, independent ones."""
+        several: dict[str, Any] = {"draws": draws} if draws > 1 else {"groups": True}
+        return Indices(self.batch, upper=self.counts[0], lower=self.counts[1], seed=self.seed, **several)
 
     @property
     def key(self) -> str:
@@ -216,7 +217,7 @@ class Logistic(FiniteSum):
     """f = mean log(1 + exp(-a_i y)) + sum_j exp(x_j) y_j^2 / 2, with the labels multiplied into a_i; F is the mean alone."""
 
     family = "logistic"
-    rates = (0.1, 100.0)
+    rates = (0.003, 3.0)
     box = (-8.0, 3.0)
     misleading = 5
 
@@ -228,14 +229,15 @@ class Logistic(FiniteSum):
         scales = scales[torch.randperm(features, generator=self.generator)]
         truth = self.normal(features)
         truth[:misleading] = 0.0
+        lasting = 0.2 + 0.8 * torch.rand(features, dtype=torch.float64, generator=self.generator)
 
-        def examples(n: int, share: float) -> Tensor:
-            features_of = self.normal(n, features)
-            labels = (features_of @ truth + self.normal(n)).sign()[:, None]
-            features_of[:, :misleading] += share * labels
-            return labels * features_of * scales
+        def examples(n: int, truth: Tensor, share: float) -> Tensor:
+            a = self.normal(n, features)
+            labels = (a @ truth + self.normal(n)).sign()[:, None]
+            a[:, :misleading] += share * labels
+            return labels * a * scales
 
-        self.A, self.V = examples(self.counts[1], 0.7), examples(self.counts[0], 0.0)
+        self.A, self.V = examples(self.counts[1], truth, 0.7), examples(self.counts[0], lasting * truth, 0.0)
         self.x0, self.y0 = torch.zeros(features, dtype=torch.float64), torch.zeros(features, dtype=torch.float64)
 
     def upper(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
@@ -264,7 +266,7 @@ class Cleaning(FiniteSum):
     """f = mean sigmoid(x_i) cross_entropy(a_i y, redrawn label) + ridge |y|^2 / 2; F is the mean on clean examples."""
 
     family = "cleaning"
-    rates = (1.0, 1000.0)
+    rates = (0.1, 300.0)
     box = (-5.0, 5.0)
     ridge = 0.02
 
@@ -319,7 +321,7 @@ class Network(FiniteSum):
     """
 
     family = "network"
-    rates = (0.03, 30.0)
+    rates = (0.01, 10.0)
     box = (-4.0, 4.0)
     ridge, decay = 0.01, 0.001
 
@@ -373,7 +375,7 @@ class Domains(FiniteSum):
     """f = sum_s softmax(x)_s (mean of the cross-entropy on source s) + ridge |y|^2 / 2; F is the mean on the target."""
 
     family = "domains"
-    rates = (0.03, 30.0)
+    rates = (0.003, 3.0)
     box = (-5.0, 5.0)
     ridge = 0.01
     mixture: ClassVar[dict[int, float]] = {2: 0.6, 5: 0.3, 7: 0.1}
