@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -61,9 +62,6 @@ TUNED, MEASURED = (10, 11), (0, 1, 2)
 DIVERGED = 10.0
 """A run ends where h is this far above h*, in units of its distance at the start."""
 
-PILOT = 8
-"""A pilot run of this part of the budget says how many steps the whole takes, and how long an eager one."""
-
 STARTS = {"quadratic": 1, "cleaning": 2, "network": 2}
 """Starts of the search for h*, by family; otherwise four."""
 
@@ -101,6 +99,11 @@ def published() -> dict[str, type[meha.Method]]:
 # Instances and settings
 
 
+@functools.lru_cache(maxsize=5)
+def value_function(family: str, seed: int, size: Size) -> ValueFunction:
+    return ValueFunction(FAMILIES[family](seed, size))
+
+
 @dataclasses.dataclass
 class Instance:
     """A finite sum in the dtype of a race, with its exact value function, and what is known of it.
@@ -116,8 +119,8 @@ class Instance:
 
     @classmethod
     def of(cls, family: str, seed: int, size: Size, store: Store, dtype: torch.dtype = torch.float64) -> Instance:
-        exact = FAMILIES[family](seed, size)
-        value = ValueFunction(exact)
+        value = value_function(family, seed, size)
+        exact = value.model
         known = {record["key"]: record for record in store.records("batches_best")}.get(exact.key)
         if known is None:
             begin = time.process_time()
@@ -253,7 +256,7 @@ def solve(model: FiniteSum, method: meha.Method | None, steps: int, judge: Judge
 
 
 class Pilots:
-    """Short eager runs with very small rates, which say what the steps of a method cost; each is made once."""
+    """Eager runs with very small rates, which say what the steps of a method cost; each is made once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, float, float]] = {}
@@ -269,11 +272,10 @@ class Pilots:
 
 
 def pilot(model: FiniteSum, method: meha.Method | None, budget: int) -> tuple[int, float, float]:
-    """The steps that take the budget, by an eager run on a part of it; CPU seconds of a call and of a step."""
-    judge = Judge(None, max(budget // PILOT, 50))
-    solve(model, method, judge.budget, judge, False)
-    (first, before, _), (k, done, _) = judge.seen[0], judge.seen[-1]
-    return max(2, round(k + (budget - done) * (k - first) / (done - before))), *judge.rate
+    """The steps that take the budget, which may cost unequal numbers of calls; CPU seconds of a call and of a step."""
+    judge = Judge(None, budget)
+    solution, _ = solve(model, method, budget, judge, False)
+    return solution.steps, *judge.rate
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -304,8 +306,9 @@ def race(
     record |= {"status": solution.status.value, "why": why[:200], "steps": steps, "calls": judge.calls}
     record["values"] = [float(f"{value:.12g}") for value in judge.values]
     record["seconds"] = time.process_time() - begin
-    if timed and len(judge.seen) > 2:
-        record["cpu"] = {"eager": eager, **({"compiled": judge.rate[0]} if compiled and not why else {})}
+    if timed:
+        looked = compiled and not why and len(judge.seen) > 2
+        record["cpu"] = {"eager": eager, **({"compiled": judge.rate[0]} if looked else {})}
     return record
 
 
@@ -334,12 +337,13 @@ def races(
     for name, setting in jobs:
         key = run_key(instance, name, setting, options.budget)
         record = known.get(key)
-        if record is None or (timed and "cpu" not in record and record["status"] != "refused" and len(record["calls"]) > 3):
+        if options.again or record is None or record["status"] == "refused" or (timed and "cpu" not in record):
             record = race(instance, name, setting, options.budget, options.pilots, timed, not options.eager)
             store.add("batches", key, record)
             known[key] = record
             ends = [f"{reached(record, level, instance.known['best'], instance.known['h0']):,.0f}" for level in LEVELS]
-            print(f"{key}: {record['status']}, calls {' / '.join(ends)}, {record.get('seconds', 0):.1f} s", flush=True)
+            status = f"{record['status']} {record['why']}".rstrip()
+            print(f"{key}: {status}, calls {' / '.join(ends)}, {record.get('seconds', 0):.1f} s", flush=True)
         found.append(record)
     return found
 
@@ -550,8 +554,9 @@ def measure_defaults(options: argparse.Namespace, store: Store) -> None:
         judge._judge(flat(solution.x).double(), calls(solution.counts))
         known = instance.known
         end = (judge.values[-1] - known["best"]) / (known["h0"] - known["best"])
-        status = f"{options.budget:,} calls taken" if judge.calls[-1] >= options.budget else solution.status.value
-        cells = [f"`{name}()`", status, f"{judge.calls[-1]:,}", f"{end:.1e}", solution.message.split(". ")[0]]
+        over = judge.calls[-1] >= options.budget
+        status, message = ("budget spent", "") if over else (solution.status.value, solution.message.split(". ")[0])
+        cells = [f"`{name}()`", status, f"{judge.calls[-1]:,}", f"{end:.1e}", message]
         keep(store, "defaults", cells, values=judge.values, calls=judge.calls)
 
 
@@ -561,11 +566,11 @@ def measure_steps(options: argparse.Namespace, store: Store) -> None:
     for name in ("default", "MEHA", "SOBA"):
         if name not in {"default", *published()}:
             continue
-        setting = {} if name == "default" else {k: 0.1 * v if k == "alpha" else v for k, v in draw(name, "logistic", 0).items()}
-        method, speeds = build(name, {**setting, "falls": False} if setting else {}, instance.known, 1), {}
+        rates = {"alpha": 0.01, "beta": 0.1, "eta": 0.1} | ({"gamma": 10.0, "c": 10.0} if name == "MEHA" else {})
+        method, speeds = build(name, {**rates, "falls": False}, instance.known, 1), dict[str, float]()
         cost = 0.0
         for how in ("compiled", "eager"):
-            judge = Judge(None, options.budget // (1 if how == "compiled" else PILOT))
+            judge = Judge(None, options.budget)
             _, why = solve(instance.model, method, judge.budget, judge, how == "compiled")
             (k, done, _), (last_k, last, _) = judge.seen[1], judge.seen[-1]
             cost = (last - done) / (last_k - k)
@@ -654,6 +659,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--settings", type=int, help="random settings of a method")
     parser.add_argument("--budget", type=int, help="calls of a run")
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
+    parser.add_argument("--again", action="store_true", help="run also what has records, as after a change of a method")
     parser.add_argument("--eager", action="store_true", help="do not compile runs")
     parser.add_argument("--rounds", type=int, default=15, help="turns in which steps on networks are timed")
     parser.add_argument("--small", action="store_true", help="small instances, few settings and seeds, a small budget")

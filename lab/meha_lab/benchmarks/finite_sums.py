@@ -76,6 +76,11 @@ def like(point: Point, vector: Tensor) -> Point:
     return shaped[0] if isinstance(point, Tensor) else shaped
 
 
+def chosen(index: Any) -> Any:
+    """The indices of a batch as a vector; several batches of a step are one where they are not taken apart."""
+    return index if isinstance(index, slice) else index.reshape(-1)
+
+
 class FiniteSum(ABC):
     """F and f as means over examples, in one dtype.
 
@@ -202,11 +207,11 @@ class Quadratic(FiniteSum):
         self.x0, self.y0 = torch.zeros(unknowns, dtype=torch.float64), torch.zeros(unknowns, dtype=torch.float64)
 
     def upper(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        i = batch.upper
+        i = chosen(batch.upper)
         return (self.C[i] @ y + self.D[i] @ x + self.e[i]).square().sum(1).mean() / 2
 
     def lower(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        i = batch.lower
+        i = chosen(batch.lower)
         return (self.A[i] @ y + self.G[i] @ x + self.g[i]).square().sum(1).mean() / 2
 
     def hessian(self, x: Tensor, y: Tensor) -> Tensor:
@@ -241,10 +246,10 @@ class Logistic(FiniteSum):
         self.x0, self.y0 = torch.zeros(features, dtype=torch.float64), torch.zeros(features, dtype=torch.float64)
 
     def upper(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        return softplus(-(self.V[batch.upper] @ y)).mean()
+        return softplus(-(self.V[chosen(batch.upper)] @ y)).mean()
 
     def lower(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        return softplus(-(self.A[batch.lower] @ y)).mean() + 0.5 * (x.exp() * y.square()).sum()
+        return softplus(-(self.A[chosen(batch.lower)] @ y)).mean() + 0.5 * (x.exp() * y.square()).sum()
 
     def hessian(self, x: Tensor, y: Tensor) -> Tensor:
         p = (self.A @ y).sigmoid()
@@ -298,10 +303,11 @@ class Cleaning(FiniteSum):
         self.y0 = torch.zeros(components + 1, classes, dtype=torch.float64)
 
     def upper(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        return cross_entropy(self.V[batch.upper] @ y, self.clean[batch.upper])
+        i = chosen(batch.upper)
+        return cross_entropy(self.V[i] @ y, self.clean[i])
 
     def lower(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        i = batch.lower
+        i = chosen(batch.lower)
         losses = cross_entropy(self.A[i] @ y, self.labels[i], reduction="none")
         return (x[i].sigmoid() * losses).mean() + 0.5 * self.ridge * y.square().sum()
 
@@ -343,12 +349,14 @@ class Network(FiniteSum):
         self.y0 = [self.normal(hidden, inputs + 1) / inputs**0.5, self.normal(hidden + 1) / hidden**0.5]
 
     def upper(self, x: list[Tensor], y: list[Tensor], batch: Any) -> Tensor:
-        losses = softplus(-self.clean[batch.upper] * two_layers(self.V[batch.upper], *y))
+        i = chosen(batch.upper)
+        losses = softplus(-self.clean[i] * two_layers(self.V[i], *y))
         return losses.mean() + 0.5 * self.decay * sum(leaf.square().sum() for leaf in x)
 
     def lower(self, x: list[Tensor], y: list[Tensor], batch: Any) -> Tensor:
-        a = self.A[batch.lower]
-        losses = softplus(-self.b[batch.lower] * two_layers(a, *y))
+        i = chosen(batch.lower)
+        a = self.A[i]
+        losses = softplus(-self.b[i] * two_layers(a, *y))
         return (two_layers(a, *x).sigmoid() * losses).mean() + 0.5 * self.ridge * sum(leaf.square().sum() for leaf in y)
 
     def hessian(self, x: list[Tensor], y: list[Tensor]) -> Tensor:
@@ -403,13 +411,14 @@ class Domains(FiniteSum):
         self.y0 = torch.zeros(features + 1, classes, dtype=torch.float64)
 
     def upper(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        return cross_entropy(self.V[batch.upper] @ y, self.wanted[batch.upper])
+        i = chosen(batch.upper)
+        return cross_entropy(self.V[i] @ y, self.wanted[i])
 
     def weights(self, x: Tensor, i: Any) -> Tensor:
         return len(x) * x.softmax(0)[self.source[i]]
 
     def lower(self, x: Tensor, y: Tensor, batch: Any) -> Tensor:
-        i = batch.lower
+        i = chosen(batch.lower)
         losses = cross_entropy(self.A[i] @ y, self.labels[i], reduction="none")
         return (self.weights(x, i) * losses).mean() + 0.5 * self.ridge * y.square().sum()
 
