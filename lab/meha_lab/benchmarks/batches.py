@@ -219,7 +219,10 @@ class Judge:
 
     @property
     def rate(self) -> tuple[float, float]:
-        """CPU seconds of a call and of a step, from the second look on: tracing and compilation come before it."""
+        """CPU seconds of a call and of a step, from the second look on: tracing and compilation come before it. NaN if the
+        run was over then."""
+        if len(self.seen) < 3:
+            return math.nan, math.nan
         (k, done, begin), (last_k, last, end) = self.seen[1], self.seen[-1]
         return (end - begin) / (last - done), (end - begin) / (last_k - k)
 
@@ -307,8 +310,7 @@ def race(
     record["values"] = [float(f"{value:.12g}") for value in judge.values]
     record["seconds"] = time.process_time() - begin
     if timed:
-        looked = compiled and not why and len(judge.seen) > 2
-        record["cpu"] = {"eager": eager, **({"compiled": judge.rate[0]} if looked else {})}
+        record["cpu"] = {"eager": eager, "compiled": judge.rate[0] if compiled and not why else math.nan}
     return record
 
 
@@ -446,7 +448,8 @@ def family_table(family: str, rows: Sequence[Record], runs: dict[str, list[Recor
         return [run for run in runs.get(row["method"], []) if run["setting"] == setting and run["seed"] in row["seeds"]]
 
     def costs(found: Sequence[Record], how: str) -> str:
-        spent = [levels.calls(run, 1e-2) * run["cpu"][how] for run in found if how in run.get("cpu", {})]
+        rates = [run.get("cpu", {}).get(how) for run in found]
+        spent = [levels.calls(run, 1e-2) * rate for run, rate in zip(found, rates, strict=True) if rate]
         return shown(spent, ".2g") if len(spent) == len(found) else "-"
 
     lines, best = [], dict[str, list[float]]()
