@@ -74,7 +74,7 @@ class BatchSource(Iterator[Any]):
         """
         if self._batches is None:
             return [(None, None, "")] * n
-        if not (together and isinstance(self.loader, Indices)):
+        if not (n and together and isinstance(self.loader, Indices)):
             return [(batch, self.place, self.name) for batch in itertools.islice(self, n)]
         place = None
         if self.remembers:

@@ -155,10 +155,15 @@ class BatchForm:
             for tensor, given in zip(into, stacked, strict=True):
                 tensor[: len(group)] = given
             return True
-        batches = [self.match(batch) for batch, _, _ in group]
-        for i, tensor in enumerate(into):
-            torch.stack([batch[i] for batch in batches if batch is not None], out=tensor[: len(group)])
-        return None not in batches
+        batches = []
+        for batch, _, _ in group:
+            tensors = self.match(batch)
+            if tensors is None:
+                return False
+            batches.append(tensors)
+        for tensor, *given in zip(into, *batches, strict=True):
+            torch.stack(given, out=tensor[: len(group)])
+        return True
 
     def put(self, tensors: Sequence[Tensor]) -> Any:
         """The batch with other tensors."""
@@ -444,7 +449,7 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {  # operations that are traced in a
 
 @dataclasses.dataclass
 class _Function:
-    """A compiled function ``call(*leaves, first, end, table, *constants, *batches)``, which takes the steps of some rows.
+    """A compiled function ``call(*leaves, first, end, *constants, table, *batches)``, which takes the steps of some rows.
 
     Attributes:
         unit: the number of rows must be a multiple of it.
@@ -522,8 +527,8 @@ class Traced(Compiled):
         self._table[:n] = table
         self._groups += 1
         self._repeated = 0
-        # The first group, the second, the fourth, the eighth, ... is compared with eager steps: the checks become rare.
-        if self._groups & (self._groups - 1) == 0:
+        # The first group, the second, the fourth, ... and the last is compared with eager steps: the checks become rare.
+        if self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.horizon:
             self._repeated = min(n, max(COMPARED, unit, self._function.unseen)) // unit * unit  # the last steps of the group
             if self._repeated < n:
                 self._function.call(*self._inputs(0, n - self._repeated))
@@ -574,7 +579,7 @@ class Traced(Compiled):
 
     def _inputs(self, first: int, end: int) -> Leaves:
         rows = (torch.tensor(first), torch.tensor(end))
-        return [*self._tensors, *rows, self._table, *self._trace.constants, *self._stacks]
+        return [*self._tensors, *rows, *self._trace.constants, self._table, *self._stacks]
 
     def _record(self, function: _Function) -> Callable[..., Any]:
         """Return the steps of one call as a CUDA graph, which replays on fixed memory: the rows are copied there first."""
@@ -626,7 +631,7 @@ class _Trace(Facts):
         return len(self.unroll(2).graph.nodes) - len(self.unroll(1).graph.nodes)
 
     def compile(self, inputs: Leaves, key: str) -> _Function:
-        """Compile steps as one function of the leaves, the first row and the end, a table of numbers, constants and batches.
+        """Compile steps as one function of the leaves, the first row and the end, constants, numbers and batches.
 
         Args:
             key: a text that tells the function from others.

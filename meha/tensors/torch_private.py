@@ -224,9 +224,12 @@ class RefusingValues(TorchFunctionMode):
 
 def functional(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
     """Return a graph that computes the same without writing into tensors; it is tried on these inputs."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
-
-    return make_fx(torch.func.functionalize(module, remove="mutations"))(*inputs)
+    recorder = GraphRecorder(inputs, {}, RuntimeError)
+    with recorder:
+        results = torch.func.functionalize(module, remove="mutations")(*inputs)
+    recorder.graph.output(tuple(recorder.node(result) for result in results))
+    recorder.graph.eliminate_dead_code()
+    return torch.fx.GraphModule(torch.nn.Module(), recorder.graph)
 
 
 def compile_graph(

@@ -34,11 +34,20 @@ METHODS = [
 ]
 
 
+def without_compiler(set_attribute):
+    """Run graphs as they are, since the compiler takes seconds for each: two steps in a turn of a loop, and single ones."""
+    set_attribute(tracing, "compile_graph", lambda module, inputs, **options: module)
+    set_attribute(tracing, "TURN", 2)
+    set_attribute(tracing, "_known", {})
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Without the compiler, which takes seconds: the graphs that it would get run as they are."""
-    monkeypatch.setattr(tracing._Trace, "compile", lambda self, steps, inputs: self.unroll(steps))
-    monkeypatch.setattr(tracing, "_known", {})
+    without_compiler(monkeypatch.setattr)
+
+
+def as_group(batches):
+    return [(batch, None, "") for batch in batches]
 
 
 def quadratic(**more):
@@ -57,19 +66,15 @@ def leaves(run):
     return [leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves]
 
 
-def traced(run, batches):
-    """A step for each batch through the graph that is handed to the compiler, run as it is."""
-    compiled = Traced(run, unrolled=len(batches))
-    graph = compiled._trace.unroll(len(batches))
-    compiled._function = graph
-    return compiled(batches)
-
-
-def compare(method, problem, x0, y0, *, batches=(None,) * 4, tol=1e-13):
+def compare(method, problem, x0, y0, *, batches=(None,) * 3, tol=1e-13):
+    """Compare eager steps with the loop that is handed to the compiler, run as it is."""
     one, other = method.start(problem, x0, y0), method.start(problem, x0, y0)
     one.step(batches[0])
     other.step(batches[0])
-    info = traced(one, list(batches))
+    compiled = Traced(one)
+    compiled.compile()
+    assert compiled.fits(as_group(batches))
+    info = compiled(as_group(batches))
     size = info.size
     for batch in batches:
         expected = other.step(batch)
@@ -82,11 +87,13 @@ def compare(method, problem, x0, y0, *, batches=(None,) * 4, tol=1e-13):
     return info
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name} {getattr(method, 'gradients', '')}")
 def test_a_traced_step_is_the_step(method):
     compare(method, quadratic(), *start())
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_traced_steps_in_single_precision():
     compare(METHODS[0], quadratic(), *start(torch.float32), tol=1e-6)
 
@@ -100,14 +107,16 @@ def entries():
         yield pytest.param(entry, id=entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("entry", list(entries()))
 def test_every_problem_of_the_collection_can_be_traced(entry):
     problem = entry.make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", meha.theory.TheoryWarning)
-        compare(MEHA(c=2.0), problem, problem.x0, problem.y0, batches=(None,) * 2, tol=1e-9)
+        compare(MEHA(c=2.0), problem, problem.x0, problem.y0, tol=1e-9)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_batches_are_inputs():
     problem = Problem(
         upper=lambda x, y, batch: (y - batch["target"]).square().mean() + x.square().sum(),
@@ -121,11 +130,12 @@ def test_batches_are_inputs():
     compare(MEHA(**STEPS), problem, x0, y0, batches=batches)
     run = MEHA(**STEPS).start(problem, x0, y0)
     run.step(batches[0])
-    compiled = Traced(run, unrolled=2)
-    assert compiled.fits(batches[:2])
-    assert not compiled.fits([{**batches[0], "scale": 3}])
-    assert not compiled.fits([{**batches[0], "data": batches[0]["data"][:4]}])
-    assert not compiled.fits([None])
+    compiled = Traced(run)
+    assert compiled.fits(as_group(batches[:2]))
+    for other in ({"scale": 3}, {"scale": 2.0}, {"data": batches[0]["data"][:4]}, {"data": batches[0]["data"].float()}):
+        assert not compiled.fits(as_group([batches[1], {**batches[0], **other}]))
+    assert not compiled.fits(as_group([None]))
+    assert not compiled.fits(as_group([batches[0]["data"]]))
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -230,7 +240,7 @@ def test_constants_may_leave_torch():
     zero = torch.zeros(2, dtype=torch.float64)
     run = MEHA(**STEPS).start(problem, zero, zero)
     run.step()
-    assert Traced(run, unrolled=1).unrolled == 1
+    Traced(run)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["after the first group", "later"])
