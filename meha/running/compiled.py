@@ -63,6 +63,7 @@ SHORTEST, LONGEST = 32, 4096  # bounds on the steps of a group, after which obse
 SHARE = 16  # between them, a group is this part of the steps done: observers see a run at longer and longer intervals
 BYTES = 2**25  # upper bound on the batches of a group, which are in memory together
 COMPARED = 2  # steps of a group that are repeated eagerly
+PAUSE = 0.2  # seconds of compiled steps after which Ctrl-C is noticed
 
 # Seconds that the steps left must take before "auto" traces them, which takes 0.2 s, and before it compiles them, some 20 s.
 WORTH_TRACING, WORTH_COMPILING = 5.0, 30.0
@@ -161,8 +162,8 @@ class BatchForm:
             if tensors is None:
                 return False
             batches.append(tensors)
-        for tensor, *given in zip(into, *batches, strict=True):
-            torch.stack(given, out=tensor[: len(group)])
+        for i, tensor in enumerate(into):
+            torch.stack([tensors[i] for tensors in batches], out=tensor[: len(group)])
         return True
 
     def put(self, tensors: Sequence[Tensor]) -> Any:
@@ -193,18 +194,18 @@ class Facts:
 
     def table(self, k: int, n: int, horizon: int | None) -> Tensor:
         """The values of the schedules for n steps from k on, a row for each step."""
-        table = torch.empty(n, len(self.read), dtype=self.dtype)
+        table, steps = torch.empty(n, len(self.read), dtype=self.dtype), range(k, k + n)
         for i, name in enumerate(self.read):
             if not isinstance(name, str):
-                table[:, i] = torch.tensor([name(k + j, horizon) for j in range(n)], dtype=table.dtype)
+                table[:, i] = torch.from_numpy(np.fromiter((name(step, horizon) for step in steps), np.float64, n))
                 continue
             schedule, zero = getattr(self.method, name), name in self.method.may_be_zero
             if callable(schedule):
-                values = torch.tensor([float(schedule(k + j)) for j in range(n)], dtype=torch.float64)
-                bad = ~(((values > 0) | (zero & (values == 0))) & values.isfinite())
+                values = np.fromiter(map(schedule, steps), np.float64, n)
+                bad = ~(np.isfinite(values) & ((values > 0) | (zero & (values == 0))))
                 if bad.any():
-                    evaluate(name, schedule, k + int(bad.nonzero()[0]), zero=zero)  # raises
-                table[:, i] = values
+                    evaluate(name, schedule, k + int(bad.argmax()), zero=zero)  # raises
+                table[:, i] = torch.from_numpy(values)
             else:
                 table[:, i] = schedule
         return table.to(self.device)
@@ -498,9 +499,9 @@ class Traced(Compiled):
         self._key = (trace.text, torch.get_num_threads(), *kinds)  # compiled loops are split among threads
         self.known = self._key in _known
         self._function: _Function | None = None
-        self._groups = self._repeated = 0
-        self._start = [tensor.clone() for tensor in self._tensors]
-        self._agreed = self._start, run.k, dataclasses.replace(run.counts)  # the eager steps so far are right
+        self._groups, self._watched, self._seconds = 0, False, math.inf
+        # The eager steps so far are right.
+        self._agreed = [tensor.clone() for tensor in self._tensors], run.k, dataclasses.replace(run.counts)
 
     @property
     def unit(self) -> int:  # type: ignore[override]
@@ -523,45 +524,50 @@ class Traced(Compiled):
 
     def _take(self, table: Tensor) -> Tensor:
         assert self._function is not None
-        n, unit = len(table), self.unit
+        n, done, begin = len(table), 0, time.perf_counter()
         self._table[:n] = table
+        # Ctrl-C waits for the end of a call. Whole turns in each give the same numbers, however long the calls are.
+        turns = max(1, int(PAUSE / (TURN * self._seconds)))
+        while done < n:
+            end = min(n, done + turns * TURN) if self.unit == 1 else n
+            vector: Tensor = self._function.call(*self._inputs(done, end))[0]
+            done = end
+        self._seconds = (time.perf_counter() - begin) / n
         self._groups += 1
-        self._repeated = 0
         # The first group, the second, the fourth, ... and the last is compared with eager steps: the checks become rare.
-        if self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.horizon:
-            self._repeated = min(n, max(COMPARED, unit, self._function.unseen)) // unit * unit  # the last steps of the group
-            if self._repeated < n:
-                self._function.call(*self._inputs(0, n - self._repeated))
-            copy_(self._start, self._tensors)
-        vector: Tensor = self._function.call(*self._inputs(n - self._repeated if self._repeated else 0, n))[0]
+        self._watched = self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.horizon
         return vector
 
     def difference(self, group: Group) -> str:
-        """Repeat the last steps of the last group eagerly, and say how the results differ; empty if they agree.
+        """Repeat the first steps of the last group, compiled and eagerly, and say how they differ; empty if they agree.
 
-        Where they agree, the run continues from those of the compiled call; otherwise it goes back to where they last did.
+        Where they agree, the run stays where it is; otherwise it goes back to where they last did.
         """
-        if not self._repeated or self._trace.random:  # with random numbers, the eager steps would draw others
+        if not self._watched or self._trace.random:  # with random numbers, the eager steps would draw others
             return ""
         assert self._function is not None
-        run, states = self.run, random_states()
+        run, states, unit = self.run, random_states(), self.unit
         done = [tensor.clone() for tensor in self._tensors], run.k, dataclasses.replace(run.counts)
-        copy_(self._tensors, self._start)
-        run.state.k -= self._repeated
+        n = min(len(group), max(COMPARED, unit, self._function.unseen)) // unit * unit
         try:
-            for i in range(len(group) - self._repeated, len(group)):
+            copy_(self._tensors, self._kept)
+            self._function.call(*self._inputs(0, n))
+            ends = [tensor.clone() for tensor in self._tensors]
+            self._return_to(self._kept, *self._before)
+            for i in range(n):
                 info = run.step(group[i][0])
-            difference = self._apart(done[0], info)
+            difference = self._apart(ends, info)
         except Exception as error:  # the eager steps that follow raise it again
             difference = f"a step raises {first_line(error)}"
         finally:
             set_random_states(states)
             self._return_to(*done)  # the repeated steps do not count as work of the run
+            run.batch = group[-1][0]
         if difference:
             self._return_to(*self._agreed)
         else:
             self._agreed = done
-            if self._repeated >= self._function.unseen:
+            if n >= self._function.unseen:
                 self._function.unseen = 0
         return difference
 
@@ -572,7 +578,7 @@ class Traced(Compiled):
                 return f"{name} is {value}"
         eps = max(torch.finfo(tensor.dtype).eps for tensor in ends)
         apart, moved, size = (
-            float(norm(part)) for part in (subtract(self._tensors, ends), subtract(self._tensors, self._start), self._tensors)
+            float(norm(part)) for part in (subtract(self._tensors, ends), subtract(self._tensors, self._kept), self._tensors)
         )
         close = apart <= eps**SAME_MOVE * moved + eps**SAME * size
         return "" if close else f"x, y differ by {apart:.1e} after a way of {moved:.1e}"
