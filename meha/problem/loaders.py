@@ -126,6 +126,8 @@ class Rows(Group):
         return self._count
 
     def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(self._count)[i]]
         i = range(self._count)[i]
         batch = pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, self.rows)
         place = self._place

@@ -144,27 +144,25 @@ class BatchForm:
                 return None
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-    def stack(self, group: Group, into: Leaves) -> bool:
-        """Write the batches of a group into the first rows of tensors; False if one of them has another form."""
-        if self.leaves == [None]:
-            return group[0][0] is None
+    def matches(self, group: Group) -> Iterator[Leaves]:
+        """The tensors of the batches of a group, up to the first one of another form."""
+        found = (self.match(batch) for batch, _, _ in group)
+        return itertools.takewhile(lambda tensors: tensors is not None, found)  # type: ignore[arg-type]
+
+    def stack(self, group: Group, into: Leaves) -> int:
+        """Write the batches of a group, up to the first one of another form, into rows of tensors; return their number."""
         if isinstance(group, Rows):
             leaves, spec = pytree.tree_flatten(group.rows)
             stacked = self._tensors_of(leaves, 1) if spec == self.spec else None
-            if stacked is None:
-                return False
-            for tensor, given in zip(into, stacked, strict=True):
+            for tensor, given in zip(into, stacked or [], strict=False):
                 tensor[: len(group)] = given
-            return True
-        batches = []
-        for batch, _, _ in group:
-            tensors = self.match(batch)
-            if tensors is None:
-                return False
-            batches.append(tensors)
-        for i, tensor in enumerate(into):
-            torch.stack([tensors[i] for tensors in batches], out=tensor[: len(group)])
-        return True
+            return 0 if stacked is None else len(group)
+        if group[0] is group[-1] and group[0][0] is None and self.leaves == [None]:  # a run without batches
+            return len(group)
+        batches = list(self.matches(group))
+        for i, tensor in enumerate(into if batches else []):
+            torch.stack([tensors[i] for tensors in batches], out=tensor[: len(batches)])
+        return len(batches)
 
     def put(self, tensors: Sequence[Tensor]) -> Any:
         """The batch with other tensors."""
@@ -242,15 +240,15 @@ class Compiled(ABC):
         """Compile or record the steps, or raise a :class:`TracingError`."""
 
     @abstractmethod
-    def fits(self, group: Group) -> bool:
-        """Whether a step for each batch can be taken; the last batch of a pass, for example, is often smaller.
+    def fit(self, group: Group) -> int:
+        """For how many batches from the first one on a step can be taken; the last one of a pass, for example, may be smaller.
 
-        The batches are kept for the call that follows.
+        They are kept for the call that follows.
         """
 
     @abstractmethod
     def _take(self, table: Tensor) -> Tensor:
-        """Take a step for each row of numbers, with the batches that :meth:`fits` kept; return the last numbers."""
+        """Take a step for each row of numbers, with the batches that :meth:`fit` kept; return the last numbers."""
 
     def __call__(self, group: Group) -> StepInfo:
         """Take a step for each batch; return the numbers of the last one, with ``size`` and ``moved``."""
@@ -477,8 +475,8 @@ class Traced(Compiled):
     >>> compiled = Traced(run)
     >>> compiled.compile()
     >>> group = [(None, None, "")] * 4
-    >>> compiled.fits(group)
-    True
+    >>> compiled.fit(group)
+    4
     >>> info = compiled(group)
     >>> info.step, run.counts
     (5, Counts(upper=10, lower=20, hvp=0))
@@ -519,8 +517,8 @@ class Traced(Compiled):
         except Exception as error:  # whatever the compiler, or the machine's C++ compiler, has to say
             raise TracingError(f"the compiler failed: {first_line(error)}") from error
 
-    def fits(self, group: Group) -> bool:
-        return len(group) <= self.longest and not len(group) % self.unit and self._trace.batch.stack(group, self._stacks)
+    def fit(self, group: Group) -> int:
+        return self._trace.batch.stack(group, self._stacks) // self.unit * self.unit
 
     def _take(self, table: Tensor) -> Tensor:
         assert self._function is not None
@@ -812,10 +810,9 @@ class Recorded(Compiled):
         )
         self._schedules = [optimizer.schedule for optimizer in self._optimizers.values()]
 
-    def fits(self, group: Group) -> bool:
-        batches = [self._facts.batch.match(batch) for batch, _, _ in group]
-        self._batches = [tensors for tensors in batches if tensors is not None]
-        return len(self._batches) == len(group) and not len(group) % self.unit
+    def fit(self, group: Group) -> int:
+        self._batches = list(self._facts.batch.matches(group))
+        return len(self._batches) // self.unit * self.unit
 
     def __call__(self, group: Group) -> StepInfo:
         self._schedules = [optimizer.schedule for optimizer in self._optimizers.values()]

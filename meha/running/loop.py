@@ -287,9 +287,16 @@ class Loop:
         return self._last is not None and self._last.due(every)
 
     def advance(self, group: Group, pace: CompiledPace) -> None:
-        """Take a step for each batch of a group."""
-        if pace.compiled is not None and self._advance_together(pace.compiled, group, pace):
-            return
+        """Take a step for each batch of a group, as many as possible together."""
+        while group and self.verdict is None:
+            n = 0 if pace.compiled is None else pace.compiled.fit(group)
+            together = group if n == len(group) else group[: n or 1]
+            if pace.compiled is None or not n or not self._advance_together(pace.compiled, together, pace):
+                self._advance_singly(together, pace)
+            group = group[len(together) :] if len(together) < len(group) else []
+
+    def _advance_singly(self, group: Group, pace: CompiledPace) -> None:
+        """Take one step after another."""
         for batch, self.source.place, self.source.name in group:  # the source is ahead by a group; checkpoints need this place
             if self.skipper is not None:
                 self.skipper.keep(self.run)
@@ -314,9 +321,7 @@ class Loop:
         return skipper.skip(self.run, source.name)
 
     def _advance_together(self, stepper: Compiled, group: Group, pace: CompiledPace) -> bool:
-        """Take compiled steps; False if they must be taken one by one: too few, other shapes, wrong results or a failure."""
-        if not stepper.fits(group):
-            return False
+        """Take compiled steps; False if they must be taken one by one: wrong results or a failure."""
         try:
             info = stepper(group)
             failed = self._failure(info) is not None
@@ -328,7 +333,8 @@ class Loop:
         if (back := pace.differs(group)) is not None:
             self.recorder.forget(back)  # the steps after it are taken again
             return False
-        self._good = (group[-1][0],)
+        batch, self.source.place, self.source.name = group[-1]
+        self._good = (batch,)
         self._judge(info, stepper)
         return True
 

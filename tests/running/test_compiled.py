@@ -73,7 +73,7 @@ def compare(method, problem, x0, y0, *, batches=(None,) * 3, tol=1e-13):
     other.step(batches[0])
     compiled = Traced(one)
     compiled.compile()
-    assert compiled.fits(as_group(batches))
+    assert compiled.fit(as_group(batches)) == len(batches)
     info = compiled(as_group(batches))
     size = info.size
     for batch in batches:
@@ -131,11 +131,10 @@ def test_batches_are_inputs():
     run = MEHA(**STEPS).start(problem, x0, y0)
     run.step(batches[0])
     compiled = Traced(run)
-    assert compiled.fits(as_group(batches[:2]))
+    assert compiled.fit(as_group(batches[:2])) == 2
     for other in ({"scale": 3}, {"scale": 2.0}, {"data": batches[0]["data"][:4]}, {"data": batches[0]["data"].float()}):
-        assert not compiled.fits(as_group([batches[1], {**batches[0], **other}]))
-    assert not compiled.fits(as_group([None]))
-    assert not compiled.fits(as_group([batches[0]["data"]]))
+        assert compiled.fit(as_group([batches[1], {**batches[0], **other}, batches[2]])) == 1
+    assert compiled.fit(as_group([None])) == compiled.fit(as_group([batches[0]["data"]])) == 0
 
 
 @pytest.mark.usefixtures("interpreted")
