@@ -53,7 +53,8 @@ MOST = 2000  # parts of one captured object that are examined, since it may be a
 
 # Upper bounds on the operations that are compiled together, as the compiler's time grows with them, and on the steps in a row:
 OPERATIONS, UNROLLED = 1000, 32  # without a loop
-TURN_OPERATIONS, TURN = 1000, 8  # in one turn of a loop, which takes about 3 us besides its steps
+TURN_OPERATIONS, TURN = 1000, 8  # in one turn of a loop, which takes 1 to 5 us besides its steps
+BATCH_TURN = 2  # with batches, where the steps themselves take longer: more would double the compiler's time for 10% of speed
 
 # Compiled and eager steps agree within these powers of the rounding error, times their length and the size of (x, y).
 SAME_MOVE, SAME = 0.5, 0.75
@@ -643,8 +644,8 @@ class _Trace(Facts):
         operations = self.operations
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
-            if self.device.type == "cpu" and not self.random:  # a loop draws other random numbers than eager steps
-                turn = max(1, min(TURN, TURN_OPERATIONS // operations))
+            if self.device.type == "cpu" and not self.random:  # in a loop, random numbers would be others than in eager steps
+                turn = max(1, min(BATCH_TURN if self.batch.tensors else TURN, TURN_OPERATIONS // operations))
                 with contextlib.suppress(Exception):  # torch's loops are young; what is wrong with the steps fails again below
                     return _Function(compile_graph(self.loop(turn, inputs), inputs, loop=key), 1, turn + (turn > 1))
             unit = max(1, min(UNROLLED, OPERATIONS // operations))
