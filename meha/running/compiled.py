@@ -507,8 +507,6 @@ class Traced(Compiled):
         return 1 if self._function is None else self._function.unit
 
     def compile(self) -> None:
-        for stack, tensor in zip(self._stacks, self._trace.batch.tensors, strict=True):
-            stack[:TURN] = tensor  # some steps are tried
         try:
             if self._key not in _known:
                 _known[self._key] = self._trace.compile(self._inputs(0, 1), str(self._key))
@@ -682,11 +680,7 @@ class _Trace(Facts):
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def loop(self, turn: int, inputs: Leaves) -> fx.GraphModule:
-        """The graph of a loop over rows, ``turn`` steps at a time, and of a loop over the rest, a step at a time.
-
-        Args:
-            inputs: with at least ``turn`` rows that may be used for a trial.
-        """
+        """The graph of a loop over rows, ``turn`` steps at a time, and of a loop over the rest, a step at a time."""
         graph, root, width = fx.Graph(), torch.nn.Module(), len(self.returned) + 2
         leaves, (place, end), constants, rows = self._split(self._placeholders(graph))
         numbers = graph.call_function(aten.full.default, ([width], math.nan), {"dtype": torch.float64})

@@ -18,6 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["TorchDispatchMode", "pytree"]  # imports that other modules take from here
 
@@ -135,15 +136,13 @@ class GraphRecorder(TorchDispatchMode):
         super().__init__()
         self.graph, self.constants = torch.fx.Graph(), list[Tensor]()
         self._replaced, self._error = replaced, error
-        self._kept = list(inputs)  # tensors are told apart by id, so that none of them may be freed
-        self._nodes = {id(tensor): self.graph.placeholder(f"input_{i}") for i, tensor in enumerate(inputs)}
-        self._last_input = list(self._nodes.values())[-1]
-        # By id: constants, and new tensors made of Python's numbers. The values of both may be read.
-        self._constants, self._fresh = set[int](), set[int]()
+        self._nodes: Any = WeakTensorKeyDictionary()  # so that intermediate results are freed as without a recorder
+        for i, tensor in enumerate(inputs):
+            self._nodes[tensor] = self._last_input = self.graph.placeholder(f"input_{i}")
 
     def computes(self, tensor: Tensor) -> bool:
         """Whether the value of a tensor is computed in the graph, so that Python must not read it."""
-        return id(tensor) in self._nodes and id(tensor) not in self._constants | self._fresh
+        return tensor in self._nodes and not self._nodes[tensor].meta.get("known")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -155,36 +154,36 @@ class GraphRecorder(TorchDispatchMode):
                 raise self._error("a value of a tensor is read in Python, as by .item() or data-dependent control flow")
             return func(*args, **kwargs)
         self._check_writes(func, args, kwargs)
-        node_args, node_kwargs = pytree.tree_map(self._node, (args, kwargs))
         result = func(*args, **kwargs)
-        if func is torch.ops.aten.detach.default:  # derivatives are in the graph already
-            self._hold(result, node_args[0])
+        if not isinstance(result, Tensor | list | tuple | None):  # a question about a tensor, such as for its device
             return result
-        if func is torch.ops.aten.lift_fresh.default:
-            self._fresh.add(id(result))
+        node_args, node_kwargs = pytree.tree_map(self._node, (args, kwargs))
+        if func is torch.ops.aten.detach.default:  # derivatives are in the graph already
+            self._nodes[result] = node_args[0]
+            return result
+        fresh = func is torch.ops.aten.lift_fresh.default  # made of Python's numbers, whose values may be read
+        if fresh:
             func = torch.ops.aten.clone.default  # a new tensor in each step, that may be written into
         node = self.graph.call_function(func, node_args, node_kwargs)
+        node.meta["known"] = fresh
         if isinstance(result, Tensor):
-            self._hold(result, node)
+            self._nodes[result] = node
         else:
             for i, part in enumerate(result or ()):
                 if isinstance(part, Tensor):
-                    self._hold(part, self.graph.call_function(operator.getitem, (node, i)))
+                    self._nodes[part] = self.graph.call_function(operator.getitem, (node, i))
         return result
-
-    def _hold(self, tensor: Tensor, node: torch.fx.Node) -> None:
-        self._kept.append(tensor)
-        self._nodes[id(tensor)] = node
 
     def node(self, tensor: Tensor) -> torch.fx.Node:
         """The node of a tensor; a new input if it is a constant."""
-        if id(tensor) not in self._nodes:
+        if tensor not in self._nodes:
             with self.graph.inserting_after(self._last_input):
                 self._last_input = self.graph.placeholder(f"constant_{len(self.constants)}")
+            self._last_input.meta["known"] = True
             self.constants.append(tensor)
-            self._constants.add(id(tensor))
-            self._hold(tensor, self._last_input)
-        return self._nodes[id(tensor)]
+            self._nodes[tensor] = self._last_input
+        node: torch.fx.Node = self._nodes[tensor]
+        return node
 
     def _node(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -200,9 +199,12 @@ class GraphRecorder(TorchDispatchMode):
         for i, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for leaf in pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
-                    if isinstance(leaf, Tensor) and (id(leaf) not in self._nodes or id(leaf) in self._constants):
+                    if not isinstance(leaf, Tensor):
+                        continue
+                    node = self._nodes.get(leaf)
+                    if node is None or (node.op == "placeholder" and node.meta.get("known")):
                         raise self._error("an objective writes into a tensor of its own, which later steps would read")
-                    self._fresh.discard(id(leaf))
+                    node.meta["known"] = False
 
 
 class RefusingValues(TorchFunctionMode):
@@ -223,10 +225,14 @@ class RefusingValues(TorchFunctionMode):
 
 
 def functional(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
-    """Return a graph that computes the same without writing into tensors; it is tried on these inputs."""
-    recorder = GraphRecorder(inputs, {}, RuntimeError)
-    with recorder:
-        results = torch.func.functionalize(module, remove="mutations")(*inputs)
+    """Return a graph that computes the same, for inputs like these, without writing into tensors."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:  # nothing is computed
+        fake = [mode.from_tensor(tensor) for tensor in inputs]
+        recorder = GraphRecorder(fake, {}, RuntimeError)
+        with recorder:
+            results = torch.func.functionalize(module, remove="mutations")(*fake)
     recorder.graph.output(tuple(recorder.node(result) for result in results))
     recorder.graph.eliminate_dead_code()
     return torch.fx.GraphModule(torch.nn.Module(), recorder.graph)

@@ -151,7 +151,7 @@ class Memory(Method):
 
     groups: int
     alpha: float = 0.05
-    beta: meha.schedules.Schedule = meha.schedules.InversePower(0.1, 0.3)
+    beta: meha.schedules.Schedule = 0.1
 
     def init(self, oracle, x, y):
         return MemoryState(x, y, Variable(torch.zeros(self.groups, len(y.leaves[0]), dtype=torch.float64), "table"))
@@ -181,7 +181,7 @@ def regression(n, seed=0):
 
 
 def on_indices(compile, n=3, groups=True, **options):
-    method = Memory(groups=5) if groups else MEHA(**STEPS)
+    method = Memory(groups=5, beta=meha.schedules.InversePower(0.1, 0.3)) if groups else MEHA(**STEPS)
     batches = meha.loaders.Indices(4, upper=12, lower=20, groups=groups, seed=7)
     options = {"max_steps": 150, "tol": None, **options}
     x0, y0 = torch.ones(1, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
