@@ -54,6 +54,7 @@ MOST = 2000  # parts of one captured object that are examined, since it may be a
 # Upper bounds on the operations that are compiled together, as the compiler's time grows with them, and on the steps in a row:
 OPERATIONS, UNROLLED = 1000, 32  # without a loop
 TURN_OPERATIONS, TURN = 1000, 8  # in one turn of a loop, which takes 1 to 5 us besides its steps
+LOOPED = 2**20  # upper bound on the bytes of the variables in a loop, whose turns copy them; steps in a row work in place
 BATCH_TURN = 2  # with batches, where the steps themselves take longer: more would double the compiler's time for 10% of speed
 
 # Compiled and eager steps agree within these powers of the rounding error, times their length and the size of (x, y).
@@ -642,7 +643,9 @@ class _Trace(Facts):
         operations = self.operations
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
-            if self.device.type == "cpu" and not self.random:  # in a loop, random numbers would be others than in eager steps
+            size = sum(leaf.nbytes for leaf in inputs[: self.leaves])
+            # In a loop, random numbers would be others than in eager steps.
+            if self.device.type == "cpu" and not self.random and size <= LOOPED:
                 turn = max(1, min(BATCH_TURN if self.batch.tensors else TURN, TURN_OPERATIONS // operations))
                 with contextlib.suppress(Exception):  # torch's loops are young; what is wrong with the steps fails again below
                     return _Function(compile_graph(self.loop(turn, inputs), inputs, loop=key), 1, turn + (turn > 1))

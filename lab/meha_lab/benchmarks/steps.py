@@ -1,28 +1,26 @@
-"""Compiled steps per second, on batches and without, and what a compiled run costs besides its steps.
+"""Compiled steps per second, with batches and without, and what a compiled run costs besides its steps.
 
-    python -m meha_lab.benchmarks.steps [--jax FOLDER]
+    python -m meha_lab.benchmarks.steps [--jax]
 
-Steps are measured in the margin: the processor time of a long run of ``meha.solve`` less that of a short one, divided by the
-difference of their steps, all work between steps included. ``--jax`` is an environment with JAX, in which a ``lax.scan`` of
-the same step is measured in turns with ours.
+A step is measured in the margin: the processor time of a long run of ``meha.solve`` less that of a short one, divided by the
+difference of their steps, with all work between steps. ``--jax`` adds a ``lax.scan`` of the same SOBA step, in turns with ours;
+it makes an environment for JAX. Set OMP_NUM_THREADS=1.
 """
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from meha_lab.benchmarks.peers.environments import Peer
 from torch.nn.functional import softplus
 
 import meha
 from meha.methods import Method, State, Variable
 
 EXAMPLES, FEATURES, SIZE = (10_000, 50_000), 22, 64  # examples of F and of f
-SHORT, LONG = 20_000, 100_000
+WARM, SHORT, LONG = 200, 20_000, 100_000  # steps
 REPEATS = 5
 
 
@@ -84,9 +82,9 @@ def on_batches(method):
     """A run on batches, as a function of the number of steps."""
     problem, x0, y0 = logistic()
 
-    def run(steps, compile=True):
+    def run(steps):
         batches = meha.loaders.Indices(SIZE, upper=EXAMPLES[0], lower=EXAMPLES[1])
-        return meha.solve(problem, x0, y0, method, max_steps=steps, tol=None, batches=batches, compile=compile)
+        return meha.solve(problem, x0, y0, method, max_steps=steps, tol=None, batches=batches, compile=True)
 
     return run
 
@@ -94,27 +92,54 @@ def on_batches(method):
 def on_sine(n):
     problem = meha.problems.sine(n)
 
-    def run(steps, compile=True):
+    def run(steps):
         method = problem.preset("recipe")
-        return meha.solve(problem, problem.x0, problem.y0, method, max_steps=steps, tol=None, compile=compile)
+        return meha.solve(problem, problem.x0, problem.y0, method, max_steps=steps, tol=None, compile=True)
 
     return run
 
 
 CASES = {
-    "SOBA, batches of 64": on_batches(SOBA()),
-    "MEHA, batches of 64": on_batches(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)),
-    "sine, n = 1": on_sine(1),
-    "sine, n = 1,000": on_sine(1000),
+    "SOBA, batches of 64": lambda: on_batches(SOBA()),
+    "MEHA, batches of 64": lambda: on_batches(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)),
+    "sine, n = 1": lambda: on_sine(1),
+    "sine, n = 1,000": lambda: on_sine(1000),
 }
 
 
-def seconds(function, *arguments):
+def seconds(run, *arguments):
     begin = time.process_time()
-    function(*arguments)
+    run(*arguments)
     return time.process_time() - begin
 
 
-def margin(run, short=SHORT, long=LONG, **options):
-    """Seconds of a step in the margin."""
-    return (seconds(lambda: run(long, **options)) - seconds(lambda: run(short, **options))) / (long - short)
+def step(run):
+    """Microseconds of a step in the margin."""
+    return (seconds(run, LONG) - seconds(run, SHORT)) / (LONG - SHORT) * 1e6
+
+
+def report(jax):
+    """Print a line for each case: its first run, a warm run beyond its steps, a step, and the ratio to JAX."""
+    print(f"{'':22}{'first, s':>10}{'warm, ms':>10}{'step, us':>10}{'steps/s':>10}{'/ JAX':>8}")
+    for name, case in CASES.items():
+        run = case()
+        begin = time.perf_counter()
+        run(WARM)
+        first = time.perf_counter() - begin  # on the wall, as the compiler is another program
+        peer = jax if name.startswith("SOBA") else None
+        turns = [(step(run), seconds(run, WARM), peer and peer.ask(steps=LONG)["seconds"] * 1e6) for _ in range(REPEATS)]
+        spent, warm = (statistics.median(column) for column in list(zip(*turns, strict=True))[:2])
+        ratio = f"{statistics.median(own / other for own, _, other in turns):8.2f}" if peer else ""
+        fixed = 1e3 * warm - 1e-3 * WARM * spent
+        print(f"{name:22}{first:10.1f}{fixed:10.0f}{spent:10.2f}{1e6 / spent:10,.0f}{ratio}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jax", action="store_true", help="measure JAX as well")
+    torch.set_num_threads(1)
+    if parser.parse_args().jax:
+        with Peer("jax", "jax_soba.py") as peer:
+            report(peer)
+    else:
+        report(None)
