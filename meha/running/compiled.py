@@ -67,7 +67,7 @@ BYTES = 2**25  # upper bound on the batches of a group, which are in memory toge
 COMPARED = 2  # steps of a group that are repeated eagerly
 PAUSE = 0.2  # seconds of compiled steps after which Ctrl-C is noticed
 
-# Seconds that the steps left must take before "auto" traces them, which takes 0.2 s, and before it compiles them, some 20 s.
+# Seconds that the steps left must take before "auto" traces them, which takes 0.02 s, and before it compiles them, some 20 s.
 WORTH_TRACING, WORTH_COMPILING = 5.0, 30.0
 TIMED = 3  # steps after the first that are timed before "auto" decides
 
@@ -454,11 +454,13 @@ class _Function:
 
     Attributes:
         unit: the number of rows must be a multiple of it.
+        turn: the number of steps in a row; calls for multiples of it give the same numbers as one call for all.
         unseen: steps that must be compared with eager ones before all parts of the function were.
     """
 
     call: Callable[..., Any]
     unit: int
+    turn: int
     unseen: int
 
 
@@ -491,7 +493,7 @@ class Traced(Compiled):
         variables = _parts_of(run, Variable).values()
         super().__init__(run, [leaf.detach() for variable in variables for leaf in variable.leaves], trace)
         size = sum(tensor.nbytes for tensor in trace.batch.tensors)
-        self.longest = max(1, min(LONGEST, BYTES // max(1, size)))
+        self.longest = max(UNROLLED, min(LONGEST, BYTES // max(1, size)))
         # Compiled code assumes fixed shapes; the first rows of these tensors are used, as many as a group has steps.
         self._table = torch.ones(self.longest, len(trace.read), dtype=trace.dtype, device=trace.device)
         self._stacks = [tensor.new_empty(self.longest, *tensor.shape) for tensor in trace.batch.tensors]
@@ -510,7 +512,7 @@ class Traced(Compiled):
     def compile(self) -> None:
         try:
             if self._key not in _known:
-                _known[self._key] = self._trace.compile(self._inputs(0, 1), str(self._key))
+                _known[self._key] = self._trace.compile(self._inputs(0, 1), str(self._key[1:]))
             self._function = _known[self._key]
             if self._table.is_cuda:
                 self._function = dataclasses.replace(self._function, call=self._record(self._function))
@@ -525,9 +527,10 @@ class Traced(Compiled):
         n, done, begin = len(table), 0, time.perf_counter()
         self._table[:n] = table
         # Ctrl-C waits for the end of a call. Whole turns in each give the same numbers, however long the calls are.
-        turns = max(1, int(PAUSE / (TURN * self._seconds)))
+        turn = self._function.turn
+        steps = turn * max(1, int(PAUSE / (turn * self._seconds)))
         while done < n:
-            end = min(n, done + turns * TURN) if self.unit == 1 else n
+            end = min(n, done + steps)
             vector: Tensor = self._function.call(*self._inputs(done, end))[0]
             done = end
         self._seconds = (time.perf_counter() - begin) / n
@@ -638,7 +641,7 @@ class _Trace(Facts):
         """Compile steps as one function of the leaves, the first row and the end, constants, numbers and batches.
 
         Args:
-            key: a text that tells the function from others.
+            key: a text that tells inputs and threads from others.
         """
         operations = self.operations
         with warnings.catch_warnings():
@@ -648,7 +651,7 @@ class _Trace(Facts):
             if self.device.type == "cpu" and not self.random and size <= LOOPED:
                 turn = max(1, min(BATCH_TURN if self.batch.tensors else TURN, TURN_OPERATIONS // operations))
                 with contextlib.suppress(Exception):  # torch's loops are young; what is wrong with the steps fails again below
-                    return _Function(compile_graph(self.loop(turn, inputs), inputs, loop=key), 1, turn + (turn > 1))
+                    return _Function(compile_graph(self.loop(turn, inputs), inputs, loop=key), 1, turn, turn + (turn > 1))
             unit = max(1, min(UNROLLED, OPERATIONS // operations))
             leaves, _, constants, rows = self._split(inputs)
             given = [*leaves, *constants, *[row[0] for row in rows for _ in range(unit)]]
@@ -660,7 +663,7 @@ class _Trace(Facts):
                 result = function(*leaves, *constants, *[row[j] for row in rows for j in range(i, i + unit)])
             return result
 
-        return _Function(call, unit, unit)
+        return _Function(call, unit, unit, unit)
 
     def _split(self, inputs: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T], Sequence[T]]:
         """The leaves, the first row and the end, constants, and the table and the stacked batches among the inputs."""

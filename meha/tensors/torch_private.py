@@ -245,7 +245,7 @@ def compile_graph(
 
     Args:
         random: whether the graph draws random numbers.
-        loop: if the graph has loops, a text that tells it from other graphs.
+        loop: if the graph has loops, a text that tells its inputs from others.
     """
     inductor = importlib.import_module("torch._inductor")  # takes seconds
     from torch._guards import TracingContext, tracing
@@ -258,7 +258,8 @@ def compile_graph(
     options: dict[str, Any] = {"fallback_random": random, "loop_ordering_after_fusion": False}
     if loop:
         # Otherwise the turns of a loop are calls from Python. The cache takes loops with a key of ours only.
-        key = hashlib.sha256(loop.encode()).hexdigest()
+        texts = [loop, *(part.code for part in module.modules() if isinstance(part, torch.fx.GraphModule))]
+        key = hashlib.sha256("\n".join(texts).encode()).hexdigest()
         options |= {"cpp_wrapper": True, "unsafe_marked_cacheable_functions": {"torch.ops.higher_order.while_loop": key}}
     with torch.no_grad(), tracing(context):
         return inductor.compile(module, [*inputs], options=options)

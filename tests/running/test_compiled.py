@@ -247,6 +247,7 @@ def test_a_failure_on_indices_ends_at_the_same_step_and_batch():
 @pytest.mark.parametrize("size", [2**25, 200], ids=["long groups", "groups of few bytes"])
 def test_a_batch_of_another_size_is_stepped_over(size, monkeypatch):
     monkeypatch.setattr(tracing, "BYTES", size)
+    monkeypatch.setattr(tracing, "UNROLLED", 3)
     generator = torch.Generator().manual_seed(0)
     data = [torch.randn(m, 2, dtype=torch.float64, generator=generator) for m in (4, 4, 4, 4, 3)]  # 64 bytes each
     problem = Problem(
@@ -292,7 +293,7 @@ def test_an_interrupt_between_calls_undoes_the_group(monkeypatch):
                 raise KeyboardInterrupt
             return function.call(*inputs)
 
-        return tracing._Function(call, function.unit, function.unseen)
+        return tracing._Function(call, function.unit, function.turn, function.unseen)
 
     monkeypatch.setattr(tracing._Trace, "compile", interrupted)
     monkeypatch.setattr(tracing, "PAUSE", 0.0)  # a call for each turn
