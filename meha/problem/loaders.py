@@ -37,6 +37,10 @@ EMPTY = (  # what to do about a loader without batches
 )
 
 
+Group = Sequence[tuple[Any, Any, str]]
+"""Successive batches of a source, each with its place there and a description."""
+
+
 class BatchSource(Iterator[Any]):
     """The batches of a run, without end; None for each step if the run has no batches.
 
@@ -63,6 +67,24 @@ class BatchSource(Iterator[Any]):
         self.name = position(self._batches)
         return batch
 
+    def take(self, n: int, *, together: bool = False) -> Group:
+        """The next n batches, or fewer if they end.
+
+        Args:
+            together: draw them at once where the loader can, with the same result.
+        """
+        if self._batches is None:
+            return [(None, None, "")] * n
+        if not (n and together and isinstance(self.loader, Indices)):
+            return [(batch, self.place, self.name) for batch in itertools.islice(self, n)]
+        place = None
+        if self.remembers:
+            place = {"batches": self._batches.state_dict(), "random": random_states()}
+        rows = self._batches.stack(self.loader, n)
+        group = Rows(rows, n, place, self._batches.taken - n)
+        _, self.place, self.name = group[-1]
+        return group
+
     @property
     def finite(self) -> bool:
         """Whether the batches may end, possibly in one process earlier than in another."""
@@ -86,6 +108,34 @@ class BatchSource(Iterator[Any]):
             return next(self)
         except StopIteration:
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+class Rows(Group):
+    """A group of batches of :class:`Indices` that were drawn at once.
+
+    Args:
+        rows: the batches as one, with a row for each.
+        count: how many there are.
+        place: that of the first; None if places are not remembered.
+        taken: number of batches before the first.
+    """
+
+    def __init__(self, rows: Any, count: int, place: dict[str, Any] | None, taken: int) -> None:
+        self.rows, self._count, self._place, self._taken = rows, count, place, taken
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(self._count)[i]]
+        i = range(self._count)[i]
+        batch = pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, self.rows)
+        place = self._place
+        if place is not None:
+            loader = place["batches"]["loader"]
+            place = {**place, "batches": {"loader": {**loader, "taken": loader["taken"] + i}}}
+        return batch, place, f"batch {self._taken + i + 1} of this pass"
 
 
 class MicroBatches(tuple[Any, ...]):
@@ -172,6 +222,14 @@ class Endless(Iterator[Any]):
         self.taken += 1
         self.fruitful = True
         return batch
+
+    def stack(self, loader: Indices, n: int) -> Any:
+        """Take n batches of its loader as one, with a row for each."""
+        if self._batches is None or self._restored:
+            self._restart()
+            self._restored = False
+        self.taken, self.fruitful = self.taken + n, True
+        return loader.stack(n)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, as plain tensors and numbers."""

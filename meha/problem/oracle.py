@@ -17,7 +17,7 @@ from meha.problem.problem import Problem, sum_of_parts
 from meha.problem.responses import ResponseTerm
 from meha.tensors.distributed import Group, is_dtensor
 from meha.tensors.gradients import Gradient, depends, differentiate, fill, passing, split, weighted
-from meha.tensors.torch_private import is_view, pull_back
+from meha.tensors.torch_private import is_view, pull_back, under_trace
 from meha.tensors.variables import Leaves, Variable, named_parts
 
 HALF = frozenset({torch.float16, torch.bfloat16})
@@ -84,7 +84,7 @@ class Function:
 
     def _sums(self, x: Variable, y: Variable) -> list[str]:
         """Return checksums that reveal objectives which modify x or y (first call only; empty for sharded variables)."""
-        if not self._unseen or self._group is not None:
+        if not self._unseen or self._group is not None or under_trace():
             return []
         leaves = [*x.leaves, *y.leaves]
         if any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves):

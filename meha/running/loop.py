@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
-from meha.problem.loaders import BatchSource, random_states, set_random_states
+from meha.problem.loaders import BatchSource, Group, random_states, set_random_states
 from meha.problem.nonsmooth import NonSmooth
 from meha.problem.oracle import Function
 from meha.problem.sets import ConvexSet
@@ -300,10 +300,17 @@ class Loop:
         """Whether one of the last steps is a multiple of ``every``."""
         return self._last is not None and self._last.due(every)
 
-    def advance(self, group: Sequence[tuple[Any, Any, str]], pace: CompiledPace) -> None:
-        """Take a step for each batch of a group of (batch, place in the source, name)."""
-        if pace.compiled is not None and self._advance_together(pace.compiled, [batch for batch, _, _ in group], pace):
-            return
+    def advance(self, group: Group, pace: CompiledPace) -> None:
+        """Take a step for each batch of a group, as many as possible together."""
+        while group and self.verdict is None:
+            n = 0 if pace.compiled is None else pace.compiled.fit(group)
+            together = group if n == len(group) else group[: n or 1]
+            if pace.compiled is None or not n or not self._advance_together(pace.compiled, together, pace):
+                self._advance_singly(together, pace)
+            group = group[len(together) :] if len(together) < len(group) else []
+
+    def _advance_singly(self, group: Group, pace: CompiledPace) -> None:
+        """Take one step after another."""
         for batch, self.source.place, self.source.name in group:  # the source is ahead by a group; checkpoints need this place
             if self.skipper is not None:
                 self.skipper.keep(self.run)
@@ -327,22 +334,21 @@ class Loop:
             return False  # without batches, the same step would fail again
         return skipper.skip(self.run, source.name)
 
-    def _advance_together(self, stepper: Compiled, batches: Sequence[Any], pace: CompiledPace) -> bool:
-        """Take compiled steps; False if they must be taken one by one: too few, other shapes, wrong results or a failure."""
-        if not stepper.fits(batches):
-            return False
+    def _advance_together(self, stepper: Compiled, group: Group, pace: CompiledPace) -> bool:
+        """Take compiled steps; False if they must be taken one by one: wrong results or a failure."""
         try:
-            info = stepper(batches)
+            info = stepper(group)
             failed = self._failure(info) is not None
         except BREAKDOWNS:
             failed = True
         if failed:  # eager steps then find the one at fault, and end the run with the same message as without compile
             stepper.rewind()
             return False
-        if (back := pace.differs(batches)) is not None:
+        if (back := pace.differs(group)) is not None:
             self.recorder.forget(back)  # the steps after it are taken again
             return False
-        self._good = (batches[-1],)
+        batch, self.source.place, self.source.name = group[-1]
+        self._good = (batch,)
         self._judge(info, stepper)
         return True
 

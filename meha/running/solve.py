@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import itertools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from meha.method.method import Run
 from meha.method.optimizers import RunningOptimizer
 from meha.method.status import Status, TrainingWarning, Verdict
 from meha.methods import Method, default_method
-from meha.problem.loaders import EMPTY, BatchSource, check_divided, check_resumable, random_states, set_random_states
+from meha.problem.loaders import EMPTY, BatchSource, Group, check_divided, check_resumable, random_states, set_random_states
 from meha.problem.problem import Problem
 from meha.running.checkpoints import REMEDY, Checkpoint, SharedCheckpoint
 from meha.running.compiled import CompiledPace
@@ -144,7 +143,7 @@ def solve(
         if file is not None:  # other runs need no values at the start, and save these calls
             loop.remember()
             _resume(loop, file)
-        pace = CompiledPace(compile, run, max_steps, batches is not None)
+        pace = CompiledPace(compile, run, max_steps)
         try:
             _advance(loop, pace, file)
         except KeyboardInterrupt:
@@ -187,12 +186,12 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         pace.update()
     # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
     plain = source.loader is None and not pace.wanted and pace.compiled is None
-    group: list[tuple[Any, Any, str]]
+    group: Group
     while loop.verdict is None:
         if plain:
             group = [(None, None, "")] if run.k < loop.max_steps else []
         else:
-            group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
+            group = source.take(pace.steps, together=pace.compiled is not None)
         ended = not group
         # Loaders that restart never end, and need no message; with others, no process may take a step that one cannot.
         if run.group is not None and source.finite:
