@@ -31,7 +31,7 @@ from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained
 from meha.reduce.as_constraints import lacking
 from meha.tensors.state import Saved, pack, unpack
-from meha.tensors.variables import Variable, modules_of
+from meha.tensors.variables import Variable, modules_of, named_leaves
 
 __all__ = ["Default", "DefaultRun", "default_method"]
 
@@ -304,8 +304,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
     for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
-    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y, to
-    :class:`~meha.StochasticMEHA`.
+    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y or where x and y are dicts
+    or lists of one form, to :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
@@ -326,4 +326,11 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     if not noisy:
         return Default()
     simple = problem.nonsmooth is None and problem.y_set is None and problem._selected_response is None
-    return StochasticMEHA() if modules or not simple or problem._without_x else AdaptiveSOBA()
+    # Where x is a start for models of the same form, y may belong to the batch, which StochasticMEHA finds out.
+    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) == form(y0)
+    return StochasticMEHA() if modules or not simple or alike or problem._without_x else AdaptiveSOBA()
+
+
+def form(value: Any) -> dict[str, torch.Size]:
+    """The names and shapes of the tensors of a value."""
+    return {name: leaf.shape for name, leaf in named_leaves(value).items()}
