@@ -55,7 +55,7 @@ SLOWEST = 1e-4
 
 # The rate of x
 
-FIRST = 1e-3
+FIRST = 0.02
 """The rate of x at the start, relative to the mean size of its numbers (1 for zeros)."""
 
 WINDOW, GROWING = 14, 0.03
@@ -69,6 +69,12 @@ GROWTH, DECLINE = 0.5, 0.75
 
 STALE = 1.2
 """x waits while L is larger than usual by this factor, and fully at twice this factor: it has outrun the metric."""
+
+RARE_GROWTH = 2.0
+"""The same growth where the numbers of x are drawn rarely: a window is then a pass through the data, in which y and v follow."""
+
+DECAY = 0.5
+"""Where the direction of x is only noise, its rate falls with the steps k as k^-DECAY."""
 
 RETREAT = 0.25
 """Factor of the rate of x where it had to wait for more than half of a window."""
@@ -217,6 +223,7 @@ class AdaptiveSOBA(Method):
             "reach",
             "share",
             "steps",
+            "energy",
             "open",
             "waited",
             "f_y",
@@ -354,7 +361,17 @@ class AdaptiveSOBA(Method):
         least = torch.as_tensor(at.of(window_steps)).to(share)
         due = numbers["steps"] >= torch.maximum(least, torch.where(share < 0.5, 1 / often, 0.0))
         agreement = cosine(moments["sum"], moments["before"], square + tiny)
-        changed = torch.exp(torch.where(agreement > GOAL, GROWTH, DECLINE) * (agreement - GOAL))
+        # How long the sum of a window is beside one of independent directions without a mean: 1 where there is only noise, whose
+        # windows do not agree, or even disagree where examples are drawn without replacement. Rare numbers have one direction.
+        energy = numbers["energy"]
+        inverse = torch.where(square > 0, 1 / square, 0.0)
+        energy.add_(moving * (direction * direction * inverse).sum())
+        signal = ((moments["sum"] * moments["sum"] * inverse).sum() / (energy + tiny) - 1).clamp(0.0, 1.0)
+        signal = torch.where(share < 0.5, 1.0, signal)
+        growth = torch.where(share < 0.5, RARE_GROWTH, GROWTH)
+        trend = torch.where(agreement > GOAL, growth, DECLINE) * (agreement - GOAL)
+        decay = DECAY * numbers["steps"] * newest
+        changed = torch.exp(signal * trend - (1 - signal) * decay)
         opened = numbers["open"] / numbers["steps"].clamp_min(1.0)
         retreat = torch.where(numbers["waited"] > 0.5, 1.0, RETREAT)
         factor = torch.where(opened > 0.5, changed, retreat)
@@ -362,7 +379,7 @@ class AdaptiveSOBA(Method):
         numbers["rate"].mul_(torch.where(compared, factor, 1.0))
         numbers["waited"].copy_(torch.where(compared, 1 - opened, numbers["waited"]))
         moments["before"].copy_(torch.where(due, moments["sum"], moments["before"]))
-        for total in (moments["sum"], numbers["steps"], numbers["open"]):
+        for total in (moments["sum"], numbers["steps"], numbers["open"], energy):
             total.mul_(~due)
 
     def report(self, run: Run) -> Mapping[str, str]:
