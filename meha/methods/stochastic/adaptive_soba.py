@@ -71,7 +71,7 @@ STALE = 1.2
 """x waits while L is larger than usual by this factor, and fully at twice this factor: it has outrun the metric."""
 
 RARE_GROWTH = 2.0
-"""The same growth where the numbers of x are drawn rarely: a window is then a pass through the data, in which y and v follow."""
+"""The same growth where the numbers of x are drawn rarely: a window is then a pass through the data, and y and v follow."""
 
 DECAY = 0.5
 """Where the direction of x is only noise, its rate falls with the steps k as k^-DECAY."""
@@ -361,8 +361,8 @@ class AdaptiveSOBA(Method):
         least = torch.as_tensor(at.of(window_steps)).to(share)
         due = numbers["steps"] >= torch.maximum(least, torch.where(share < 0.5, 1 / often, 0.0))
         agreement = cosine(moments["sum"], moments["before"], square + tiny)
-        # How long the sum of a window is beside one of independent directions without a mean: 1 where there is only noise, whose
-        # windows do not agree, or even disagree where examples are drawn without replacement. Rare numbers have one direction.
+        # How long the sum of a window is beside one of independent directions without a mean: 1 where there is only noise,
+        # whose windows even disagree where examples are drawn without replacement. Rare numbers have one direction.
         energy = numbers["energy"]
         inverse = torch.where(square > 0, 1 / square, 0.0)
         energy.add_(moving * (direction * direction * inverse).sum())
