@@ -304,8 +304,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
     for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
-    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y or where x and y are dicts
-    or lists of one form, to :class:`~meha.StochasticMEHA`.
+    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y or where x and y are
+    dicts or lists of one form, to :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
