@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_compiled import without_compiler
 from test_stochastic_family import same
 from torch.nn.functional import cross_entropy, softplus
 
 import meha
 from meha.methods.stochastic import AdaptiveSOBA
 from meha.methods.stochastic import adaptive_soba as named
-from meha.problem.loaders import Indices
+from meha.problem.loaders import Draw, Indices
 from meha.problem.sets import Box, Simplex
 from meha.running.compiled import Traced
 
@@ -244,33 +245,29 @@ def test_a_resumed_run_is_the_run(tmp_path):
         assert solution.report["memory"].startswith("derivatives on every group")
 
 
-def compiled_and_eager(compile, groups):
-    """x, y and the counts after 61 steps, of which 58 are compiled, and after as many eager ones."""
+def compiled_and_eager(groups):
+    """x, y and the counts after 3 eager and 58 compiled steps, and after as many eager ones."""
     p, ends = Sums(), []
     for traced in (True, False):
-        run, source, stepper, taken = p.start(), p.indices(groups), None, 0
+        run, source = p.start(), p.indices(groups)
         for _ in range(3):
             run.step(next(source))
-        while run.k < STEPS + 1:
-            if traced and stepper is None:
-                stepper = Traced(run, unrolled=2)
-                compile(stepper)
-            if traced and stepper.alike(2) == 2:
-                stepper([next(source), next(source)])
-                taken += 2
-            else:
-                run.step(next(source))
-        assert taken == (58 if traced else 0)
+        if traced:
+            stepper, group = Traced(run), [(next(source), None, "") for _ in range(58)]
+            assert stepper.alike(58) == 58
+            stepper.compile()
+            assert stepper.fit(group) == 58
+            stepper(group)
+        while not traced and run.k < 61:
+            run.step(next(source))
         ends.append((run.x, run.y, run.counts))
     return ends
 
 
 @pytest.mark.parametrize("groups", [True, False], ids=["groups", "plain"])
-def test_traced_steps_are_the_steps(groups):
-    def interpret(stepper):  # the graph as it is, without the compiler, which takes seconds
-        stepper._function = stepper._trace.unroll(2)
-
-    found, expected = compiled_and_eager(interpret, groups)
+def test_traced_steps_are_the_steps(groups, monkeypatch):
+    without_compiler(monkeypatch.setattr)
+    found, expected = compiled_and_eager(groups)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-10)
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-10)
     assert found[2] == expected[2]
@@ -279,7 +276,7 @@ def test_traced_steps_are_the_steps(groups):
 @pytest.mark.slow
 def test_compiled_steps_are_the_steps():
     """Compiled functions round otherwise, which differences of gradients magnify."""
-    found, expected = compiled_and_eager(Traced.compile, groups=True)
+    found, expected = compiled_and_eager(groups=True)
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-8)
     torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-8)
     assert found[2] == expected[2]
@@ -323,4 +320,149 @@ class Quadratic:
         return meha.solve(problem, x0, y0, method, batches=batches, max_steps=steps, tol=None, **options)
 
     def error(self, solution):
-        return max(np.abs(solution.x.double().numpy() - self.x).max(), np.abs(solution.y.double().numpy() / self.scale - self.y / self.scale).max())
+        x, y = (value.double().numpy() for value in (solution.x, solution.y))
+        return max(np.abs(x - self.x).max(), np.abs(y - self.y).max() / self.scale)
+
+
+def test_units_do_not_matter():
+    """Of F, f and y. The length of differences is relative to y, or 1 while y is zero, which a quadratic f does not show."""
+    plain = Quadratic()
+    solution = plain.solve()
+    assert plain.error(solution) < 0.01  # the start is wrong by 3
+    for other in (Quadratic(upper=1e3, lower=1e-3), Quadratic(scale=100.0)):
+        found = other.solve()
+        assert not torch.equal(found.y, solution.y)  # it was another computation
+        assert float((found.x - solution.x).abs().max()) < 1e-4
+        assert other.error(found) < 0.01
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 0.02), (torch.bfloat16, 0.05)], ids=str)
+def test_coarse_numbers(dtype, error):
+    q = Quadratic(dtype=dtype)
+    solution = q.solve(steps=300)
+    assert solution.x.dtype == solution.y.dtype == dtype
+    assert solution.status is meha.Status.FINISHED
+    assert q.error(solution) < error
+
+
+@pytest.mark.parametrize("own", [0.05, 0.0], ids=["F of x and y", "F of y alone"])
+def test_batches_without_noise(own):
+    """Converges to the closed form, with and without a direct influence of x on F."""
+    q = Quadratic(own=own)
+    x0, y0 = torch.full((q.n,), 3.0, dtype=q.dtype), torch.zeros(q.m, dtype=q.dtype)
+    everything = Draw(torch.arange(q.upper_count), torch.arange(q.lower_count))
+    solution = meha.solve(meha.Problem(q.upper, q.lower), x0, y0, batches=[everything], max_steps=600, tol=None)
+    assert q.error(solution) < 1e-4
+    assert solution.counts.upper == 600
+    assert solution.counts.lower == 3 * 600
+    assert solution.counts.hvp == 0
+    assert "memory" not in solution.report
+
+
+def test_dicts_are_the_vector_of_their_parts():
+    p, ends = Sums(), []
+    nested = meha.Problem(
+        lambda x, y, batch: p.upper(torch.cat([x["a"], x["b"][0]]), torch.cat([y[0].reshape(-1), y[1]]), batch),
+        lambda x, y, batch: p.lower(torch.cat([x["a"], x["b"][0]]), torch.cat([y[0].reshape(-1), y[1]]), batch),
+    )
+    x0, y0 = p.t["x0"], p.t["y0"] + 0.1
+    parts = {"a": x0[:2].clone(), "b": [x0[2:].clone()]}, [y0[:4].reshape(2, 2).clone(), y0[4:].clone()]
+    for problem, x, y in ((meha.Problem(p.upper, p.lower), x0, y0), (nested, *parts)):
+        ends.append(meha.solve(problem, x, y, batches=p.indices(), max_steps=STEPS, tol=None))
+    plain, other = ends
+    assert not torch.equal(plain.x, x0)
+    torch.testing.assert_close(torch.cat([other.x["a"], other.x["b"][0]]), plain.x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(torch.cat([other.y[0].reshape(-1), other.y[1]]), plain.y, rtol=0, atol=1e-9)
+
+
+# Coordinates that are drawn rarely, and sets
+
+
+def test_weights_of_examples_move_once_per_pass_as_far_as_others():
+    """A weight is drawn in every 40th step, or in every one; half of the labels are random.
+
+    The rate grows faster without noise, so that the way of x is compared in units of the sum of the rates. Without the share
+    of numbers that a batch touches, this would be 40 times less.
+    """
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(5, 3, generator=generator).double()
+    inputs = torch.randn(640 + 192, 5, generator=generator).double()
+    labels = (inputs @ truth).argmax(1)
+    given = labels[:640].clone()
+    random = torch.rand(640, generator=generator) < 0.5
+    given[random] = torch.randint(0, 3, (int(random.sum()),), generator=generator)
+    wrong = given != labels[:640]
+
+    def lower(x, y, batch):
+        losses = cross_entropy(inputs[batch.lower] @ y, given[batch.lower], reduction="none")
+        return (x[batch.lower].sigmoid() * losses).mean() + 0.01 * y.square().sum()
+
+    problem = meha.Problem(lambda x, y, b: cross_entropy(inputs[640 + b.upper] @ y, labels[640 + b.upper]), lower)
+    ways = []
+    for sizes in (16, (192, 640)):
+        run = AdaptiveSOBA().start(problem, torch.zeros(640).double(), torch.zeros(5, 3).double())
+        source, rates = Indices(sizes, upper=192, lower=640), 0.0
+        for k in range(200):
+            info = run.step(next(source))
+            rates += info["rate"] if k >= named.MEASURED else 0.0
+        ways.append(float(run.state.point.value["x"].abs().mean()) / rates)
+        right = run.x[~wrong][:, None] > run.x[wrong]
+        assert float(right.double().mean()) > 0.9
+    assert 1 / 3 < ways[0] / ways[1] < 3
+
+
+@pytest.mark.parametrize("domain", [Box(0.0, 0.5), Simplex()], ids=["box", "simplex"])
+def test_answers_on_the_boundary_of_a_set(domain):
+    """y = d x and F = |y - t|^2 / 2, with noise in both: x is t / d, clipped, or shifted by a multiplier and clipped at 0."""
+    d, t = np.array([1.0, 0.5, 2.0, 1.5]), np.array([0.9, 0.6, -0.3, 0.35])
+    expected = np.clip(t / d, 0.0, 0.5)
+    if isinstance(domain, Simplex):
+        low, high = -10.0, 10.0
+        for _ in range(60):  # bisection for the multiplier with which the sum is 1
+            middle = (low + high) / 2
+            expected = np.maximum((d * t - middle) / d**2, 0.0)
+            low, high = (middle, high) if expected.sum() > 1 else (low, middle)
+    rng = np.random.default_rng(0)
+    noise = [torch.tensor(0.3 * (part - part.mean(0))) for part in (rng.normal(size=(40, 4)), rng.normal(size=(60, 4)))]
+    scale, target = torch.tensor(d), torch.tensor(t)
+    problem = meha.Problem(
+        lambda x, y, batch: 0.5 * (y - target - noise[0][batch.upper]).square().sum(1).mean(),
+        lambda x, y, batch: 0.5 * (y - scale * x - noise[1][batch.lower]).square().sum(1).mean(),
+        x_set=domain,
+    )
+    x0, y0 = torch.full((4,), 0.25, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    batches = Indices(10, upper=40, lower=60, groups=True)
+    solution = meha.solve(problem, x0, y0, batches=batches, max_steps=400, tol=None)
+    assert solution.method.name == "AdaptiveSOBA"
+    assert np.abs(solution.x.numpy() - expected).max() < 0.01
+
+
+# The memory, and what is refused
+
+
+def test_a_memory_that_does_not_fit_is_left_out(monkeypatch):
+    """6 groups of upper and 6 of lower examples: rows of 5 numbers for F_y, f_y and f_yy [v], twice of which must be left."""
+    p, needed = Sums(), 8 * 5 * (6 + 6 + 6)
+    reports, ends = [], []
+    for left in (2 * needed - 1, 2 * needed):
+        monkeypatch.setattr(named, "available", lambda device, left=left: left)
+        solution = meha.solve(p.problem(), p.t["x0"], p.t["y0"], batches=p.indices(), max_steps=40, tol=None)
+        reports.append(solution.report["memory"])
+        ends.append(solution)
+    none = "none of the derivatives on groups of examples, because 720.0 bytes do not fit"
+    assert reports[0] == none
+    assert reports[1].startswith("derivatives on every group of examples, ")
+    run, source = p.start(), p.indices()
+    for _ in range(40):
+        batch = next(source)
+        run.step(Draw(batch.upper, batch.lower))
+    assert torch.equal(ends[0].y, run.y)  # the steps are those without groups
+    assert not torch.equal(ends[0].y, ends[1].y)
+
+
+def test_modules_are_refused():
+    problem = meha.Problem(lambda x, y, b: y(b).square().sum(), lambda x, y, b: (y(b) - x).square().sum())
+    for x, y, name in ((torch.ones(1), torch.nn.Linear(2, 1), "y"), (torch.nn.Linear(2, 1), torch.ones(1), "x")):
+        with pytest.raises(TypeError, match=rf"^{name}: AdaptiveSOBA takes tensors, .*; use StochasticMEHA\(\)\.$"):
+            AdaptiveSOBA().start(problem, x, y)
+    assert meha.solve(problem, torch.ones(1), torch.nn.Linear(2, 1), batches=[torch.ones(3, 2)], max_steps=1).steps == 1

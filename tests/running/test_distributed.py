@@ -142,6 +142,7 @@ ON_TENSORS = (
     meha.ImplicitNewton(),
     meha.PenaltyContinuation(),
     meha.contrib.AdaptiveMEHA(),
+    stochastic.AdaptiveSOBA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
     meha.RandomSearch(space=meha.Uniform(-2.0, 2.0), seed=1),
@@ -232,6 +233,15 @@ def methods_on_tensors():
         torch.testing.assert_close(found.x, expected.x, rtol=1e-7, atol=1e-8)
         torch.testing.assert_close(found.y, expected.y, rtol=1e-7, atol=1e-8)
         assert abs(found.diagnose(gamma=1.0).gap - expected.diagnose(gamma=1.0).gap) < 1e-8
+    whole = [(features[:, part], targets[:, part]) for part in (slice(0, None, 2), slice(1, None, 2))]
+    mine = [(part[:, 5 * rank : 5 * (rank + 1)], goal[:, 5 * rank : 5 * (rank + 1)]) for part, goal in whole]
+    batched = Problem(lambda x, y, b: ridge(*b).upper(x, y), lambda x, y, b: ridge(*b).lower(x, y))
+    ends = [
+        meha.solve(batched, *start, batches=batches, max_steps=30, tol=None, group=group)
+        for batches, group in ((whole, None), (mine, dist.group.WORLD))
+    ]
+    assert [end.method.name for end in ends] == ["AdaptiveSOBA"] * 2
+    torch.testing.assert_close((ends[0].x, ends[0].y), (ends[1].x, ends[1].y), rtol=1e-7, atol=1e-8)
     fresh = found.refit(steps=5, lr=0.1)
     assert abs(fresh.upper - expected.refit(steps=5, lr=0.1).upper) < 1e-10
 
