@@ -148,7 +148,8 @@ def transcription(p, batches, groups):
         (F_x, F_y), (f_x, f_y) = p.F(x, y, i), p.f(x, y, j)
         f_xv, f_yv, size = np.zeros(N), np.zeros(N), np.linalg.norm(v)
         if size:
-            f_xv, f_yv = (size / h * (ahead - here) for ahead, here in zip(p.f(x, y + h * v / size, j), (f_x, f_y), strict=True))
+            ahead = p.f(x, y + h * v / size, j)
+            f_xv, f_yv = size / h * (ahead[0] - f_x), size / h * (ahead[1] - f_y)
         probe = curvature.probe(k)
         product = (p.f(x, y + h * probe, j)[1] - f_y) / h
         P = curvature.learn(k, probe, product, v, f_yv)
@@ -458,6 +459,18 @@ def test_a_memory_that_does_not_fit_is_left_out(monkeypatch):
         run.step(Draw(batch.upper, batch.lower))
     assert torch.equal(ends[0].y, run.y)  # the steps are those without groups
     assert not torch.equal(ends[0].y, ends[1].y)
+
+
+def test_problems_that_are_refused():
+    p = Sums()
+    for argument, part in (("nonsmooth", meha.nonsmooth.L1(0.1)), ("y_set", Box(-1.0, 1.0))):
+        problem = meha.Problem(p.upper, p.lower, **{argument: part})
+        with pytest.raises(
+            ValueError, match=f"^{argument}: AdaptiveSOBA cannot take {type(part).__name__}, because .*; use MEHA"
+        ):
+            AdaptiveSOBA().start(problem, p.t["x0"], p.t["y0"])
+    with pytest.raises(ValueError, match=r"batches: AdaptiveSOBA uses one batch in a step, got draws=2; leave draws out"):
+        p.start().step(next(Indices(2, upper=24, lower=30, draws=2)))
 
 
 def test_modules_are_refused():

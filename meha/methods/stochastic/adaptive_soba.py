@@ -187,8 +187,8 @@ class AdaptiveSOBA(Method):
 
     A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
     and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
-    these predict the present ones. Where this memory does not fit, or there are several processes, the run goes on without it; ``solution.report``
-    says so.
+    these predict the present ones. Where this memory does not fit, or in several processes,
+    the run goes on without it; ``solution.report`` says so.
 
     The lower level must be strongly convex in y near its solutions, smooth and without a set Y. x may have any set. x and y
     are tensors, or dicts and lists of them. Modules, and lower variables that belong to the batch, such as the heads of its
