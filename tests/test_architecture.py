@@ -96,11 +96,12 @@ def test_solve_has_twelve_parameters():
 
 
 def test_the_default_method_is_decided_in_one_place():
-    """Nothing but the policy builds the two defaults."""
+    """Nothing but the policy builds the three defaults."""
     for name in NAMES:
         for node in ast.walk(ast.parse((ROOT / name).read_text())):
             built = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", ""))
-            assert built not in ("Default", "StochasticMEHA") or name == "meha/methods/default.py", f"{name}:{node.lineno}"
+            defaults = ("Default", "StochasticMEHA", "AdaptiveSOBA")
+            assert built not in defaults or name == "meha/methods/default.py", f"{name}:{node.lineno}"
 
 
 def test_the_library_does_not_import_its_laboratory():

@@ -29,7 +29,7 @@ PAGES = {
     "docs/tutorial/1-what.md": 1,
     "docs/tutorial/2-first-problem.md": 2,
     "docs/tutorial/3-report.md": 2,
-    "docs/tutorial/4-networks.md": 1,
+    "docs/tutorial/4-networks.md": 2,
     "docs/tutorial/5-when-it-fails.md": 3,
 }
 BLOCKS = [

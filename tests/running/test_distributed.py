@@ -142,6 +142,7 @@ ON_TENSORS = (
     meha.ImplicitNewton(),
     meha.PenaltyContinuation(),
     meha.contrib.AdaptiveMEHA(),
+    stochastic.AdaptiveSOBA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
     meha.RandomSearch(space=meha.Uniform(-2.0, 2.0), seed=1),
@@ -238,6 +239,28 @@ def methods_on_tensors():
 
 def test_methods_on_tensors_share_the_data():
     in_processes(2, methods_on_tensors)
+
+
+def default_with_batches():
+    """Two batches in turn, of which each process has a half."""
+    generator = torch.Generator().manual_seed(0)
+    features, noise = (torch.randn(2, 20, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    targets, rank = features @ torch.ones(4, dtype=torch.float64) + noise[..., 0], dist.get_rank()
+    whole = [(features[:, part], targets[:, part]) for part in (slice(0, None, 2), slice(1, None, 2))]
+    mine = [tuple(part[:, 5 * rank : 5 * (rank + 1)] for part in batch) for batch in whole]
+    problem = Problem(lambda x, y, b: ridge(*b).upper(x, y), lambda x, y, b: ridge(*b).lower(x, y))
+    start = torch.zeros(1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    expected = meha.solve(problem, *start, batches=whole, max_steps=60, tol=None)
+    found = meha.solve(problem, *start, batches=mine, max_steps=60, tol=None, group=dist.group.WORLD)
+    assert expected.method.name == found.method.name == "AdaptiveSOBA"
+    assert float(found.x.abs()) > 0
+    # Differences of gradients magnify the rounding of sums in another order.
+    torch.testing.assert_close((found.x, found.y), (expected.x, expected.y), rtol=1e-7, atol=1e-8)
+    assert found.counts == expected.counts
+
+
+def test_the_default_with_batches_equals_one_process():
+    in_processes(2, default_with_batches)
 
 
 def coupled(targets):

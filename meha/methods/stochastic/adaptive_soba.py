@@ -39,6 +39,9 @@ WRONG = 4.0
 DIFFERENCE = 0.3
 """Differences of gradients are taken over a length of the rounding error to this power, relative to the largest y so far."""
 
+PROBES, MIXING = 4096, (12.9898, 78.233, 43758.5453)
+"""Steps after which the random signs repeat, and the factors that make them from the numbers of the step and coordinate."""
+
 # Rates of y and v, by the agreement of successive directions
 
 MEAN = 0.03
@@ -99,7 +102,7 @@ def is_moving(k: int, horizon: int | None) -> float:
 
 def probe_number(k: int, horizon: int | None) -> float:
     """A number that differs from step to step, and is exact in single precision."""
-    return float(k % 4096)
+    return float(k % PROBES)
 
 
 def draws_signs(k: int, horizon: int | None) -> float:
@@ -124,7 +127,7 @@ def moment_weight(k: int, horizon: int | None) -> float:
 
 def largest_square(k: int, horizon: int | None) -> float:
     """The square of JUMP; nothing is limited while v has just begun."""
-    return JUMP**2 if k >= 2 * MEASURED else 1e30
+    return JUMP**2 if k >= 2 * MEASURED else math.inf
 
 
 def answer_weight(k: int, horizon: int | None) -> float:
@@ -134,8 +137,10 @@ def answer_weight(k: int, horizon: int | None) -> float:
 
 def signs(number: Any, like: Tensor) -> Tensor:
     """Return a vector of 1 and -1 that depends on a number alone, so that checkpoints and compiled steps need no generator."""
+    by_coordinate, by_step, spread = MIXING
     i = torch.arange(like.numel(), dtype=torch.float64, device=like.device)
-    mixed = torch.sin(i * 12.9898 + torch.as_tensor(number, dtype=torch.float64, device=like.device) * 78.233) * 43758.5453
+    step = torch.as_tensor(number, dtype=torch.float64, device=like.device)
+    mixed = torch.sin(i * by_coordinate + step * by_step) * spread
     return torch.where(mixed - torch.floor(mixed) < 0.5, -1.0, 1.0).to(like.dtype)
 
 
@@ -188,9 +193,15 @@ class AdaptiveSOBA(Method):
 
     A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
     and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
-    these predict the present ones. Where this memory does not fit, the run goes on without it; ``solution.report`` says so.
+    these predict the present ones. Where this memory does not fit, or in several processes,
+    the run goes on without it; ``solution.report`` says so.
 
-    The lower level must be strongly convex in y near its solutions, smooth and without a set Y. x may have any set.
+    The lower level must be strongly convex in y near its solutions, smooth and without a set Y. x may have any set. x and y
+    are tensors, or dicts and lists of them. Modules, and lower variables that belong to the batch, such as the heads of its
+    tasks, go to :class:`~meha.StochasticMEHA`.
+
+    The numbers of a step: ``upper`` F and ``lower`` f on the batch before the step, ``d_x`` the norm of the direction of x,
+    ``rate`` a.
 
     >>> import meha
     >>> data, target = torch.linspace(0, 2, 8, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
@@ -211,6 +222,12 @@ class AdaptiveSOBA(Method):
     open_ended: ClassVar[bool] = True
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> AdaptiveSOBAState:
+        for variable in (x, y):
+            if variable.has_modules:
+                raise TypeError(
+                    f"{variable.argument}: {self.name} takes tensors, since it differentiates f at points beside the iterate,"
+                    " which a module cannot be at as well; use StochasticMEHA()."
+                )
         here_x, here_y = (Flat(level).read() for level in (x, y))
         here_x, here_y = (here.to(torch.promote_types(here.dtype, torch.float32)) for here in (here_x, here_y))
         generator = torch.Generator().manual_seed(0)
@@ -391,13 +408,21 @@ class AdaptiveSOBA(Method):
         lines = {"course": course}
         if state.memory is not None:
             lines["memory"] = f"derivatives on every group of examples, {shown(state.bytes)}"
+        elif isinstance(run.batch, GroupDraw):  # groups were asked for, so that the run must say why they do not help
+            needed = sum(rows(run.batch.groups).values()) * state.point.value["y"].nbytes
+            reason = f"{shown(needed)} do not fit" if run.group is None else "those of other processes differ"
+            lines["memory"] = f"none of the derivatives on groups of examples, because {reason}"
         return lines
+
+
+def rows(groups: tuple[int, int]) -> dict[str, int]:
+    """The tables of the memory by the derivative they hold, and how many rows each has."""
+    return {"f_y": groups[1], "f_yy": groups[1], "F_y": groups[0]}
 
 
 def allocate(like: Tensor, groups: tuple[int, int]) -> Variable | None:
     """Make the memory for these numbers of groups of the upper and of the lower examples; None where it does not fit."""
-    tables = {"f_y": groups[1], "f_yy": groups[1], "F_y": groups[0]}
-    left = available(like.device)
+    tables, left = rows(groups), available(like.device)
     if left is not None and sum(tables.values()) * like.nbytes > left / 2:
         return None
     memory = {name: like.new_zeros(n, len(like)) for name, n in tables.items()}
