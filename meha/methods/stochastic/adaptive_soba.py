@@ -241,6 +241,7 @@ class AdaptiveSOBA(Method):
             "share",
             "steps",
             "energy",
+            "length",
             "open",
             "waited",
             "f_y",
@@ -391,9 +392,14 @@ class AdaptiveSOBA(Method):
         changed = torch.exp(signal * trend - (1 - signal) * decay)
         opened = numbers["open"] / numbers["steps"].clamp_min(1.0)
         retreat = torch.where(numbers["waited"] > 0.5, 1.0, RETREAT)
-        factor = torch.where(opened > 0.5, changed, retreat)
+        # Oscillations within a window look like noise, but grow where steps are too long for the curvature of h.
+        length = energy / numbers["steps"].clamp_min(1.0)
+        usual = numbers["length"]
+        unstable = (usual > 0) & (length > JUMP**2 * usual)
+        factor = torch.where(unstable, RETREAT, torch.where(opened > 0.5, changed, retreat))
         compared = due & (moments["before"] != 0).any()
         numbers["rate"].mul_(torch.where(compared, factor, 1.0))
+        usual.copy_(torch.where(due, length, usual))
         numbers["waited"].copy_(torch.where(compared, 1 - opened, numbers["waited"]))
         moments["before"].copy_(torch.where(due, moments["sum"], moments["before"]))
         for total in (moments["sum"], numbers["steps"], numbers["open"], energy):
