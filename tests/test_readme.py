@@ -17,7 +17,7 @@ from meha.methods import Method
 ROOT = Path(__file__).parent.parent
 PAGES = {
     "README.md": 3,
-    "docs/runs.md": 3,
+    "docs/runs.md": 4,
     "docs/newton.md": 1,
     "docs/architecture-search.md": 2,
     "docs/trust.md": 2,
