@@ -175,7 +175,7 @@ def gram(A: Tensor, B: Tensor) -> Tensor:
     return torch.einsum("nri,nrj->ij", A, B) / len(A)
 
 
-class Quadratic(FiniteSum):
+class QuadraticSum(FiniteSum):
     """f_i = |A_i y + G_i x + g_i|^2 / 2 and F_i = |C_i y + D_i x + e_i|^2 / 2."""
 
     family = "quadratic"
@@ -218,7 +218,7 @@ class Quadratic(FiniteSum):
         return gram(self.A, self.A)
 
 
-class Logistic(FiniteSum):
+class LogisticSum(FiniteSum):
     """f = mean log(1 + exp(-a_i y)) + sum_j exp(x_j) y_j^2 / 2, with the labels multiplied into a_i; F is the mean alone."""
 
     family = "logistic"
@@ -267,7 +267,7 @@ def softmax_hessian(A: Tensor, y: Tensor, weights: Tensor, ridge: float) -> Tens
     return blocks.view(y.numel(), y.numel()) + ridge * torch.eye(y.numel(), dtype=A.dtype)
 
 
-class Cleaning(FiniteSum):
+class CleaningSum(FiniteSum):
     """f = mean sigmoid(x_i) cross_entropy(a_i y, redrawn label) + ridge |y|^2 / 2; F is the mean on clean examples."""
 
     family = "cleaning"
@@ -320,7 +320,7 @@ def two_layers(a: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
     return (a @ inner.T).tanh() @ outer[:-1] + outer[-1]
 
 
-class Network(FiniteSum):
+class NetworkSum(FiniteSum):
     """f = mean sigmoid(x(a_i)) log(1 + exp(-b_i y(a_i))) + ridge |y|^2 / 2, with networks x and y; F = mean + |x|^2 / 2000.
 
     Without its last term F has many minima, which differ by a few percent of what there is to gain.
@@ -379,7 +379,7 @@ class Network(FiniteSum):
         return H + self.ridge * torch.eye(len(H), dtype=a.dtype)
 
 
-class Domains(FiniteSum):
+class DomainsSum(FiniteSum):
     """f = sum_s softmax(x)_s (mean of the cross-entropy on source s) + ridge |y|^2 / 2; F is the mean on the target."""
 
     family = "domains"
@@ -427,7 +427,7 @@ class Domains(FiniteSum):
 
 
 FAMILIES: dict[str, type[FiniteSum]] = {}
-FAMILIES.update({kind.family: kind for kind in (Quadratic, Logistic, Cleaning, Network, Domains)})
+FAMILIES.update({kind.family: kind for kind in (QuadraticSum, LogisticSum, CleaningSum, NetworkSum, DomainsSum)})
 
 
 class ValueFunction:
@@ -441,7 +441,7 @@ class ValueFunction:
         self.model, self.solved = model, 0
         self.x0, self._factor = flat(model.x0), torch.empty(0)
         y = flat(model.y0)
-        if isinstance(model, Network):  # training from y0; Newton's steps from a random point could lead anywhere
+        if isinstance(model, NetworkSum):  # training from y0; Newton's steps from a random point could lead anywhere
             y = torch.from_numpy(_descend(lambda z: self.lower(self.x0, z), y.numpy()).x)
         self._factor = self._factorize(self.x0, y)
         self._first = self._y = self._newton(self.x0, y, ACCURATE)
@@ -458,7 +458,7 @@ class ValueFunction:
 
     def y(self, x: Tensor) -> Tensor:
         """y*(x); a function of x alone, though it begins where the last one was where there is one minimum."""
-        if not isinstance(self.model, Network):
+        if not isinstance(self.model, NetworkSum):
             self._y = self._newton(x, self._y, ACCURATE)
             return self._y
         y, self._factor = self._first, self._first_factor
@@ -534,7 +534,7 @@ def _descend(function: Callable[[Tensor], tuple[float, Tensor]], start: np.ndarr
 def least(value: ValueFunction, starts: int) -> tuple[Tensor, list[float]]:
     """The best x of projected L-BFGS on h from x0 and from random starts, and all ends; Newton's step where h is quadratic."""
     model = value.model
-    if isinstance(model, Quadratic):
+    if isinstance(model, QuadraticSum):
         S = torch.linalg.solve(gram(model.A, model.A), gram(model.A, model.G))
         s = torch.linalg.solve(gram(model.A, model.A), gram(model.A, model.g[:, :, None]))
         through, rest = model.D - model.C @ S, model.e[:, :, None] - model.C @ s

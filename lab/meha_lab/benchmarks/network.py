@@ -56,7 +56,7 @@ def small():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-class Rows(nn.Module):
+class RowTransformer(nn.Module):
     """A transformer of two layers on the rows of an image, without dropout, which would draw a mask in each pass."""
 
     def __init__(self, width=64):
@@ -71,7 +71,7 @@ class Rows(nn.Module):
 
 
 def transformer():
-    return Rows()
+    return RowTransformer()
 
 
 def weigher():

@@ -10,52 +10,16 @@ it makes an environment for JAX. Set OMP_NUM_THREADS=1.
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 from meha_lab.benchmarks.peers.environments import Peer
 from torch.nn.functional import softplus
 
 import meha
-from meha.methods import Method, State, Variable
 
 EXAMPLES, FEATURES, SIZE = (10_000, 50_000), 22, 64  # examples of F and of f
 WARM, SHORT, LONG = 200, 20_000, 100_000  # steps
 REPEATS = 5
-
-
-@dataclass
-class SOBAState(State):
-    v: Variable  # the solution of f_yy v = -F_y
-
-
-@dataclass(frozen=True, kw_only=True)
-class SOBA(Method):
-    """Steps of x, y and v at once, each along its own direction on the batch (Dagreou et al., 2022)."""
-
-    alpha: meha.schedules.Schedule = 0.1
-    beta: meha.schedules.Schedule = 0.1
-
-    def init(self, oracle, x, y):
-        v = y.copy()
-        for leaf in v.leaves:
-            leaf.zero_()
-        return SOBAState(x, y, v=v)
-
-    def step(self, oracle, state, at):
-        x, y, v = state.x, state.y, state.v
-        (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch)
-        hessian = oracle.hessian([(1.0, oracle.lower, x, y)], at.batch)
-        cross, curved = hessian(v.leaves, x, y)
-        moves = (
-            (x, [a + b for a, b in zip(F_x, cross, strict=True)], at.alpha),
-            (y, hessian.gradient, at.beta),
-            (v, [a + b for a, b in zip(F_y, curved, strict=True)], at.beta),
-        )
-        for variable, direction, size in moves:
-            for leaf, part in zip(variable.leaves, direction, strict=True):
-                leaf.sub_(size * part)
-        return {"upper": upper}
 
 
 def logistic():
@@ -100,7 +64,7 @@ def on_sine(n):
 
 
 CASES = {
-    "SOBA, batches of 64": lambda: on_batches(SOBA()),
+    "SOBA, batches of 64": lambda: on_batches(meha.stochastic.SOBA(alpha=0.1, beta=0.1, eta=0.1)),
     "MEHA, batches of 64": lambda: on_batches(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)),
     "sine, n = 1": lambda: on_sine(1),
     "sine, n = 1,000": lambda: on_sine(1000),
