@@ -95,8 +95,9 @@ class SABA(SystemMethod):
     Args:
         alpha, beta, eta, x_optimizer: see :class:`~meha.methods.stochastic.frame.ImplicitSteps`.
 
-    Batches are those of ``meha.loaders.Indices(..., groups=True)``. The memory takes (n_F + 1) (|x| + |y|) + (n_f + 1) (|x| +
-    2 |y|) numbers, for n_F and n_f groups; where they do not fit, the first step says so. ``solution.report`` has the bytes.
+    Batches are those of ``meha.loaders.Indices(..., groups=True)``. The memory takes (n_F + 1) (dim x + dim y) +
+    (n_f + 1) (dim x + 2 dim y) numbers, for n_F and n_f groups; where they do not fit, the first step says so.
+    ``solution.report`` has the bytes.
     Directions are noisy until every group was seen.
 
     >>> import torch, meha

@@ -32,7 +32,7 @@ class SRBA(RestartedMethod):
         alpha, beta, eta, x_optimizer: see :class:`~meha.methods.stochastic.frame.ImplicitSteps`.
 
     Batches are those of ``meha.loaders.Indices(..., groups=True)``, which know all examples. Compiled runs take the steps on
-    all examples by themselves. The state has 2 |x| + 5 |y| numbers besides x and y.
+    all examples by themselves. The state has 2 dim x + 5 dim y numbers besides x and y.
 
     >>> import torch, meha
     >>> data, target = torch.linspace(0, 2, 8, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
