@@ -21,8 +21,15 @@ from meha.tensors.variables import Leaves, Variable, add_, copy_, mean_size, nor
 __all__ = ["NetworkSOBA", "NetworkSOBAState"]
 
 
-LR, X_LR = 0.0003, 0.005
-"""Lengths of the first steps of a coordinate of y and of x. With three times this for y, networks memorise wrong labels."""
+WAY, X_WAY = 1.0, 5.0
+"""Sums of the steps of a coordinate of y and of x over the whole run, so that a longer run moves no farther, with less noise:
+networks memorise wrong labels when they move far."""
+
+WIDTH = 64
+"""The way of y is for layers with up to this number of inputs; wider ones, whose inputs act together, go less in proportion."""
+
+SHORTEST = 500
+"""Steps that the whole way takes at least, so that no step is long; a shorter run goes a part of it."""
 
 PULL = 0.01
 """Weight of the newest gradient in the response: some 100 batches make its direction known, and y is nearly at rest meanwhile."""
@@ -31,7 +38,7 @@ LONG = 0.1
 """Length of the difference along the response, relative to y. A short one sees the curvature at y alone, which is indefinite."""
 
 MEMORY = 1000
-"""Steps over which squares and sizes are averaged, as in Adam; rates halve in as many where the end of the run is not known."""
+"""Steps over which squares and sizes are averaged, as in Adam; rates halve in as many where the run's end is not known."""
 
 SUDDEN = 10.0
 """The mean size of the directions of x is at least the last one divided by this, so that a sudden jump gives no long step."""
@@ -65,8 +72,10 @@ class NetworkSOBAState(State):
 
 
 def falling(k: int, horizon: int | None) -> float:
-    """Return the rates of step k relative to the first: linear to the end of the run, or hyperbolic where it is not known."""
-    return 1 / (1 + k / MEMORY) if horizon is None else max(1 - k / horizon, 1 / horizon)
+    """Return the share of the way that step k takes: falls to the end of the run, or as 1/k where that is not known."""
+    if horizon is None:
+        return 1 / (MEMORY + k)
+    return 2 / max(horizon, SHORTEST) * max(1 - (k + 0.5) / horizon, 0.5 / horizon)
 
 
 def newest(k: int, horizon: int | None) -> float:
@@ -147,16 +156,16 @@ class NetworkSOBA(Method):
     refuses_nonsmooth: ClassVar[str] = "its steps of y scale each coordinate, after which a prox is not correct"
     open_ended: ClassVar[bool] = True
 
-    lr: float = LR
-    x_lr: float = X_LR
+    way: float = WAY
+    x_way: float = X_WAY
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "x_lr"):
+        for name in ("way", "x_way"):
             check_positive(name, getattr(self, name))
         for name in ("x_optimizer", "y_optimizer"):
-            check_step("lr", None, name, getattr(self, name))
+            check_step("way", None, name, getattr(self, name))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
@@ -167,14 +176,14 @@ class NetworkSOBA(Method):
             )
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return f"Take smaller steps, such as NetworkSOBA(lr={self.lr / SMALLER:g}, x_lr={self.x_lr / SMALLER:g})."
+        return f"Take smaller steps, such as NetworkSOBA(way={self.way / SMALLER:g}, x_way={self.x_way / SMALLER:g})."
 
     def report(self, run: Run) -> dict[str, str]:
         """Report the rates of the last step."""
         if not run.k:
             return {}
         rate, end = falling(run.k - 1, run.horizon), "" if run.horizon else "; the length of the run is not known (run.horizon)"
-        return {"course": f"steps of {self.x_lr * rate:.2g} for the numbers of x, {self.lr * rate:.2g} for those of y{end}"}
+        return {"course": f"steps of {self.x_way * rate:.2g} for the numbers of x, {self.way * rate:.2g} for those of y{end}"}
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> NetworkSOBAState:
         numbers = [torch.zeros((), dtype=single(leaf.dtype), device=leaf.device) for leaf in x.leaves]
@@ -194,7 +203,7 @@ class NetworkSOBA(Method):
 
     def step(self, oracle: Oracle, state: NetworkSOBAState, at: At) -> Numbers:
         x, y, probe, rate = state.x, state.y, state.probe, at.of(falling)
-        length, size = LONG * norm(y.leaves) + self.lr * math.sqrt(y.numel), norm(state.response.leaves)
+        length, size = LONG * norm(y.leaves) + self.way / MEMORY * math.sqrt(y.numel), norm(state.response.leaves)
         tiny = math.sqrt(torch.finfo(size.dtype).tiny)
         copy_(probe.leaves, y.leaves)
         add_(probe.leaves, state.response.leaves, length / (size + tiny))
@@ -208,7 +217,7 @@ class NetworkSOBA(Method):
         if state.x_optimizer is not None:
             move(x, d_x, 0.0, oracle.project, x.value, state.x_optimizer)
         else:
-            self._move_x(oracle, state, d_x, self.x_lr * rate, at.of(newest))
+            self._move_x(oracle, state, d_x, self.x_way * rate, at.of(newest))
         return {"upper": upper, "lower": lower, "gap": beyond - lower, "d_x": d_x_size}
 
     def _move_y(self, oracle: Oracle, state: NetworkSOBAState, at: At, minus_lower: Leaves, of_upper: Leaves) -> None:
@@ -218,18 +227,19 @@ class NetworkSOBA(Method):
             sizes[name].lerp_(norm(gradient).to(sizes[name]), pull)
         ratio = sizes["lower"] / (sizes["upper"] + math.sqrt(torch.finfo(sizes["upper"].dtype).tiny))
         pieces = (y.leaves, state.probe.leaves, state.response.leaves, state.square.leaves, minus_lower, of_upper)
-        for leaf, scratch, response, square, lower, upper in zip(*map(local, pieces), strict=True):
+        for whole, leaf, scratch, response, square, lower, upper in zip(y.leaves, *map(local, pieces), strict=True):
             square.mul_(1 - weight)
             for gradient, factor in ((lower, 1.0), (upper, ratio)):
                 part = scratch if scratch.dtype is square.dtype else torch.empty_like(square)
                 square.add_(part.copy_(gradient).mul_(factor).square_().mul_(weight / 2))
-            response.lerp_(quotient(scratch, square, upper).mul_(-self.lr / PULL), pull)
+            way = self.way * min(1.0, WIDTH / math.prod(whole.shape[1:]))
+            response.lerp_(quotient(scratch, square, upper).mul_(-way / (MEMORY * PULL)), pull)
             if state.y_optimizer is None:
-                leaf.add_(quotient(scratch, square, lower).mul_(self.lr * rate))
+                leaf.add_(quotient(scratch, square, lower).mul_(way * rate))
         if state.y_optimizer is not None:
             move(y, [-part for part in minus_lower], 0.0, oracle.prox, state.x.value, state.y_optimizer)
         else:
-            oracle.prox(state.x.value, y.leaves, self.lr)  # a projection on intervals does not depend on the step
+            oracle.prox(state.x.value, y.leaves, 1.0)  # a projection on intervals does not depend on the step
 
     def _move_x(self, oracle: Oracle, state: NetworkSOBAState, direction: Leaves, rate: Any, weight: Any) -> None:
         """Take a step of x in units of the mean size of its directions; of all tensors, where a set needs one scale."""
@@ -247,4 +257,4 @@ class NetworkSOBA(Method):
             step = (part / (size + math.sqrt(torch.finfo(size.dtype).tiny))).clamp_(-LIMIT, LIMIT)
             columns = 1 if together else math.prod(whole.shape[1:])
             leaf.sub_(step.mul_(rate / math.sqrt(columns)))
-        oracle.project(x.value, x.leaves, self.x_lr)
+        oracle.project(x.value, x.leaves, 1.0)
