@@ -1,4 +1,4 @@
-"""NetworkSOBA: a small first-order step for networks on batches, with three gradients and rates that fall until the run ends."""
+"""NetworkSOBA: a small first-order step for networks on batches, with three gradients, and rates that fall to the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_positive
 from meha.tensors.distributed import local
-from meha.tensors.variables import Leaves, Variable, add_, copy_, mean_size, norm
+from meha.tensors.variables import Leaves, Variable, add_, copy_, mean_size, norm, scaled
 
 __all__ = ["NetworkSOBA", "NetworkSOBAState"]
 
@@ -32,10 +32,10 @@ SHORTEST = 500
 """Steps that the whole way takes at least, so that no step is long; a shorter run goes a part of it."""
 
 PULL = 0.01
-"""Weight of the newest gradient in the response: some 100 batches make its direction known, and y is nearly at rest meanwhile."""
+"""Weight of the newest gradient in the response: a mean over some 100 batches has a direction, and is not yet outdated."""
 
 LONG = 0.1
-"""Length of the difference along the response, relative to y. A short one sees the curvature at y alone, which is indefinite."""
+"""Length of the difference along the response, relative to y. Images were not learned with a third of it."""
 
 MEMORY = 1000
 """Steps over which squares and sizes are averaged, as in Adam; rates halve in as many where the run's end is not known."""
@@ -44,10 +44,7 @@ SUDDEN = 10.0
 """The mean size of the directions of x is at least the last one divided by this, so that a sudden jump gives no long step."""
 
 LIMIT = 100.0
-"""Upper bound on a step of a coordinate of x, in units of the mean step: one drawn in a hundredth of the steps needs as much."""
-
-SMALLER = 10
-"""Divisor of the rates that are advised after a failed run."""
+"""Upper bound on a step of a coordinate of x, in units of the mean step: one drawn in a hundredth of the steps needs that."""
 
 
 @dataclass
@@ -109,43 +106,45 @@ def quotient(scratch: Tensor, square: Tensor, gradient: Tensor) -> Tensor:
 class NetworkSOBA(Method):
     """A step for networks on batches with two gradients of f and one of F, no second derivatives, and no numbers to choose.
 
-    Step k = 0, 1, ... of K takes gradients on one batch, and moves all variables at once, with r = 1 - k / K:
+    Step k = 0, 1, ... of K takes gradients on one batch, and moves all variables at once:
 
-        x <- x - x_lr r D_x^-1 (F_x(x, y) + (f_x(x, y + e v) - f_x(x, y)) / e),    |e v| = 0.1 |y| + lr sqrt(dim y)
-        v <- mean of -(lr / 0.01) D^-1 F_y(x, y) over some 100 steps
-        y <- y - lr r D^-1 f_y(x, y)
+        x <- x - 5 r_k D_x^-1 (F_x(x, y) + (f_x(x, y + e v) - f_x(x, y)) / e),    |e v| = 0.1 |y| + 0.001 sqrt(dim y)
+        v <- a mean of -D^-1 F_y(x, y) / 10 over some 100 steps
+        y <- y - r_k D^-1 f_y(x, y)
 
-    y follows the lower level alone, so that F is never seen at a y that fits its data. v is the response of y to F: where y would
-    go if F joined f for 100 steps. So the direction of x is that of SOBA (Dagreou et al. 2022) with two changes. There, v solves
-    f_yy v = -F_y, which a network on its way does not have a use for: its Hessian is indefinite. And the difference is long,
-    so that it tells what x does to f over the range in which y can still move.
+    The rates r_k fall linearly to 0 at k = K, and their sum is 1. K is the number of steps that ``solve`` was given; in a loop
+    of one's own, set ``run.horizon``. Without, r_k = 1 / (1000 + k).
+
+    y follows the lower level alone, so that F is never seen at a y that fits its data: it is the network that training at x
+    gives. v is its response to F, where y would go if it followed F for 100 steps. The direction of x is that of SOBA (Dagreou
+    et al. 2022) with two changes. There v solves f_yy v = -F_y, which is of no use while a network trains, because its Hessian
+    is indefinite. And the difference is long, so that it tells what x does to f in the range in which y still moves.
 
     D is the root of the mean of f_y^2 and F_y^2, the latter brought to the same norm: y and v share a metric, and a coordinate
-    that matters to F alone gives no infinite response. D_x is the mean size of the directions of a tensor, times the root of the
-    number of columns of a matrix, since images need small steps. The weight of an example that is in one of 100 batches so
-    moves 100 times as far when it is drawn, and as far as others in a pass over the data.
+    that matters to F alone has no infinite response. In a matrix with n > 64 inputs, steps of y and v are multiplied by 64/n.
+    D_x is the mean size of the directions of a tensor, times the root of the number of columns of a matrix, since images need
+    small steps: the weight of an example that is in one of 100 batches moves 100 times as far when it is drawn, and so as far
+    as others in a pass over the data.
 
-    K is the number of steps that ``solve`` was given; in a loop of one's own, set ``run.horizon``. Without, r = 1 / (1 + k / 1000).
-
-    y is the network that training at x gives, and has not learned from the data of F. Multiplying F by a number changes nothing
-    if it does not depend on x itself, and multiplying f by a number changes nothing but the weight of F_x.
-    Memory: four tensors of the size of y, two gradients; of x a direction.
+    Multiplying F or f by a number changes nothing if F does not depend on x itself. The ways are in the units of the weights of
+    networks and of logits: a y whose numbers are larger, as tensors may be, needs a longer one to keep up with x.
+    Memory: y, v, the squares, the point y + e v and two gradients; of x a direction.
 
     Args:
-        lr: the length of the first steps of each coordinate of y.
-        x_lr: the mean length of the first steps of the coordinates of x.
+        way: the sum of the steps of each coordinate of y over the run.
+        x_way: the same for x, on average over the coordinates of a tensor.
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer`; they
-            take the steps along the directions of x and y, instead of these rates.
+            take the steps along the directions of x and y, instead of these.
 
-    The numbers of a step, before it moves: ``upper`` F(x, y), ``lower`` f(x, y), ``gap`` f(x, y + e v) - f(x, y), ``d_x`` the
-    norm of the direction of x.
+    A set of intervals is projected on; with another set for x, all of x has one scale. The numbers of a step, before it moves:
+    ``upper`` F(x, y), ``lower`` f(x, y), ``gap`` f(x, y + e v) - f(x, y), ``d_x`` the norm of the direction of x.
 
     >>> problem = Problem(
     ...     upper=lambda x, y, noise: (y - 1 - noise[0]).square().sum(),
     ...     lower=lambda x, y, noise: (y - x - noise[1]).square().sum(),
     ... )
     >>> generator = torch.Generator().manual_seed(0)
-    >>> run = NetworkSOBA(lr=0.05, x_lr=0.05).start(problem, torch.zeros(50), torch.zeros(50))
+    >>> run = NetworkSOBA(way=20.0).start(problem, torch.zeros(50), torch.zeros(50))
     >>> run.horizon = 1000
     >>> for _ in range(1000):
     ...     info = run.step(0.1 * torch.randn(2, 50, generator=generator))
@@ -176,18 +175,16 @@ class NetworkSOBA(Method):
             )
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        return f"Take smaller steps, such as NetworkSOBA(way={self.way / SMALLER:g}, x_way={self.x_way / SMALLER:g})."
+        return f"Take smaller steps, such as NetworkSOBA(way={self.way / 10:g}, x_way={self.x_way / 10:g})."
 
     def report(self, run: Run) -> dict[str, str]:
         """Report the rates of the last step."""
-        if not run.k:
-            return {}
-        rate, end = falling(run.k - 1, run.horizon), "" if run.horizon else "; the length of the run is not known (run.horizon)"
+        rate, end = falling(max(run.k - 1, 0), run.horizon), "" if run.horizon else "; the end is not known (run.horizon)"
         return {"course": f"steps of {self.x_way * rate:.2g} for the numbers of x, {self.way * rate:.2g} for those of y{end}"}
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> NetworkSOBAState:
+        names, number = ("upper", "lower"), torch.zeros((), dtype=single(y.leaves[0].dtype), device=y.device)
         numbers = [torch.zeros((), dtype=single(leaf.dtype), device=leaf.device) for leaf in x.leaves]
-        number = torch.zeros((), dtype=single(y.leaves[0].dtype), device=y.device)
         return NetworkSOBAState(
             x,
             y,
@@ -196,13 +193,13 @@ class NetworkSOBA(Method):
             probe=y.copy(),
             square=zeros(y),
             x_sizes=Variable.of(numbers, "sizes"),
-            sizes=Variable.of({"upper": number, "lower": number.clone()}, "sizes"),
+            sizes=Variable.of({name: number.clone() for name in names}, "sizes"),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
             y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
         )
 
     def step(self, oracle: Oracle, state: NetworkSOBAState, at: At) -> Numbers:
-        x, y, probe, rate = state.x, state.y, state.probe, at.of(falling)
+        x, y, probe = state.x, state.y, state.probe
         length, size = LONG * norm(y.leaves) + self.way / MEMORY * math.sqrt(y.numel), norm(state.response.leaves)
         tiny = math.sqrt(torch.finfo(size.dtype).tiny)
         copy_(probe.leaves, y.leaves)
@@ -210,14 +207,15 @@ class NetworkSOBA(Method):
         oracle.prox(x.value, probe.leaves, 1.0)
         terms = [(1.0, oracle.lower, x, probe), (-1.0, oracle.lower, x, y)]  # in one call: they share dropout masks
         (beyond, lower), (difference, minus_lower) = oracle.gradients((x, y), terms, at.batch)
-        (upper,), (d_x, of_upper) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch)
-        add_(d_x, difference, size / length)  # zero in the first step, in which there is no response
+        (upper,), (of_x, of_upper) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch)
+        d_x = scaled(difference, size / length)  # zero in the first step, in which there is no response
+        add_(d_x, of_x, 1.0)
         self._move_y(oracle, state, at, minus_lower, of_upper)
         d_x_size = norm(d_x)
         if state.x_optimizer is not None:
             move(x, d_x, 0.0, oracle.project, x.value, state.x_optimizer)
         else:
-            self._move_x(oracle, state, d_x, self.x_way * rate, at.of(newest))
+            self._move_x(oracle, state, d_x, self.x_way * at.of(falling), at.of(newest))
         return {"upper": upper, "lower": lower, "gap": beyond - lower, "d_x": d_x_size}
 
     def _move_y(self, oracle: Oracle, state: NetworkSOBAState, at: At, minus_lower: Leaves, of_upper: Leaves) -> None:
@@ -244,14 +242,13 @@ class NetworkSOBA(Method):
     def _move_x(self, oracle: Oracle, state: NetworkSOBAState, direction: Leaves, rate: Any, weight: Any) -> None:
         """Take a step of x in units of the mean size of its directions; of all tensors, where a set needs one scale."""
         x, domain = state.x, oracle.problem.x_set
-        together = domain is not None and not domain.coordinatewise
         means = [mean_size(part) for part in direction]
-        if together:
-            means = [sum(m * part.numel() for m, part in zip(means, direction, strict=True)) / x.numel] * len(means)
-        for whole, leaf, size, now, part in zip(
-            x.leaves, local(x.leaves), state.x_sizes.leaves, means, local(direction), strict=True
-        ):
-            now = now.to(size)
+        if together := domain is not None and not domain.coordinatewise:
+            sums = [mean * part.numel() for mean, part in zip(means, direction, strict=True)]
+            means = [torch.stack(sums).sum() / x.numel] * len(means)
+        pieces = (x.leaves, local(x.leaves), state.x_sizes.leaves, means, local(direction))
+        for whole, leaf, size, mean, part in zip(*pieces, strict=True):
+            now = mean.to(size)
             size.lerp_(now, weight)
             torch.maximum(size, now / SUDDEN, out=size)  # the mean alone would follow a sudden jump too late
             step = (part / (size + math.sqrt(torch.finfo(size.dtype).tiny))).clamp_(-LIMIT, LIMIT)
