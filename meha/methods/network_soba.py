@@ -26,7 +26,7 @@ WAY, X_WAY = 1.0, 5.0
 networks memorise wrong labels when they move far."""
 
 WIDTH = 64
-"""The way of y is for layers with up to this number of inputs; wider ones, whose inputs act together, go less in proportion."""
+"""The way of y is for layers with up to so many inputs; wider ones, whose inputs act together, go less in proportion."""
 
 SHORTEST = 500
 """Steps that the whole way takes at least, so that no step is long; a shorter run goes a part of it."""
@@ -90,9 +90,9 @@ def single(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def zeros(variable: Variable) -> Variable:
-    """Return means that are zero, one number for each of a variable."""
-    return Variable.of([torch.zeros_like(leaf, dtype=single(leaf.dtype)) for leaf in variable.leaves], "means")
+def zeros(leaves: Leaves) -> Variable:
+    """Return means that are zero."""
+    return Variable.of([torch.zeros_like(leaf, dtype=single(leaf.dtype)) for leaf in leaves], "means")
 
 
 def quotient(scratch: Tensor, square: Tensor, gradient: Tensor) -> Tensor:
@@ -127,14 +127,12 @@ class NetworkSOBA(Method):
     as others in a pass over the data.
 
     Multiplying F or f by a number changes nothing if F does not depend on x itself. The ways are in the units of the weights of
-    networks and of logits: a y whose numbers are larger, as tensors may be, needs a longer one to keep up with x.
-    Memory: y, v, the squares, the point y + e v and two gradients; of x a direction.
+    networks and of logits: a y whose numbers are larger, as tensors may be, needs a longer one to keep up with x. At its peak
+    ``solve`` holds 8 tensors of the size of y.
 
     Args:
-        way: the sum of the steps of each coordinate of y over the run.
-        x_way: the same for x, on average over the coordinates of a tensor.
-        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer`; they
-            take the steps along the directions of x and y, instead of these.
+        way, x_way: the sums of the steps of a coordinate of y, and of x on average, over the run.
+        x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, which take the steps instead.
 
     A set of intervals is projected on; with another set for x, all of x has one scale. The numbers of a step, before it moves:
     ``upper`` F(x, y), ``lower`` f(x, y), ``gap`` f(x, y + e v) - f(x, y), ``d_x`` the norm of the direction of x.
@@ -178,22 +176,20 @@ class NetworkSOBA(Method):
         return f"Take smaller steps, such as NetworkSOBA(way={self.way / 10:g}, x_way={self.x_way / 10:g})."
 
     def report(self, run: Run) -> dict[str, str]:
-        """Report the rates of the last step."""
         rate, end = falling(max(run.k - 1, 0), run.horizon), "" if run.horizon else "; the end is not known (run.horizon)"
         return {"course": f"steps of {self.x_way * rate:.2g} for the numbers of x, {self.way * rate:.2g} for those of y{end}"}
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> NetworkSOBAState:
-        names, number = ("upper", "lower"), torch.zeros((), dtype=single(y.leaves[0].dtype), device=y.device)
-        numbers = [torch.zeros((), dtype=single(leaf.dtype), device=leaf.device) for leaf in x.leaves]
+        *numbers, upper, lower = [leaf.new_zeros((), dtype=single(leaf.dtype)) for leaf in local(x.leaves + y.leaves[:1] * 2)]
         return NetworkSOBAState(
             x,
             y,
             settled=False,  # the rates fall throughout the run
-            response=zeros(y),
+            response=zeros(y.leaves),
             probe=y.copy(),
-            square=zeros(y),
+            square=zeros(y.leaves),
             x_sizes=Variable.of(numbers, "sizes"),
-            sizes=Variable.of({name: number.clone() for name in names}, "sizes"),
+            sizes=Variable.of({"upper": upper, "lower": lower}, "sizes"),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
             y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
         )
@@ -211,18 +207,18 @@ class NetworkSOBA(Method):
         d_x = scaled(difference, size / length)  # zero in the first step, in which there is no response
         add_(d_x, of_x, 1.0)
         self._move_y(oracle, state, at, minus_lower, of_upper)
-        d_x_size = norm(d_x)
+        numbers = {"upper": upper, "lower": lower, "gap": beyond - lower, "d_x": norm(d_x)}
         if state.x_optimizer is not None:
             move(x, d_x, 0.0, oracle.project, x.value, state.x_optimizer)
         else:
             self._move_x(oracle, state, d_x, self.x_way * at.of(falling), at.of(newest))
-        return {"upper": upper, "lower": lower, "gap": beyond - lower, "d_x": d_x_size}
+        return numbers
 
     def _move_y(self, oracle: Oracle, state: NetworkSOBAState, at: At, minus_lower: Leaves, of_upper: Leaves) -> None:
         """Update the metric, the response and y from -f_y and F_y."""
         y, sizes, rate, weight, pull = state.y, state.sizes.value, at.of(falling), at.of(newest), at.of(pulled)
-        for name, gradient in (("upper", of_upper), ("lower", minus_lower)):
-            sizes[name].lerp_(norm(gradient).to(sizes[name]), pull)
+        for size, gradient in ((sizes["upper"], of_upper), (sizes["lower"], minus_lower)):
+            size.lerp_(norm(gradient).to(size), pull)
         ratio = sizes["lower"] / (sizes["upper"] + math.sqrt(torch.finfo(sizes["upper"].dtype).tiny))
         pieces = (y.leaves, state.probe.leaves, state.response.leaves, state.square.leaves, minus_lower, of_upper)
         for whole, leaf, scratch, response, square, lower, upper in zip(y.leaves, *map(local, pieces), strict=True):
@@ -236,8 +232,7 @@ class NetworkSOBA(Method):
                 leaf.add_(quotient(scratch, square, lower).mul_(way * rate))
         if state.y_optimizer is not None:
             move(y, [-part for part in minus_lower], 0.0, oracle.prox, state.x.value, state.y_optimizer)
-        else:
-            oracle.prox(state.x.value, y.leaves, 1.0)  # a projection on intervals does not depend on the step
+        oracle.prox(state.x.value, y.leaves, 1.0)  # a projection does not depend on the step
 
     def _move_x(self, oracle: Oracle, state: NetworkSOBAState, direction: Leaves, rate: Any, weight: Any) -> None:
         """Take a step of x in units of the mean size of its directions; of all tensors, where a set needs one scale."""
@@ -248,10 +243,8 @@ class NetworkSOBA(Method):
             means = [torch.stack(sums).sum() / x.numel] * len(means)
         pieces = (x.leaves, local(x.leaves), state.x_sizes.leaves, means, local(direction))
         for whole, leaf, size, mean, part in zip(*pieces, strict=True):
-            now = mean.to(size)
-            size.lerp_(now, weight)
-            torch.maximum(size, now / SUDDEN, out=size)  # the mean alone would follow a sudden jump too late
+            size.lerp_(mean.to(size), weight)
+            torch.maximum(size, mean.to(size) / SUDDEN, out=size)  # the mean alone would follow a sudden jump too late
             step = (part / (size + math.sqrt(torch.finfo(size.dtype).tiny))).clamp_(-LIMIT, LIMIT)
-            columns = 1 if together else math.prod(whole.shape[1:])
-            leaf.sub_(step.mul_(rate / math.sqrt(columns)))
+            leaf.sub_(step.mul_(rate / math.sqrt(1 if together else math.prod(whole.shape[1:]))))
         oracle.project(x.value, x.leaves, 1.0)
