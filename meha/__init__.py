@@ -47,6 +47,7 @@ from meha.methods import (
     StochasticMEHA,
     Uniform,
     contrib,
+    stochastic,
 )
 from meha.problem import constraints, loaders, losses, nonsmooth, responses, schedules, sets
 from meha.problem.loaders import MicroBatches
@@ -115,6 +116,7 @@ __all__ = [
     "schedules",
     "sets",
     "solve",
+    "stochastic",
     "stopping",
     "theory",
     "verify",

@@ -18,10 +18,10 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 26_849
+LINES = 29_700
 LAYERS = 12
-SINGLE_IMPORTERS = 13
-PUBLIC_NAMES = 160
+SINGLE_IMPORTERS = 18
+PUBLIC_NAMES = 180
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 119
 COMMENTS = 8.0  # per 100 lines of code, at least
@@ -96,11 +96,12 @@ def test_solve_has_twelve_parameters():
 
 
 def test_the_default_method_is_decided_in_one_place():
-    """Nothing but the policy builds the two defaults."""
+    """Nothing but the policy builds the three defaults."""
     for name in NAMES:
         for node in ast.walk(ast.parse((ROOT / name).read_text())):
             built = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", ""))
-            assert built not in ("Default", "StochasticMEHA") or name == "meha/methods/default.py", f"{name}:{node.lineno}"
+            defaults = ("Default", "StochasticMEHA", "AdaptiveSOBA")
+            assert built not in defaults or name == "meha/methods/default.py", f"{name}:{node.lineno}"
 
 
 def test_the_library_does_not_import_its_laboratory():

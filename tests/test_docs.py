@@ -33,6 +33,7 @@ MODULES = [
     "problems",
     "cleaning",
     "contrib",
+    "stochastic",
     "methods",
 ]
 

@@ -24,6 +24,7 @@ NAMED = (
     "numerics/sqp.py",
     "methods/default.py",
     "methods/stochastic_meha.py",
+    "methods/stochastic/adaptive_soba.py",
     "methods/contrib/adaptive_meha.py",
 )
 PATHS = [path for pattern in NAMED for path in sorted(PACKAGE.glob(pattern))]

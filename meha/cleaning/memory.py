@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import zipfile
 from itertools import islice
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from meha.cleaning.files import LONGEST, UNREADABLE
+from meha.tensors.memory import available
 
 # Measured by meha_lab.tools.clean_memory on tables and arrays of up to 10^6 rows or 12 million numbers: estimates by these
 # constants were 1.0 to 2 times the true peak.
@@ -83,20 +83,3 @@ def _needed_by_table(path: Path) -> int:
     columns = 1 + lines[0].count(sign) if lines else 0
     letters = max((len(cell) for line in lines[1:] for cell in line.split(sign)), default=0)  # no label is longer
     return BASE + int(rows * (columns * PER_CELL + PER_ROW + PER_LETTER * min(letters, LONGEST)))
-
-
-def available() -> int | None:
-    """Return the bytes of memory that can still be used, on the machine or in a container; None if unknown."""
-    limits = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        limits.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, ValueError, StopIteration):  # not Linux: all memory is the best that is known
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    try:
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        limits.append(max(0, limit - used))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
-        pass
-    return min(limits, default=None)

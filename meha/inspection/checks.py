@@ -18,7 +18,7 @@ from meha.lower.curvature import flatten, probe
 from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.lower.multistart import LowerMultistart
 from meha.lower.nearest import solve_nearest
-from meha.methods import StochasticMEHA, default_method
+from meha.methods import StochasticMEHA, default_method, stochastic
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.quadratic_program import Array
 from meha.problem.problem import Problem
@@ -31,6 +31,12 @@ HUGE = 1e8  # values and gradients beyond this get a warning
 SEARCH, PAIRS = 300, 20  # gradients of f that the search for basins may take, and the memory of its descents
 NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest one on; less is within the error
 
+PURPOSES = {  # of the methods that ``default_method`` takes
+    "Default": ("meha.Default", "tensors without batches"),
+    "AdaptiveSOBA": ("meha.stochastic.AdaptiveSOBA", "tensors with batches"),
+    "StochasticMEHA": ("meha.StochasticMEHA", "modules and batches"),
+    "RHG": ("meha.RHG", "a response that is trained"),
+}
 LEVELS = {"F": "upper", "f": "lower"}  # the arguments of Problem
 SMOOTH = "smooth it (softplus instead of relu, Huber's function instead of abs)"
 MOVE = "move abs and norms of y to nonsmooth=, such as meha.nonsmooth.L1(weight) or GroupL2(groups, weight), or else "
@@ -44,8 +50,8 @@ class Inspection:
         self.batch, self.other_batch = batch, other_batch
         self.original = x, y
         method = default_method(problem, x.value, y.value, None if batch is None else [batch])
-        self.stochastic = isinstance(method, StochasticMEHA)
-        self.result = Report(method=type(method).__name__)
+        self.stochastic = isinstance(method, StochasticMEHA | stochastic.AdaptiveSOBA)
+        self.result = Report(method=method.name)
         self.seconds = {"F": math.nan, "f": math.nan}
         self.wrong: dict[str, list[str]] = {}  # variables and leaves with wrong gradients, for "F in x" and so on
         self.largest: dict[str, Leaves] = {}  # largest size of each component of a gradient over several points
@@ -67,8 +73,8 @@ class Inspection:
             self.check_scales()
             if self.around.outside:
                 self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")
-        purpose = "modules and batches" if self.stochastic else "tensors without batches"
-        self.find("method", f"solve(problem, x0, y0) uses meha.{result.method}, which is made for {purpose}.")
+        name, purpose = PURPOSES[result.method]
+        self.find("method", f"solve(problem, x0, y0) uses {name}, which is made for {purpose}.")
         result.seconds = (self.seconds["F"], self.seconds["f"])
         cost = [f"{1e3 * seconds:.2g} ms per gradient of {name}" for name, seconds in self.seconds.items() if seconds > 0]
         cost.append(f"this check took {_counted(result.counts.upper, 'gradient')} of F and {result.counts.lower} of f")
@@ -158,7 +164,7 @@ class Inspection:
         if not repeatable and not self.stochastic:
             self.warn(
                 "upper and lower: return different values when called again at the same point. Draw random numbers once,"
-                " outside the objectives, or pass what is drawn as a batch, solve(..., batches=...), for meha.StochasticMEHA."
+                " outside the objectives, or pass what is drawn as a batch, solve(..., batches=...), for a stochastic method."
             )
         return measurable
 

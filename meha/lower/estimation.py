@@ -57,12 +57,10 @@ def estimate_at(
             value = float(function(x, y, batch))
         if not math.isfinite(value):
             raise ValueError(f"{function.level}: is {value} at the start (x0, y0); check it, or start elsewhere.")
-    probe = Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds)
-    # The probe moves its own copies, and all random points lie around the given one.
-    centre = ([leaf.detach().clone() for leaf in x.leaves], [leaf.detach().clone() for leaf in y.leaves])
+    probe = Probe(oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(seed), rounds, around=(x, y))
     constants = probe.measure()
     for _ in range(points - 1):
-        probe.move(centre)  # a point at which the constants may be larger
+        probe.move()  # to a point at which the constants may be larger
         try:
             here = probe.measure()
         except (RuntimeError, ValueError, ArithmeticError):  # outside the domain of an objective; the start was inside
@@ -74,76 +72,140 @@ def estimate_at(
 class Probe:
     """Measures curvatures at a point (x, y) by differences of gradients.
 
+    y may be a network, of which methods keep few copies. So a product takes the memory of one gradient, and Lanczos' method two
+    vectors: a gradient is added to the older one as soon as it is computed.
+
     Args:
         x, y: the point; their tensors move while a product is computed, and return.
         generator: source of the random directions.
         rounds: Hessian-vector products per eigenvalue.
+        around: variables with the numbers of x and y that nobody moves. They spare the probe a copy of each, and :meth:`move`
+            goes to random points around them.
     """
 
-    def __init__(self, oracle: Oracle, x: Variable, y: Variable, batch: Any, generator: torch.Generator, rounds: int) -> None:
+    def __init__(
+        self,
+        oracle: Oracle,
+        x: Variable,
+        y: Variable,
+        batch: Any,
+        generator: torch.Generator,
+        rounds: int,
+        around: tuple[Variable, Variable] | None = None,
+    ) -> None:
         self.oracle, self.x, self.y, self.batch = oracle, x, y, batch
-        self.generator, self.rounds = generator, rounds
+        self.generator, self.rounds, self.around = generator, rounds, around
+        self._drawn: dict[str, Tensor] = {}  # by argument, states of the generator before it drew the noise of this point
+        self._longer: dict[tuple[Function, str, str], float] = {}  # multiples of the step at which differences were seen
 
     def noise(self, like: Leaves) -> Leaves:
         """Draw a random direction of length 1."""
-        draw = [self._draw(leaf) for leaf in like]
-        return [leaf / norm(draw) for leaf in draw]
+        draw = [self._draw(leaf, self.generator) for leaf in like]
+        size = norm(draw)
+        return [leaf.div_(size) for leaf in draw]
 
-    def _draw(self, leaf: Tensor) -> Tensor:
+    @staticmethod
+    def _draw(leaf: Tensor, generator: torch.Generator) -> Tensor:
         """Draw normal numbers in the form of a leaf."""
-        # Drawn on the host, so that all devices get the same numbers.
-        draw = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+        # Drawn on the host, so that all devices get the same numbers; half precision is drawn in single.
+        draw = torch.randn(leaf.shape, generator=generator, dtype=torch.promote_types(leaf.dtype, torch.float32))
         return distribute(draw.to(leaf.device, leaf.dtype), leaf)
 
-    def move(self, centre: tuple[Leaves, Leaves]) -> None:
-        """Move to a random point of X and Y around ``centre``."""
+    def move(self) -> None:
+        """Move to a random point of X and Y around the given one."""
+        for variable in (self.x, self.y):
+            self._drawn[variable.argument] = self.generator.get_state()
+            self._go_to_point(variable, self.generator)
+        self._longer.clear()
+
+    def _go_to_point(self, variable: Variable, generator: torch.Generator | None = None) -> None:
+        """Put x or y to where products are taken. A random point is drawn again, instead of kept."""
+        assert self.around is not None
+        start = [leaf.detach() for leaf in self.around[variable is self.y].leaves]
         with torch.no_grad():
-            for variable, start in zip((self.x, self.y), centre, strict=True):
-                size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
-                for leaf, origin in zip(variable.leaves, start, strict=True):
-                    leaf.copy_(origin + size * self._draw(leaf))
-            self.oracle.project(self.x.value, self.x.leaves, 1.0)
-            self.oracle.problem.domains[1].project_(self.y)
+            copy_(variable.leaves, start)
+            if variable.argument not in self._drawn:
+                return
+            if generator is None:
+                generator = torch.Generator()
+                generator.set_state(self._drawn[variable.argument])
+            size = float(norm(start)) / math.sqrt(variable.numel) or 1.0
+            for leaf in variable.leaves:
+                leaf.add_(self._draw(leaf, generator), alpha=size)
+            self.oracle.problem.domains[variable is self.y].project_(variable)
 
     def gradient(self, function: Function, wrt: Variable) -> Leaves:
         """The gradient of ``function`` in ``wrt`` here."""
         return self.oracle.gradient(wrt, [(1.0, function, self.x, self.y)], self.batch, strict=False)[1]
 
-    def product(self, function: Function, along: Variable, vector: Leaves, wrt: Variable) -> Leaves:
+    def product(self, function: Function, along: Variable, vector: Leaves, wrt: Variable, onto: Leaves | None = None) -> Leaves:
         """The second derivative of ``function`` along ``vector``, by central differences of its gradient in ``wrt``.
 
         A difference within rounding may come from a linear function or from a large gradient; a longer step decides which.
-        """
-        zero = [torch.zeros_like(leaf) for leaf in wrt.leaves]
-        size = float(norm(vector))
-        if not 0 < size < math.inf:  # zero, infinite or NaN
-            return zero
-        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
-        start = [leaf.detach().clone() for leaf in along.leaves]
-        for longer in LENGTHS:
-            h = longer * eps**DIFFERENCE * (float(norm(start)) or 1.0) / size
-            with torch.no_grad():
-                add_(along.leaves, vector, h)
-                up = self.gradient(function, wrt)
-                copy_(along.leaves, start)
-                add_(along.leaves, vector, -h)
-                down = self.gradient(function, wrt)
-                copy_(along.leaves, start)  # bit for bit, unlike a step back
-                difference = subtract(up, down)
-                if float(norm(difference)) > SEEN * eps * float(norm(up, down)):
-                    return [part / (2 * h) for part in difference]
-        return zero
 
-    def spectrum(self, apply: Callable[[Leaves], Leaves], like: Leaves) -> tuple[float, float]:
-        """Smallest and largest eigenvalue of a symmetric operator, by ``rounds`` products of Lanczos' method."""
-        vector, before, beta = self.noise(like), [torch.zeros_like(leaf) for leaf in like], 0.0
+        Args:
+            onto: is overwritten by the sum of itself and the derivative; then the step is one at which a difference was seen.
+        """
+        with torch.no_grad():
+            key, size, scale = (function, along.argument, wrt.argument), float(norm(vector)), float(norm(along.leaves)) or 1.0
+        if not 0 < size < math.inf:  # zero, infinite or NaN
+            return [torch.zeros_like(leaf) for leaf in wrt.leaves] if onto is None else onto
+        eps = max(torch.finfo(leaf.dtype).eps for leaf in along.leaves)
+        step = eps**DIFFERENCE * scale / size
+        if onto is not None:
+            return self._difference(*key, vector, step * self._longer[key], onto)[0] if key in self._longer else onto
+        for longer in LENGTHS:
+            image, gradients = self._difference(*key, vector, longer * step)
+            if float(norm(image)) > SEEN * eps * gradients:
+                self._longer[key] = longer
+                return image
+            del image  # before the next one is made
+        return [torch.zeros_like(leaf) for leaf in wrt.leaves]
+
+    def _difference(
+        self, function: Function, along: str, wrt: str, vector: Leaves, h: float, onto: Leaves | None = None
+    ) -> tuple[Leaves, float]:
+        """The gradient at point + h vector less that at point - h vector over 2 h, added to ``onto``; and their size."""
+        moving, other = ({"x": self.x, "y": self.y}[name] for name in (along, wrt))
+        kept = None if self.around else [leaf.detach().clone() for leaf in moving.leaves]
+        states, sizes = self.oracle.random_states(), []
+        for to in (h, -2 * h):  # from the point to one side, from there to the other
+            with torch.no_grad():
+                add_(moving.leaves, vector, to)
+            self.oracle.set_random_states(states)  # the same dropout mask on both sides
+            gradient = self.gradient(function, other)
+            sizes.append(float(norm(gradient)) / (2 * h))
+            weight = math.copysign(1 / (2 * h), to)
+            with torch.no_grad():
+                if onto is None:
+                    onto = [weight * part for part in gradient]  # in new memory: autograd may return one tensor twice
+                else:
+                    add_(onto, gradient, weight)
+            del gradient
+        if kept is None:
+            self._go_to_point(moving)
+        else:
+            with torch.no_grad():
+                copy_(moving.leaves, kept)  # bit for bit, unlike a step back
+        assert onto is not None
+        return onto, math.hypot(*sizes)
+
+    def spectrum(self, apply: Callable[[Leaves, Leaves | None], Leaves], like: Leaves) -> tuple[float, float]:
+        """Smallest and largest eigenvalue of a symmetric operator, by ``rounds`` products of Lanczos' method.
+
+        Args:
+            apply: adds the image of the first vector to the second one, in its memory.
+        """
+        vector, before = self.noise(like), None
         diagonal: list[float] = []
         coupling: list[float] = []
         for _ in range(self.rounds):
-            image = apply(vector)
-            parts = [(a * b).sum() for a, b in zip(local(vector), local(image), strict=True)]
+            if before is not None:
+                before = [leaf.mul_(-coupling[-1]) for leaf in before]
+            rest = apply(vector, before)
+            parts = [(a * b).sum() for a, b in zip(local(vector), local(rest), strict=True)]  # the older one is orthogonal
             alpha = float(total(parts, vector) if any(map(is_dtensor, vector)) else sum(parts))
-            rest = [w - alpha * v - beta * u for w, v, u in zip(image, vector, before, strict=True)]  # Lanczos' recurrence
+            add_(rest, vector, -alpha)  # Lanczos' recurrence
             size = float(norm(rest))
             if not math.isfinite(alpha + size):  # what was measured before still counts
                 break
@@ -151,7 +213,7 @@ class Probe:
             if size <= torch.finfo(like[0].dtype).eps ** LOOSE * max(abs(alpha), *coupling, 0.0):
                 break
             coupling.append(size)
-            before, vector, beta = vector, [leaf / size for leaf in rest], size
+            before, vector = vector, [leaf.div_(size) for leaf in rest]
         if not diagonal:
             return 0.0, 0.0
         side = torch.tensor(coupling[: len(diagonal) - 1], dtype=torch.float64)  # the last one leads out of the space
@@ -160,16 +222,17 @@ class Probe:
         return float(eigenvalues[0]), float(eigenvalues[-1])
 
     def mixed(self, function: Function) -> float:
-        """The norm of the mixed derivative f_xy, as the root of the largest eigenvalue of f_yx f_xy."""
+        """The norm of the mixed derivative f_xy, as the root of the largest eigenvalue of f_xy f_yx or f_yx f_xy."""
+        here, there = (self.x, self.y) if self.x.numel < self.y.numel else (self.y, self.x)
 
-        def there_and_back(vector: Leaves) -> Leaves:
-            return self.product(function, self.x, self.product(function, self.y, vector, self.x), self.y)
+        def there_and_back(vector: Leaves, onto: Leaves | None) -> Leaves:
+            return self.product(function, there, self.product(function, here, vector, there), here, onto)
 
-        return math.sqrt(max(self.spectrum(there_and_back, self.y.leaves)[1], 0.0))
+        return math.sqrt(max(self.spectrum(there_and_back, here.leaves)[1], 0.0))
 
     def block(self, function: Function, variable: Variable) -> tuple[float, float]:
         """Smallest and largest eigenvalue of the block of ``variable`` in the Hessian of ``function``."""
-        return self.spectrum(lambda vector: self.product(function, variable, vector, variable), variable.leaves)
+        return self.spectrum(lambda v, onto: self.product(function, variable, v, variable, onto), variable.leaves)
 
     def measure(self) -> dict[str, float]:
         """Estimate the arguments of :class:`Constants` at this point, except rho_g."""

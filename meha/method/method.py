@@ -30,7 +30,7 @@ from meha.tensors.checks import check_switch
 from meha.tensors.distributed import Group
 from meha.tensors.state import Saved, restore
 from meha.tensors.torch_private import BREAKDOWNS
-from meha.tensors.variables import Variable, all_finite, copy_
+from meha.tensors.variables import Leaves, Variable, all_finite, copy_
 
 PROXIMAL = 1e-3
 """Weight of the proximal term of a response ``Nearest()``, relative to the curvature of f in y, if the method keeps it."""
@@ -115,6 +115,14 @@ class At:
         """
         return function(self._k, self._horizon)
 
+    def rare(self, function: Callable[[int], bool]) -> bool:
+        """Whether ``function(k)`` holds: for the few steps that are not as the others, which compiled runs take by themselves.
+
+        >>> At(None, 20, None).rare(lambda k: k % 10 == 0)
+        True
+        """
+        return function(self._k)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # a copy asks for _method before it is set: without this, endless recursion
             raise AttributeError(name)
@@ -177,8 +185,7 @@ class Run:
             self._weigh(first, second, None)
         with torch.no_grad():
             self.state: Any = method.init(self.oracle, first, second)
-        # Copies of modules, such as theta, must be in training mode whenever the user's module is.
-        self._copies = [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
+        self._copies = self._following_copies()
         self._verdict: Verdict | None = None
         self._resolved = False
         self._needs_batch = problem.needs_batch
@@ -216,7 +223,8 @@ class Run:
         """Weigh the proximal term of a response by the curvature of f in y, unless the user or the method sets its weight."""
         response_term = self.oracle.response_term
         if response_term.vanishes and not self.method.vanishes:
-            probe = Probe(self.oracle, x.copy(), y.copy(), batch, torch.Generator().manual_seed(0), ROUNDS)
+            generator = torch.Generator().manual_seed(0)
+            probe = Probe(self.oracle, x.copy(), y.copy(), batch, generator, ROUNDS, around=(x, y))
             low, high = probe.block(self.oracle.lower, probe.y)
             response_term.weight = PROXIMAL * (max(-low, high) or 1.0)  # 1 where f is linear in y
 
@@ -226,6 +234,32 @@ class Run:
             self._weigh(self.state.x, self.state.y, batch)
         self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
         self._resolved = True
+
+    def begin_again(self, start: Leaves) -> None:
+        """Go back to the start, with the steps that the run chose itself shortened by the factors of the method.
+
+        What the user gave stays as it is; the gradients and seconds that were spent stay counted.
+
+        Args:
+            start: the numbers of x and y there.
+        """
+        shorter = {name: step * self.method.shorter[name] for name, step in self.chosen_steps.items()}
+        self.method = dataclasses.replace(self.method, **shorter)
+        x, y = self.state.x, self.state.y
+        with torch.no_grad():
+            copy_([leaf.detach() for leaf in x.leaves + y.leaves], start)
+            self.state = self.method.init(self.oracle, x, y)
+        self._copies, self._verdict = self._following_copies(), None
+
+    @property
+    def chosen_steps(self) -> dict[str, float]:
+        """The step sizes that the run chose because the user left them out, by name."""
+        given, now = vars(self._given), vars(self.method)
+        return {n: now[n] for n in self.method.shorter if n in now and given[n] is None and isinstance(now[n], float)}
+
+    def _following_copies(self) -> list[Variable]:
+        """Copies of modules, such as theta, which must be in training mode whenever the user's module is."""
+        return [part for part in vars(self.state).values() if isinstance(part, Variable) and part.follows]
 
     @property
     def x(self) -> Any:
@@ -274,6 +308,19 @@ class Run:
         penalties = [getattr(self.method, name) for name in self.method.penalties]
         return self.state.settled and all(rests(penalty, self.k - 1) for penalty in penalties)
 
+    def prepare(self, batch: Any = None) -> None:
+        """Choose the numbers that were left out, which may need the first batch; a step does so as well.
+
+        Raises:
+            TypeError: the objectives need a batch and there is none, or there is one and they take none.
+        """
+        if self._needs_batch if batch is None else not self._takes_batch:
+            raise TypeError(self._misfit(batch))
+        if not self._resolved:
+            begin = time.perf_counter()
+            self._resolve(batch)
+            self.seconds += time.perf_counter() - begin
+
     def step(self, batch: Any = None) -> StepInfo:
         """Take one step, with the batch handed to the objectives when there is one.
 
@@ -288,17 +335,14 @@ class Run:
             RuntimeError: the run is over.
             TypeError: the objectives need a batch and there is none, or there is one and they take none.
         """
+        self.prepare(batch)
         over, state = self.ended, self.state
-        if self._needs_batch if batch is None else not self._takes_batch:
-            raise TypeError(self._misfit(batch))
         if over is not None:
             raise RuntimeError(
                 f"step: the run is over ({over.status}: {over.message}); ask run.verdict before each step, and start a new run"
                 " to go on, such as one with a smaller tol or from another point."
             )
         begin, self.batch = time.perf_counter(), batch
-        if not self._resolved:
-            self._resolve(batch)
         for variable in self._copies:
             variable.follow_modes()
         try:
@@ -438,6 +482,7 @@ class Method(ABC):
         penalties: names of schedules that must be constant, or change in every step, before a small step means convergence.
         may_be_zero: names of schedules that may be 0.
         open_ended: whether a run never ends by itself, so that taking all its steps means that it is finished.
+        shorter: the factors of step sizes, by name, with which ``solve`` begins again where a run diverges on those it chose.
         repeats: why an objective must return the same value when called twice at one point; empty when it need not.
     """
 
@@ -453,6 +498,7 @@ class Method(ABC):
     penalties: ClassVar[tuple[str, ...]] = ()
     may_be_zero: ClassVar[tuple[str, ...]] = ()
     open_ended: ClassVar[bool] = False
+    shorter: ClassVar[Mapping[str, float]] = {"alpha": 1 / 4, "beta": 1 / 4, "eta": 1 / 4}
     repeats: ClassVar[str] = ""
 
     @property

@@ -6,6 +6,7 @@ from meha.engines.penalty_continuation import PenaltyContinuation
 from meha.method.method import At, Method, Run, State, StepInfo
 from meha.method.optimizers import Optimizer
 from meha.methods import contrib as contrib
+from meha.methods import stochastic as stochastic
 from meha.methods.bamm import BAMM
 from meha.methods.bda import BDA
 from meha.methods.bicgaffa import BiCGAFFA

@@ -11,16 +11,13 @@ from meha.analysis.theory import Constants
 from meha.method.method import At, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer
 from meha.methods.frames import SteppingMethod, move
-from meha.methods.parameters import complete, hypergradient_steps
+from meha.methods.parameters import CAUTION, complete, hypergradient_steps
 from meha.problem.oracle import Oracle, Term
 from meha.problem.schedules import InversePower, Schedule, fraction
 from meha.tensors.checks import check_tolerance
 from meha.tensors.variables import Variable, add_, inner, subtract
 
 FALLING = InversePower(0.9, power=0.1)  # mu_0 and 1 / p_0 of the source
-
-CAUTION = 0.1
-"""x moves by this part of the step for an exact hypergradient, because v only follows its solution."""
 
 POWERS = {"s1": (2, 7), "s2": (1, 5), "s3": (0, 3)}
 """Powers of mu in eta / beta and alpha / beta."""

@@ -13,7 +13,7 @@ from meha.methods.frames import SteppingMethod
 from meha.problem.oracle import Oracle
 from meha.problem.schedules import Schedule
 from meha.tensors.checks import check_positive
-from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
+from meha.tensors.variables import Leaves, Variable, add_, copy_, norm, scaled
 
 
 @dataclass
@@ -101,24 +101,25 @@ class DARTS(SteppingMethod):
         """Return F at the step ahead, and h of order 2."""
         x, y, ahead, batch = state.x, state.y, state.ahead, at.batch
         _, f_y = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
-        ahead_by, rates = self._ahead(state, at, f_y)
+        ahead_by, rates = self._ahead(state, f_y)
         copy_(ahead.leaves, y.leaves)
-        add_(ahead.leaves, ahead_by, -1.0)
+        add_(ahead.leaves, ahead_by, -1.0 if rates else -at.beta)
         (upper,), (h, d) = oracle.gradients((x, ahead), [(1.0, oracle.upper, x, ahead)], batch)
-        d = [rate * part for rate, part in zip(rates, d, strict=True)]
+        d, rate = ([rate * part for rate, part in zip(rates, d, strict=True)], 1.0) if rates else (d, at.beta)
         size = norm(d)
         e = self.epsilon / size.clamp(min=torch.finfo(size.dtype).tiny)  # where d = 0, both slopes below are the same
-        for sign in (1, -1):  # central differences, of second order in e, take the place of a Hessian-vector product
-            copy_(ahead.leaves, y.leaves)
-            add_(ahead.leaves, d, sign * e)
-            _, f_x = oracle.gradient(x, [(1.0, oracle.lower, x, ahead)], batch)
-            h = [a - sign / (2 * e) * b for a, b in zip(h, f_x, strict=True)]
-        return upper, h
+        d = scaled(d, e)
+        copy_(ahead.leaves, y.leaves)
+        slopes = []
+        for by in (1.0, -2.0):  # to y + e d, from there to y - e d: central differences, of second order in e
+            add_(ahead.leaves, d, by)
+            slopes.append(oracle.gradient(x, [(1.0, oracle.lower, x, ahead)], batch)[1])
+        return upper, [torch.addcdiv(a, up - down, 2 * e / rate, value=-1) for a, up, down in zip(h, *slopes, strict=True)]
 
-    def _ahead(self, state: DARTSState, at: At, f_y: Leaves) -> tuple[Leaves, list[Any]]:
-        """Return the step that y would take now, and the learning rate of each leaf."""
+    def _ahead(self, state: DARTSState, f_y: Leaves) -> tuple[Leaves, list[Any]]:
+        """Return the step that the optimizer of y would take now and the learning rate of each leaf; f_y and [] without one."""
         if state.y_optimizer is None:
-            return [at.beta * part for part in f_y], [at.beta] * len(f_y)
+            return f_y, []
         optimizer = state.y_optimizer.optimizer
         slopes = {id(leaf): part for leaf, part in zip(state.y.leaves, f_y, strict=True)}
         found: dict[int, tuple[torch.Tensor, Any]] = {}

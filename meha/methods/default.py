@@ -24,13 +24,14 @@ from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.method.method import Method, Numbers, Run
 from meha.method.status import Verdict
 from meha.methods.rhg import RHG
+from meha.methods.stochastic.adaptive_soba import AdaptiveSOBA
 from meha.methods.stochastic_meha import StochasticMEHA
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained
 from meha.reduce.as_constraints import lacking
 from meha.tensors.state import Saved, pack, unpack
-from meha.tensors.variables import Variable, modules_of
+from meha.tensors.variables import Variable, modules_of, named_leaves
 
 __all__ = ["Default", "DefaultRun", "default_method"]
 
@@ -302,8 +303,9 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     """The method that :func:`meha.solve` takes when none is given.
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
-    for x if there are modules or batches. Otherwise, modules and batches, with which values at a point may differ from call to
-    call, go to :class:`~meha.StochasticMEHA`; tensors without batches go to :class:`~meha.Default`.
+    for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
+    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y or where x and y are
+    dicts or lists of one form, to :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
@@ -311,7 +313,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     'Default'
     """
     problem, _ = problem._with_dummy_x(x0, Variable.of(y0, "y"))  # x0 may be None
-    noisy = batches is not None or problem.needs_batch or next(modules_of((x0, y0)), None) is not None
+    modules = next(modules_of((x0, y0)), None) is not None
+    noisy = batches is not None or problem.needs_batch or modules
     if isinstance(problem._selected_response, Trained):
         return RHG(x_optimizer=partial(torch.optim.Adam, lr=RATE)) if noisy else RHG()
     if not noisy and any(
@@ -320,4 +323,14 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
         raise TypeError(
             "x0, y0: the default computes in single or double precision; pass .float() or .double() tensors, or name a method."
         )
-    return StochasticMEHA() if noisy else Default()
+    if not noisy:
+        return Default()
+    simple = problem.nonsmooth is None and problem.y_set is None and problem._selected_response is None
+    # Where x is a start for models of the same form, y may belong to the batch, which StochasticMEHA finds out.
+    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) == form(y0)
+    return StochasticMEHA() if modules or not simple or alike or problem._without_x else AdaptiveSOBA()
+
+
+def form(value: Any) -> dict[str, torch.Size]:
+    """The names and shapes of the tensors of a value."""
+    return {name: leaf.shape for name, leaf in named_leaves(value).items()}

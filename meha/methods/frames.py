@@ -14,7 +14,7 @@ from meha.analysis.theory import Constants
 from meha.method.method import At, Method, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods.parameters import OPTIMIZERS, complete, hypergradient_steps, penalty_steps
-from meha.problem.oracle import Oracle, Term
+from meha.problem.oracle import Hessian, Oracle, Term
 from meha.problem.problem import Prox
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.checks import check_count
@@ -58,12 +58,17 @@ def move(
     if prox.identity:
         add_(leaves, direction, -step)
         return size, size
-    for i, leaf in enumerate(leaves):  # new tensors, as the old leaf is needed below; torch.add takes no tensor for alpha
-        direction[i] = leaf - step * direction[i] if isinstance(step, Tensor) else torch.add(leaf, direction[i], alpha=-step)
+    for i, leaf in enumerate(leaves):  # new tensors, as the old leaf is needed below
+        direction[i] = _ahead(leaf, direction[i], step)
     prox(x, direction, step)
     moved = distance(leaves, direction) / step  # the prox-gradient mapping: zero exactly at fixed points
     copy_(leaves, direction)
     return size, moved
+
+
+def _ahead(leaf: Tensor, direction: Tensor, step: Any) -> Tensor:
+    """Return leaf - step * direction; torch.add takes no tensor for alpha."""
+    return leaf - step * direction if isinstance(step, Tensor) else torch.add(leaf, direction, alpha=-step)
 
 
 Objective = Callable[[int, Variable], list[Term]]
@@ -89,7 +94,7 @@ def descend(
     """Set y <- proj_Y(y - step * grad_y objective(t, y)) for t = 0, ..., steps - 1; f is the objective by default.
 
     Args:
-        trace: takes copies of y_0, ..., y_{steps}.
+        trace: takes copies of y_0, ..., y_{steps - 1}.
         ridge: adds ridge/2 ||y||^2 to the objective.
     """
     objective = objective or lower_objective(oracle, x)
@@ -101,15 +106,15 @@ def descend(
             add_(y.leaves, y.leaves, -step * ridge)
         add_(y.leaves, direction, -step)
         oracle.prox(x.value, y.leaves, step)
-    if trace is not None:
-        trace.append([leaf.detach().clone() for leaf in y.leaves])
 
 
 class Trajectory:
-    """The iterates y_0, ..., y_T of the steps of :func:`descend` on y, through which gradients of F are pulled back.
+    """The iterates y_0, ..., y_T of the steps of :func:`descend`, through which gradients of F are pulled back.
 
-    Iterates are kept and derivatives recomputed, so that memory is that of the iterates and of one graph; objectives must give
-    the same value when they are called again.
+    Iterates are kept and derivatives recomputed, but for those of the last step: its graph stays from the step to the sweep
+    back. So memory is that of the iterates, and of the graphs of one step and of F; objectives must give the same value when
+    they are called again, which the last is not. y itself waits at y_{T-1}, where that graph was recorded, and is y_T after
+    :meth:`pull_back`.
 
     Args:
         keep_graph: keep the graphs of the steps instead; one backward pass takes less time, with the memory of all graphs.
@@ -133,8 +138,13 @@ class Trajectory:
         self.objective = objective or lower_objective(oracle, x)
         self.graph: list[Variable] = []
         self.iterates: list[Leaves] = []
+        self._last: Hessian | None = None
         if not keep_graph:
-            descend(oracle, x, y, steps, step, batch, objective, self.iterates)
+            descend(oracle, x, y, steps - 1, step, batch, objective, self.iterates)
+            self._last = oracle.hessian(self.objective(steps - 1, y), batch, counted=True)
+            ahead = [_ahead(leaf, d, step) for leaf, d in zip(y.leaves, self._last.gradient, strict=True)]
+            oracle.prox(x.value, ahead, step)
+            self.iterates += [y.leaves, ahead]  # no copy of y, which stays there
             return
         descend(oracle, x, y, first, step, batch, objective)
         if y.has_modules or not oracle.prox.identity:
@@ -153,8 +163,8 @@ class Trajectory:
         self.iterates = [iterate.leaves for iterate in self.graph]
         copy_(y.leaves, self.iterates[-1])  # without its graph, which would otherwise grow from step to step
 
-    def pull_back(self, t: int = -1, terms: int | None = None) -> tuple[Tensor, Leaves, Leaves]:
-        """Return F at (x, y_t), by default the last, and the gradients of F(x, y_t(x, y_0)) in x and in y_0; y stays at y_T.
+    def pull_back(self, t: int = -1, terms: int | None = None, *, to_start: bool = True) -> tuple[Tensor, Leaves, Leaves]:
+        """Return F at (x, y_t), by default the last, and the gradients of F(x, y_t(x, y_0)) in x and in y_0; y becomes y_T.
 
         With h = F_x and q = F_y at (x, y_t), for the ``terms`` steps before it (all by default), from the last to the first,
         and J the Jacobian of the projection on Y,
@@ -162,26 +172,33 @@ class Trajectory:
             q <- J' q;   h <- h - step * objective_xy [q];   q <- q - step * objective_yy [q].
 
         One Hessian-vector product a step.
+
+        Args:
+            to_start: False leaves the last update of q out, and returns an empty list instead of the gradient in y_0.
         """
-        oracle, x, y, step = self.oracle, self.x, self.y, self.step
+        oracle, x, y, step, last = self.oracle, self.x, self.y, self.step, self._last
         steps = t % len(self.iterates)
         if self.graph:
             upper, (h, q) = oracle.pull_back(oracle.upper, x, self.graph[: steps + 1], self.batch)
             return upper, h, q
-        copy_(y.leaves, self.iterates[t])
-        (upper,), (h, q) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], self.batch)
-        for i in reversed(range(0 if terms is None else steps - terms, steps)):
-            copy_(y.leaves, self.iterates[i])
-            hessian = oracle.hessian(self.objective(i, y), self.batch)
+        self._last = None  # only the local name holds the graph now
+        with y.at(self.iterates[steps]) as there:
+            (upper,), (h, q) = oracle.gradients((x, there), [(1.0, oracle.upper, x, there)], self.batch)
+        begin = 0 if terms is None else steps - terms
+        for i in reversed(range(begin, steps)):
+            if last is None or i < len(self.iterates) - 2:
+                last = None  # before the next one is built, so that only one graph is in memory
+                copy_(y.leaves, self.iterates[i])
+                last = oracle.hessian(self.objective(i, y), self.batch)
             if not oracle.prox.identity:  # first, because the projection is the last part of a step
                 # J is taken at the point before the projection, which is not stored: its gradient comes with the Hessian.
-                ahead = [leaf - step * d for leaf, d in zip(self.iterates[i], hessian.gradient, strict=True)]
+                ahead = [_ahead(leaf, d, step) for leaf, d in zip(self.iterates[i], last.gradient, strict=True)]
                 q = oracle.prox.pull_back(x.value, ahead, step, q)
-            d_x, d_y = hessian(q, x, y)
-            h = [a - step * b for a, b in zip(h, d_x, strict=True)]
-            q = [a - step * b for a, b in zip(q, d_y, strict=True)]
-            del hessian  # before the next one is built, so that only one graph is in memory
-        copy_(y.leaves, self.iterates[-1])  # the sweep used y as scratch
+            wrt = (x, y) if to_start or i > begin else (x,)
+            d_x, *d_y = last(q, *wrt)
+            h = [_ahead(a, b, step) for a, b in zip(h, d_x, strict=True)]
+            q = [_ahead(a, b, step) for a, b in zip(q, *d_y, strict=True)] if d_y else []
+        copy_(y.leaves, self.iterates[-1])
         return upper, h, q
 
 
@@ -216,6 +233,9 @@ class SteppingMethod(Method):
 
     def move_y(self, oracle: Oracle, state: Any, at: At, direction: Leaves) -> None:
         """Set y <- proj_Y(y - beta * direction)."""
+        if oracle.prox.identity and state.y_optimizer is None:  # without the norm of the direction, which nobody asks for
+            add_(state.y.leaves, direction, -at.beta)
+            return
         move(state.y, direction, at.beta, oracle.prox, state.x.value, state.y_optimizer)
 
 

@@ -81,8 +81,8 @@ class IAPTT(HypergradientMethod):
         steps = Trajectory(oracle, x, y, self.inner_steps, at.beta, at.batch, keep_graph=self.keep_graph)
         values = []
         for iterate in steps.iterates[1:]:  # values only, so that gradients of F are taken at one iterate
-            copy_(y.leaves, iterate)
-            values.append(oracle.upper(x, y, at.batch).clone())  # it may be a view of y
+            with y.at(iterate) as there:
+                values.append(oracle.upper(x, there, at.batch).clone())  # it may be a view of y
         worst = 1 + int(torch.stack(values).argmax())  # as in the paper, t = 0 is no candidate: x would get F_x alone
         _, h, q = steps.pull_back(worst)  # the answer is y_T, not the iterate of the largest F
         move(z, q, at.alpha if self.eta is None else at.eta, oracle.prox, x.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -159,6 +160,7 @@ class GALET(ImplicitMethod):
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
+    shorter: ClassVar[Mapping[str, float]] = {**ImplicitMethod.shorter, "eta": ImplicitMethod.shorter["beta"] ** 2}  # of f_yy^2
 
     terms: int = 10
     eta: Schedule | None = None

@@ -33,6 +33,9 @@ from meha.tensors.variables import Variable, norm, subtract
 SAFETY = 0.9  # of a step of 1 / curvature, since constants are often estimates
 GROWTH = 0.49  # p of the paper's experiments; the theorem needs p < 1/2
 
+CAUTION = 0.1
+"""Where v only follows the solution of its system, x moves by this part of the step for an exact hypergradient."""
+
 FIRST_C = 0.5
 """c at the start, relative to the balance of both levels: F counts a little more, because it guides x."""
 

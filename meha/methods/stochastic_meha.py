@@ -305,6 +305,9 @@ def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leav
 class StochasticMEHA(Method):
     """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
 
+    The default for modules, and for batches beside a non-smooth term or a set Y; other tensors with batches go to
+    :class:`~meha.stochastic.AdaptiveSOBA`.
+
     Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
 
         theta <- theta - r_k D^-1 < f_y(x, theta) >

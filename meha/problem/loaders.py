@@ -24,6 +24,7 @@ __all__ = [
     "GroupDraw",
     "Indices",
     "MicroBatches",
+    "StepDraws",
     "Together",
     "position",
     "random_states",
@@ -34,6 +35,10 @@ EMPTY = (  # what to do about a loader without batches
     "pass a loader with at least one batch (drop_last=True leaves none of a data set smaller than a batch, and a generator"
     " can be iterated over only once)"
 )
+
+
+Group = Sequence[tuple[Any, Any, str]]
+"""Successive batches of a source, each with its place there and a description."""
 
 
 class BatchSource(Iterator[Any]):
@@ -62,6 +67,24 @@ class BatchSource(Iterator[Any]):
         self.name = position(self._batches)
         return batch
 
+    def take(self, n: int, *, together: bool = False) -> Group:
+        """The next n batches, or fewer if they end.
+
+        Args:
+            together: draw them at once where the loader can, with the same result.
+        """
+        if self._batches is None:
+            return [(None, None, "")] * n
+        if not (n and together and isinstance(self.loader, Indices)):
+            return [(batch, self.place, self.name) for batch in itertools.islice(self, n)]
+        place = None
+        if self.remembers:
+            place = {"batches": self._batches.state_dict(), "random": random_states()}
+        rows = self._batches.stack(self.loader, n)
+        group = Rows(rows, n, place, self._batches.taken - n)
+        _, self.place, self.name = group[-1]
+        return group
+
     @property
     def finite(self) -> bool:
         """Whether the batches may end, possibly in one process earlier than in another."""
@@ -85,6 +108,34 @@ class BatchSource(Iterator[Any]):
             return next(self)
         except StopIteration:
             raise ValueError("batches: hold none, but the run in the checkpoint had some; pass what it had.") from None
+
+
+class Rows(Group):
+    """A group of batches of :class:`Indices` that were drawn at once.
+
+    Args:
+        rows: the batches as one, with a row for each.
+        count: how many there are.
+        place: that of the first; None if places are not remembered.
+        taken: number of batches before the first.
+    """
+
+    def __init__(self, rows: Any, count: int, place: dict[str, Any] | None, taken: int) -> None:
+        self.rows, self._count, self._place, self._taken = rows, count, place, taken
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[j] for j in range(self._count)[i]]
+        i = range(self._count)[i]
+        batch = pytree.tree_map(lambda leaf: leaf[i] if isinstance(leaf, Tensor) else leaf, self.rows)
+        place = self._place
+        if place is not None:
+            loader = place["batches"]["loader"]
+            place = {**place, "batches": {"loader": {**loader, "taken": loader["taken"] + i}}}
+        return batch, place, f"batch {self._taken + i + 1} of this pass"
 
 
 class MicroBatches(tuple[Any, ...]):
@@ -171,6 +222,14 @@ class Endless(Iterator[Any]):
         self.taken += 1
         self.fruitful = True
         return batch
+
+    def stack(self, loader: Indices, n: int) -> Any:
+        """Take n batches of its loader as one, with a row for each."""
+        if self._batches is None or self._restored:
+            self._restart()
+            self._restored = False
+        self.taken, self.fruitful = self.taken + n, True
+        return loader.stack(n)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, as plain tensors and numbers."""
@@ -259,6 +318,17 @@ class Draw(NamedTuple):
     lower: Tensor
 
 
+class StepDraws(NamedTuple):
+    """Indices of the examples of several independent batches for one step, a row for each."""
+
+    upper: Tensor
+    lower: Tensor
+
+    def row(self, j: int) -> Draw:
+        """The batch number j."""
+        return Draw(self.upper[j], self.lower[j])
+
+
 class GroupDraw(NamedTuple):
     """Indices of the examples of a batch, the numbers of the two groups that they are, and how many groups there are."""
 
@@ -266,6 +336,11 @@ class GroupDraw(NamedTuple):
     lower: Tensor
     group: Tensor
     groups: tuple[int, int]
+
+    def whole(self) -> Draw:
+        """All examples of both levels, since groups are of one size."""
+        levels = zip((self.upper, self.lower), self.groups, strict=True)
+        return Draw(*(torch.arange(level.numel() * groups, device=level.device) for level, groups in levels))
 
 
 class Indices(Iterator[Any]):
@@ -278,7 +353,10 @@ class Indices(Iterator[Any]):
         size: number of examples in a batch, or a pair for F and for f.
         upper, lower: numbers of examples of F and of f.
         groups: draw from fixed groups, into which the examples are divided once, so that methods with a memory (SABA, SRBA)
-            can keep what they computed on each; the numbers of examples must then be multiples of the size.
+            can keep what they computed on each, or ask for all of them; the numbers of examples must then be multiples of
+            the size.
+        draws: number of independent batches in a step, for methods with several (``meha.stochastic.StocBiO``): the indices
+            then have a row for each. Other methods take them as one batch.
         seed: of the orders. In several processes, give each its own.
         device: of the indices, that of the data.
 
@@ -301,13 +379,18 @@ class Indices(Iterator[Any]):
         upper: int,
         lower: int,
         groups: bool = False,
+        draws: int = 1,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
         check_switch("groups", groups)
+        check_count("draws", draws)
+        if groups and draws > 1:
+            raise ValueError(f"draws: methods that use groups take one batch in a step, got {draws}; leave one of the two out.")
         check_count("seed", seed, least=0)
         sizes = size if isinstance(size, tuple) else (size, size)
         self.counts, self.sizes, self.groups, self.seed, self.device = (upper, lower), sizes, groups, seed, device
+        self.draws = draws
         for name, count, level_size in zip(("upper", "lower"), self.counts, sizes, strict=True):
             check_count(name, count)
             check_count("size", level_size)
@@ -334,8 +417,12 @@ class Indices(Iterator[Any]):
             if self.groups:
                 numbers.append(items)
                 items = self._members[level][items]
+            if self.draws > 1:
+                items = items.reshape(n, self.draws, -1)
             drawn.append(shape(torch.from_numpy(items).to(self.device)))
         self.taken += n
+        if self.draws > 1:
+            return StepDraws(drawn[0], drawn[1])
         if not self.groups:
             return Draw(drawn[0], drawn[1])
         counts = (len(self._members[0]), len(self._members[1]))
@@ -343,7 +430,7 @@ class Indices(Iterator[Any]):
 
     def _draw(self, level: int, n: int) -> np.ndarray[Any, Any]:
         """The next n rows of indices of a level, or n numbers of groups."""
-        width = 1 if self.groups else self.sizes[level]
+        width = 1 if self.groups else self.draws * self.sizes[level]
         length, begin, end = self._length(level), self.taken * width, (self.taken + n) * width
         orders = self._orders[level]
         for number in [number for number in orders if number < begin // length]:
@@ -372,6 +459,7 @@ class Indices(Iterator[Any]):
             "sizes": list(self.sizes),
             "seed": self.seed,
             "groups": self.groups,
+            "draws": self.draws,
             "taken": self.taken,
         }
 

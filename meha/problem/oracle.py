@@ -16,8 +16,8 @@ from meha.problem.loaders import MicroBatches
 from meha.problem.problem import Problem, sum_of_parts
 from meha.problem.responses import ResponseTerm
 from meha.tensors.distributed import Group, is_dtensor
-from meha.tensors.gradients import Gradient, depends, differentiate, fill, passing, split
-from meha.tensors.torch_private import is_view
+from meha.tensors.gradients import Gradient, depends, differentiate, fill, passing, split, weighted
+from meha.tensors.torch_private import is_view, pull_back, under_trace
 from meha.tensors.variables import Leaves, Variable, named_parts
 
 HALF = frozenset({torch.float16, torch.bfloat16})
@@ -84,7 +84,7 @@ class Function:
 
     def _sums(self, x: Variable, y: Variable) -> list[str]:
         """Return checksums that reveal objectives which modify x or y (first call only; empty for sharded variables)."""
-        if not self._unseen or self._group is not None:
+        if not self._unseen or self._group is not None or under_trace():
             return []
         leaves = [*x.leaves, *y.leaves]
         if any(is_dtensor(leaf) or type(leaf).__name__ == "FakeTensor" for leaf in leaves):
@@ -243,7 +243,8 @@ class Oracle:
         """
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
-        gradient = Gradient(wrt, joint=self._joint and n == 1)  # parts of a batch are there to keep only one graph at a time
+        # Parts of a batch are there to keep only one graph at a time. One term has one graph anyhow.
+        gradient = Gradient(wrt, joint=(self._joint or len(terms) == 1) and n == 1)
         functions = [function for _, function, _, _ in terms]
         key = (*[variable.argument for variable in wrt], *functions)
         unchecked = strict and self._checks and key not in self._checked  # once per kind of gradient, as it takes time
@@ -254,9 +255,9 @@ class Oracle:
         with torch.enable_grad():
             for weight, function, x, y in terms:
                 if function in streams:
-                    self._set_random(streams[function])  # as at its first evaluation
+                    self.set_random_states(streams[function])  # as at its first evaluation
                 elif self._modules and functions.count(function) > 1:
-                    streams[function] = self._random()
+                    streams[function] = self.random_states()
                 with passing(wrt, x, y) as sharded:
                     for part in parts:
                         value = function(x, y, part)
@@ -302,12 +303,15 @@ class Oracle:
             elif self.upper_uses_x or wrt[-1].argument != "x":
                 self.counts.upper += 1
 
-    def _random(self) -> list[Tensor]:
-        """Return the states of the random number generators of the host and the device."""
+    def random_states(self) -> list[Tensor]:
+        """Return the states of the random number generators of the host and the device; none without modules, which draw."""
+        if not self._modules:
+            return []
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else [])]
 
-    def _set_random(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
+    def set_random_states(self, states: list[Tensor]) -> None:
+        for state in states[:1]:
+            torch.set_rng_state(state)
         for state in states[1:]:
             torch.cuda.set_rng_state(state, self._device)
 
@@ -317,7 +321,19 @@ class Oracle:
             reason = "steps that are kept as graphs are not averaged over processes"
             raise ValueError(f"keep_graph: {reason}; leave keep_graph out, or group.")
         self._count([function for _, function, _, _ in terms], (wrt,))
-        return _differentiated(terms, wrt, batch)
+        return self._differentiated(terms, wrt, batch)
+
+    def _differentiated(self, terms: list[Term], wrt: Variable, batch: Any, *, strict: bool = False) -> Leaves:
+        """Return the gradient of a weighted sum of functions as part of the graph; for ``strict``, see :meth:`gradients`."""
+        key = (wrt.argument, *[function for _, function, _, _ in terms])
+        with torch.enable_grad():
+            values = [function(x, y, batch) for _, function, x, y in terms]
+            if strict and self._checks and key not in self._checked:
+                pairs = list(zip(values, terms, strict=True))
+                reached = any(function is self.upper and depends(value, x.leaves) for value, (_, function, x, _) in pairs)
+                self._check_dependence((wrt,), terms, [[depends(value, wrt.leaves)] for value in values], reached)
+                self._checked.add(key)
+            return differentiate(weighted([weight for weight, _, _, _ in terms], values), wrt.leaves)
 
     def pull_back(
         self, function: Function, x: Variable, iterates: Sequence[Variable], batch: Any = None
@@ -363,9 +379,15 @@ class Oracle:
                 f"x: neither upper nor lower nor nonsmooth depends on it (or they were detached from it); {remedy}."
             )
 
-    def hessian(self, terms: list[Term], batch: Any = None) -> Hessian:
-        """Return the second derivatives of a weighted sum of functions at one point (x, y)."""
-        return Hessian(self, terms, batch)
+    def hessian(self, terms: list[Term], batch: Any = None, *, counted: bool = False) -> Hessian:
+        """Return the second derivatives of a weighted sum of functions at one point (x, y).
+
+        Args:
+            counted: the caller also uses the gradient in y that comes with them, which then counts and is checked like others.
+        """
+        if counted:
+            self._count([function for _, function, _, _ in terms], (terms[0][3],))
+        return Hessian(self, terms, batch, strict=counted)
 
 
 class Hessian:
@@ -375,10 +397,10 @@ class Hessian:
         gradient: the gradient of the sum in y.
     """
 
-    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any) -> None:
+    def __init__(self, oracle: Oracle, terms: list[Term], batch: Any, *, strict: bool = False) -> None:
         self._oracle = oracle
         y = terms[0][3]
-        self._first = _differentiated(terms, y, batch)
+        self._first = oracle._differentiated(terms, y, batch, strict=strict)
         (self.gradient,) = oracle.average([[leaf.detach() for leaf in self._first]], (y,), [])
 
     def __call__(self, vector: Leaves, *wrt: Variable) -> list[Leaves]:
@@ -389,8 +411,9 @@ class Hessian:
         products: Sequence[Tensor | None] = [None] * len(targets)
         if curved:
             outputs, cotangents = zip(*curved, strict=True)
-            # The graph is kept: iterative solvers ask for many products at one point.
-            products = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=True)
+            products = pull_back(
+                outputs, cotangents, targets
+            )  # which keeps the graph: solvers ask for many products at one point
         for variable, pieces in zip(wrt, split(products, wrt), strict=True):
             elsewhere = self._oracle.upper_uses_x or self._oracle.response_term.moves
             if variable.argument == "x" and not elsewhere and all(piece is None for piece in pieces):
@@ -400,11 +423,3 @@ class Hessian:
                 found = "neither upper nor the y-gradient of lower depends on it, so it has no influence"
                 raise ValueError(f"x: {found} (or they were detached from it); use x in one.")
         return self._oracle.average(split(fill(products, targets), wrt), wrt, [])
-
-
-def _differentiated(terms: list[Term], wrt: Variable, batch: Any) -> Leaves:
-    """Return the gradient of a weighted sum of functions as part of the graph."""
-    with torch.enable_grad():
-        total = sum(weight * function(x, y, batch) for weight, function, x, y in terms)
-        assert isinstance(total, Tensor)
-        return differentiate(total, wrt.leaves)

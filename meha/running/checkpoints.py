@@ -309,7 +309,7 @@ class SharedCheckpoint:
         shared = {name: tensors.pop(name) for name in common}
         content = {"version": SHARED_VERSION, "processes": self.group.count, "own": tensors, "parts": parts}
         shared[f"process.{self.group.rank}"] = self._packed(content)
-        folder = self.path / self.group.first(self._name(state["run"]["state"]["k"]))  # one name for all processes
+        folder = self.path / self.group.first(self._name(state["steps"]))  # one name for all processes
         arguments: dict[str, Any] = {"storage_writer": dcp.FileSystemWriter(folder), "process_group": self._writers}
         with self._saving():
             if self.asynchronous:

@@ -1,9 +1,10 @@
 """Compiled runs: many steps of a method as one call, for ``solve(..., compile=True)``.
 
 A step on a small problem spends nearly all of its time in Python and in the calls of single operations. Here it is traced once
-into a graph of tensor operations, gradients included; copies of the graph in a row are compiled by torch's inductor, and on a
-GPU recorded as a CUDA graph. Steps on modules are recorded without the compiler. What is traced or recorded is the method's
-own ``step``.
+into a graph of tensor operations, gradients included, and torch's inductor compiles a loop over this graph, in which the number
+of steps is an input. On a GPU, where the host would have to wait in each turn of the loop, some copies of the graph in a row
+are compiled, and recorded as a CUDA graph. Steps on modules are recorded without the compiler. What is traced or recorded is
+the method's own ``step``.
 
 The step number enters a step through its numbers alone (``at.alpha``, ``at.c``), so that these are inputs of the graph. A
 method or an objective that decides in Python from the values of tensors cannot be traced, and runs step by step.
@@ -11,16 +12,19 @@ method or an objective that decides in Python from the values of tensors cannot 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
 import math
+import operator
 import time
 import types
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -30,11 +34,14 @@ from meha.method.method import At, Run, StepInfo, StepNumber
 from meha.method.optimizers import RunningOptimizer
 from meha.method.status import first_line
 from meha.methods import Method
-from meha.problem.loaders import random_states, set_random_states
+from meha.problem.loaders import Group, Rows, random_states, set_random_states
 from meha.problem.oracle import Counts, Oracle
 from meha.problem.schedules import evaluate
-from meha.tensors.torch_private import RefusingValues, compile_graph, norm_operation, pytree
-from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, subtract
+from meha.tensors.torch_private import GraphRecorder, RefusingValues, compile_graph, functional, norm_operation, pytree
+from meha.tensors.variables import Leaves, Variable, copy_, distance, norm, norms, subtract
+
+T = TypeVar("T")
+aten = torch.ops.aten
 
 __all__ = ["CompileWarning", "Compiled", "CompiledPace", "Eager", "Recorded", "Traced", "TracingError"]
 
@@ -44,17 +51,23 @@ ROW = 32  # upper bound on the schedules that a step may read; the trace needs a
 DEPTH = 4  # how deep containers and objects are searched for changes; cycles end there
 MOST = 2000  # parts of one captured object that are examined, since it may be a whole data set
 
-OPERATIONS = 1000  # upper bound on the operations that are compiled together; the compiler's time grows with them
-UNROLLED = 32  # upper bound on the number of steps per compiled call
+# Upper bounds on the operations that are compiled together, as the compiler's time grows with them, and on the steps in a row:
+OPERATIONS, UNROLLED = 1000, 32  # without a loop
+TURN_OPERATIONS, TURN = 1000, 8  # in one turn of a loop, which takes 1 to 5 us besides its steps
+LOOPED = 2**20  # upper bound on the bytes of the variables in a loop, whose turns copy them; steps in a row work in place
+BATCH_TURN = 2  # with batches, where the steps themselves take longer: more would double the compiler's time for 10% of speed
 
 # Compiled and eager steps agree within these powers of the rounding error, times their length and the size of (x, y).
 SAME_MOVE, SAME = 0.5, 0.75
 AGREEMENT = 1e-3  # the largest distance of recorded from eager steps, relative to their length; sums may differ in order
 
-LONGEST = 4096  # upper bound on the steps of a group, after which observers see the run
-SHARE = 16  # a group is at most this part of the steps done: observers see a run at longer and longer intervals
+SHORTEST, LONGEST = 32, 4096  # bounds on the steps of a group, after which observers see the run
+SHARE = 16  # between them, a group is this part of the steps done: observers see a run at longer and longer intervals
+BYTES = 2**25  # upper bound on the batches of a group, which are in memory together
+COMPARED = 2  # steps of a group that are repeated eagerly
+PAUSE = 0.2  # seconds of compiled steps after which Ctrl-C is noticed
 
-# Seconds that the steps left must take before "auto" traces them, which takes 0.2 s, and before it compiles them, some 20 s.
+# Seconds that the steps left must take before "auto" traces them, which takes 0.02 s, and before it compiles them, some 20 s.
 WORTH_TRACING, WORTH_COMPILING = 5.0, 30.0
 TIMED = 3  # steps after the first that are timed before "auto" decides
 
@@ -79,20 +92,26 @@ class Eager:
     def __init__(self, run: Run) -> None:
         self.run, variables = run, (run.state.x, run.state.y)
         self._leaves = [leaf.detach() for variable in variables for leaf in variable.leaves]
-        self._kept = [leaf.clone() for leaf in self._leaves]
+        self._kept: Leaves = []  # made when the numbers that were left out are chosen, which takes memory of its own
         # Buffers are copied one by one, since their dtypes may differ.
         self._buffers = [(buffer, buffer.clone()) for variable in variables for buffer in variable.buffers().values()]
 
     def __call__(self, batch: Any) -> StepInfo:
         """Take a step; return its numbers, with ``size`` and ``moved``."""
-        copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        self.run.prepare(batch)
+        if self._kept:
+            copy_(self._kept, self._leaves)  # x and y only: the rest of the state is of no use after a failed step
+        else:
+            self._kept = [leaf.clone() for leaf in self._leaves]
         for buffer, kept in self._buffers:
             kept.copy_(buffer)
         self.whole = False
         info, begin = self.run.step(batch), time.perf_counter()
-        alone = self.run.group is None
-        moved = norm(subtract(self._leaves, self._kept)) if alone else distance(self._leaves, self._kept)
-        info = info.measured(float(norm(self._leaves)), float(moved))
+        if self.run.group is None:
+            size, moved = norms(self._leaves, subtract(self._leaves, self._kept))
+        else:
+            size, moved = float(norm(self._leaves)), float(distance(self._leaves, self._kept))
+        info = info.measured(size, moved)
         self.run.seconds += time.perf_counter() - begin  # the device has finished the step now
         self.whole = True
         return info
@@ -114,17 +133,44 @@ class BatchForm:
         if foreign:
             raise TracingError(f"the batch holds {foreign[0]}, and only tensors in dicts, lists and tuples can be traced")
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-        self.form = [_kind(leaf) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        self.form = [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
 
     def match(self, batch: Any) -> Leaves | None:
         """The tensors of another batch; None if it has another structure, shapes, dtypes or plain values."""
         if batch is None:
             return [] if self.leaves == [None] else None
-        try:
-            other = BatchForm(batch)
-        except TracingError:
-            return None
-        return other.tensors if (other.spec, other.form) == (self.spec, self.form) else None
+        leaves, spec = pytree.tree_flatten(batch)
+        return self._tensors_of(leaves, 0) if spec == self.spec else None
+
+    def _tensors_of(self, leaves: list[Any], dim: int) -> Leaves | None:
+        """The tensors among leaves that have the form of this batch from dimension ``dim`` on, or None."""
+        for leaf, form in zip(leaves, self.form, strict=True):
+            if isinstance(leaf, Tensor):
+                if (leaf.shape[dim:], leaf.dtype, leaf.device) != form:
+                    return None
+            elif type(leaf) is not type(form) or leaf != form:
+                return None
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def matches(self, group: Group) -> Iterator[Leaves]:
+        """The tensors of the batches of a group, up to the first one of another form."""
+        found = (self.match(batch) for batch, _, _ in group)
+        return itertools.takewhile(lambda tensors: tensors is not None, found)  # type: ignore[arg-type]
+
+    def stack(self, group: Group, into: Leaves) -> int:
+        """Write the batches of a group, up to the first one of another form, into rows of tensors; return their number."""
+        if isinstance(group, Rows):
+            leaves, spec = pytree.tree_flatten(group.rows)
+            stacked = self._tensors_of(leaves, 1) if spec == self.spec else None
+            for tensor, given in zip(into, stacked or [], strict=False):
+                tensor[: len(group)] = given
+            return 0 if stacked is None else len(group)
+        if group[0] is group[-1] and group[0][0] is None and self.leaves == [None]:  # a run without batches
+            return len(group)
+        batches = list(self.matches(group))
+        for i, tensor in enumerate(into if batches else []):
+            torch.stack([tensors[i] for tensors in batches], out=tensor[: len(batches)])
+        return len(batches)
 
     def put(self, tensors: Sequence[Tensor]) -> Any:
         """The batch with other tensors."""
@@ -140,6 +186,7 @@ class Facts:
         method: whose schedules are read.
         read: names of the schedules, and functions of the step number (:meth:`~meha.methods.At.of`), in the order of first use.
         returned: names of the numbers, besides the norm of (x, y) and the length of the step.
+        rare: the functions that say which steps are not as the others (:meth:`~meha.methods.At.rare`).
         counts: its gradients.
         dtype, device: of the numbers.
     """
@@ -148,21 +195,29 @@ class Facts:
     batch: BatchForm
     read: list[str | StepNumber]
     returned: list[str]
+    rare: list[Callable[[int], bool]]
     counts: Counts
     dtype: torch.dtype
     device: torch.device
 
+    def alike(self, k: int, n: int) -> int:
+        """How many of the n steps from k on are as the traced one, up to the first that is not."""
+        return next((j for j in range(n) if any(rare(k + j) for rare in self.rare)), n)
+
     def table(self, k: int, n: int, horizon: int | None) -> Tensor:
         """The values of the schedules for n steps from k on, a row for each step."""
-        table = torch.empty(n, len(self.read), dtype=self.dtype)
+        table, steps = torch.empty(n, len(self.read), dtype=self.dtype), range(k, k + n)
         for i, name in enumerate(self.read):
             if not isinstance(name, str):
-                table[:, i] = torch.tensor([name(k + j, horizon) for j in range(n)], dtype=table.dtype)
+                table[:, i] = torch.from_numpy(np.fromiter((name(step, horizon) for step in steps), np.float64, n))
                 continue
             schedule, zero = getattr(self.method, name), name in self.method.may_be_zero
             if callable(schedule):
-                values = [evaluate(name, schedule, k + j, zero=zero) for j in range(n)]
-                table[:, i] = torch.tensor(values, dtype=table.dtype)
+                values = np.fromiter(map(schedule, steps), np.float64, n)
+                bad = ~(np.isfinite(values) & ((values > 0) | (zero & (values == 0))))
+                if bad.any():
+                    evaluate(name, schedule, k + int(bad.argmax()), zero=zero)  # raises
+                table[:, i] = torch.from_numpy(values)
             else:
                 table[:, i] = schedule
         return table.to(self.device)
@@ -177,12 +232,15 @@ class Compiled(ABC):
         facts: what a step reads and returns.
 
     Attributes:
-        unrolled: steps per call; the size of a group is a multiple of it.
+        unit: the number of steps in a group is a multiple of it; known once the steps are compiled.
+        shortest, longest: bounds on the number of steps in a group, besides the last one.
         known: whether a compiled version was already cached.
         whole: as in :class:`Eager`.
     """
 
-    unrolled: int
+    unit: int
+    shortest: int
+    longest: int
     known = False
     whole = True
 
@@ -196,26 +254,29 @@ class Compiled(ABC):
         """Compile or record the steps, or raise a :class:`TracingError`."""
 
     @abstractmethod
-    def _call(self, table: Tensor, batches: list[Leaves]) -> Tensor:
-        """Take ``unrolled`` steps, with a row of numbers and the tensors of a batch each; return the last numbers."""
+    def fit(self, group: Group) -> int:
+        """For how many batches from the first one on a step can be taken; the last one of a pass, for example, may be smaller.
 
-    def fits(self, batches: Sequence[Any]) -> bool:
-        """Whether a step for each of these batches can be taken; the last batch of a pass, for example, is often smaller."""
-        return not len(batches) % self.unrolled and all(self._facts.batch.match(batch) is not None for batch in batches)
+        They are kept for the call that follows.
+        """
 
-    def __call__(self, batches: Sequence[Any]) -> StepInfo:
+    def alike(self, n: int) -> int:
+        """How many of the next n steps can be taken together."""
+        return self._facts.alike(self.run.k, n)
+
+    @abstractmethod
+    def _take(self, table: Tensor) -> Tensor:
+        """Take a step for each row of numbers, with the batches that :meth:`fit` kept; return the last numbers."""
+
+    def __call__(self, group: Group) -> StepInfo:
         """Take a step for each batch; return the numbers of the last one, with ``size`` and ``moved``."""
-        run, n, facts, begin = self.run, len(batches), self._facts, time.perf_counter()
+        run, n, facts, begin = self.run, len(group), self._facts, time.perf_counter()
         self._before = run.k, dataclasses.replace(run.counts)
         copy_(self._kept, self._tensors)
         self.whole = False
-        table = facts.table(run.k, n, run.horizon)
-        tensors = [facts.batch.match(batch) or [] for batch in batches]
-        for i in range(0, n, self.unrolled):
-            vector = self._call(table[i : i + self.unrolled], tensors[i : i + self.unrolled])
-        *numbers, size, moved = vector.tolist()  # waits for the device, so that the time is that of the whole group
+        *numbers, size, moved = self._take(facts.table(run.k, n, run.horizon)).tolist()  # waits for the device
         run.state.k += n
-        run.batch = batches[-1]
+        run.batch = group[-1][0]
         run.counts.add(facts.counts, n)  # the compiled steps do not pass through the oracle, which counts otherwise
         run.seconds += time.perf_counter() - begin
         self.whole = True
@@ -238,6 +299,7 @@ class _TracedAt(At):
     def __init__(self, method: Method, row: Tensor, batch: Any) -> None:
         super().__init__(method, 0, batch)
         self._row, self._read = row, list[str | StepNumber]()
+        self._rare: list[Callable[[int], bool]] = []
 
     def _evaluate(self, name: str, schedule: Any) -> Tensor:
         return self.of(name)
@@ -247,6 +309,11 @@ class _TracedAt(At):
         self._read.append(function)
         return self._row[len(self._read) - 1]
 
+    def rare(self, function: Callable[[int], bool]) -> bool:
+        """False: the graph is that of the other steps."""
+        self._rare.append(function)
+        return False
+
 
 class _UnknownStepNumber:
     """Stands for the step number in a traced step, which must not compute with it: its value would be frozen."""
@@ -254,9 +321,9 @@ class _UnknownStepNumber:
 
 def _traced_step(
     run: Run, oracle: Oracle, own: dict[str, Variable], row: Tensor, batch: Any
-) -> tuple[Tensor, list[str | StepNumber], list[str]]:
+) -> tuple[Tensor, list[str | StepNumber], list[str], list[Callable[[int], bool]]]:
     """Take a step with numbers from a row; return its numbers, the norm of (x, y) and the length of the step as one vector,
-    the names of the schedules that it read, and the names of its numbers.
+    the names of the schedules that it read, the names of its numbers, and what says which steps are not as this one.
 
     Args:
         own: variables in the place of those of the run.
@@ -275,7 +342,7 @@ def _traced_step(
             if field.name != "k" and isinstance(value, PLAIN) and getattr(copy, field.name) != value:
                 raise TracingError(f"{run.method.name} changes a number of its own ({field.name}) in Python")
         vector = torch.stack([torch.as_tensor(value, device=row.device).double() for value in values])
-    return vector, at._read, list(numbers)
+    return vector, at._read, list(numbers), at._rare
 
 
 def _parts_of(run: Run, *kinds: type) -> dict[str, Any]:
@@ -402,88 +469,129 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {  # operations that are traced in a
     torch.ops.aten.ones_like.default: lambda like, **_: like.new_ones(()).expand(like.shape),  # needs no value of its argument
 }
 
+
+@dataclasses.dataclass
+class _Function:
+    """A compiled function ``call(*leaves, first, end, *constants, table, *batches)``, which takes the steps of some rows.
+
+    Attributes:
+        unit: the number of rows must be a multiple of it.
+        turn: the number of steps in a row; calls for multiples of it give the same numbers as one call for all.
+        unseen: steps that must be compared with eager ones before all parts of the function were.
+    """
+
+    call: Callable[..., Any]
+    unit: int
+    turn: int
+    unseen: int
+
+
 # Functions compiled in this process, by the text of the graph and the kinds of its inputs: runs on other data share them.
-_known: dict[Any, Callable[..., Any]] = {}
+_known: dict[Any, _Function] = {}
 
 
 class Traced(Compiled):
     """Steps on tensors, traced into a graph, and compiled.
-
-    Args:
-        unrolled: steps per compiled call; by default as many as pay.
 
     >>> from meha.methods import MEHA
     >>> from meha.problem.problem import Problem
     >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
     >>> run = MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0).start(problem, torch.zeros(2), torch.zeros(2))
     >>> info = run.step()
-    >>> compiled = Traced(run, unrolled=2)
+    >>> compiled = Traced(run)
     >>> compiled.compile()
-    >>> info = compiled([None] * 4)
+    >>> group = [(None, None, "")] * 4
+    >>> compiled.fit(group)
+    4
+    >>> info = compiled(group)
     >>> info.step, run.counts
     (5, Counts(upper=10, lower=20, hvp=0))
     """
 
-    def __init__(self, run: Run, unrolled: int | None = None) -> None:
+    shortest = SHORTEST
+
+    def __init__(self, run: Run) -> None:
         self._trace = trace = _trace(run)
         variables = _parts_of(run, Variable).values()
         super().__init__(run, [leaf.detach() for variable in variables for leaf in variable.leaves], trace)
-        self.unrolled = unrolled or max(1, min(UNROLLED, OPERATIONS // trace.operations))
-        kinds = [_kind(tensor) for tensor in self._example()]
-        self._key = (trace.text, self.unrolled, torch.get_num_threads(), *kinds)  # compiled loops are split among threads
+        size = sum(tensor.nbytes for tensor in trace.batch.tensors)
+        self.longest = max(UNROLLED, min(LONGEST, BYTES // max(1, size)))
+        # Compiled code assumes fixed shapes; the first rows of these tensors are used, as many as a group has steps.
+        self._table = torch.ones(self.longest, len(trace.read), dtype=trace.dtype, device=trace.device)
+        self._stacks = [tensor.new_empty(self.longest, *tensor.shape) for tensor in trace.batch.tensors]
+        kinds = [_kind(tensor) for tensor in self._inputs(0, 1)]
+        self._key = (trace.text, torch.get_num_threads(), *kinds)  # compiled loops are split among threads
         self.known = self._key in _known
-        self._function: Callable[..., Any] | None = None
-        self._groups, self._watched = 0, False
-        self._start = [tensor.clone() for tensor in self._tensors]
-        self._agreed = self._start, run.k, dataclasses.replace(run.counts)  # the eager steps so far are right
+        self._function: _Function | None = None
+        self._groups, self._watched, self._seconds = 0, False, math.inf
+        # The eager steps so far are right.
+        self._agreed = [tensor.clone() for tensor in self._tensors], run.k, dataclasses.replace(run.counts)
+
+    @property
+    def unit(self) -> int:  # type: ignore[override]
+        return 1 if self._function is None else self._function.unit
 
     def compile(self) -> None:
-        inputs = self._example()
         try:
             if self._key not in _known:
-                _known[self._key] = self._trace.compile(self.unrolled, inputs)
+                _known[self._key] = self._trace.compile(self._inputs(0, 1), str(self._key[1:]))
             self._function = _known[self._key]
-            if inputs[0].is_cuda:
-                self._function = self._record(self._function, inputs)
+            if self._table.is_cuda:
+                self._function = dataclasses.replace(self._function, call=self._record(self._function))
         except Exception as error:  # whatever the compiler, or the machine's C++ compiler, has to say
             raise TracingError(f"the compiler failed: {first_line(error)}") from error
 
-    def __call__(self, batches: Sequence[Any]) -> StepInfo:
-        self._groups += 1
-        # The first group, the second, the fourth, the eighth, ... is compared with eager steps: the checks become rare.
-        self._watched = self._groups & (self._groups - 1) == 0
-        return super().__call__(batches)
+    def fit(self, group: Group) -> int:
+        return min(self._trace.batch.stack(group, self._stacks), self.alike(len(group))) // self.unit * self.unit
 
-    def _call(self, table: Tensor, batches: list[Leaves]) -> Tensor:
+    def _take(self, table: Tensor) -> Tensor:
         assert self._function is not None
-        if self._watched:  # only the last call of a group is repeated, which is cheap
-            copy_(self._start, self._tensors)
-        return self._function(*self._inputs(table, batches))[0]
+        n, done, begin = len(table), 0, time.perf_counter()
+        self._table[:n] = table
+        # Ctrl-C waits for the end of a call. Whole turns in each give the same numbers, however long the calls are.
+        turn = self._function.turn
+        steps = turn * max(1, int(PAUSE / (turn * self._seconds)))
+        while done < n:
+            end = min(n, done + steps)
+            vector: Tensor = self._function.call(*self._inputs(done, end))[0]
+            done = end
+        self._seconds = (time.perf_counter() - begin) / n
+        self._groups += 1
+        # The first group, the second, the fourth, ... and the last is compared with eager steps: the checks become rare.
+        self._watched = self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.horizon
+        return vector
 
-    def difference(self, batches: Sequence[Any]) -> str:
-        """Repeat the steps of the last compiled call eagerly, and say how the results differ; empty if they agree.
+    def difference(self, group: Group) -> str:
+        """Repeat the first steps of the last group, compiled and eagerly, and say how they differ; empty if they agree.
 
-        Where they agree, the run continues from those of the compiled call; otherwise it goes back to where they last did.
+        Where they agree, the run stays where it is; otherwise it goes back to where they last did.
         """
         if not self._watched or self._trace.random:  # with random numbers, the eager steps would draw others
             return ""
-        run, states = self.run, random_states()
+        assert self._function is not None
+        run, states, unit = self.run, random_states(), self.unit
         done = [tensor.clone() for tensor in self._tensors], run.k, dataclasses.replace(run.counts)
-        copy_(self._tensors, self._start)
-        run.state.k -= self.unrolled
+        n = min(len(group), max(COMPARED, unit, self._function.unseen)) // unit * unit
         try:
-            for batch in batches[-self.unrolled :]:
-                info = run.step(batch)
-            difference = self._apart(done[0], info)
+            copy_(self._tensors, self._kept)
+            self._function.call(*self._inputs(0, n))
+            ends = [tensor.clone() for tensor in self._tensors]
+            self._return_to(self._kept, *self._before)
+            for i in range(n):
+                info = run.step(group[i][0])
+            difference = self._apart(ends, info)
         except Exception as error:  # the eager steps that follow raise it again
             difference = f"a step raises {first_line(error)}"
         finally:
             set_random_states(states)
             self._return_to(*done)  # the repeated steps do not count as work of the run
+            run.batch = group[-1][0]
         if difference:
             self._return_to(*self._agreed)
         else:
             self._agreed = done
+            if n >= self._function.unseen:
+                self._function.unseen = 0
         return difference
 
     def _apart(self, ends: Leaves, info: StepInfo) -> str:
@@ -493,31 +601,30 @@ class Traced(Compiled):
                 return f"{name} is {value}"
         eps = max(torch.finfo(tensor.dtype).eps for tensor in ends)
         apart, moved, size = (
-            float(norm(part)) for part in (subtract(self._tensors, ends), subtract(self._tensors, self._start), self._tensors)
+            float(norm(part)) for part in (subtract(self._tensors, ends), subtract(self._tensors, self._kept), self._tensors)
         )
         close = apart <= eps**SAME_MOVE * moved + eps**SAME * size
         return "" if close else f"x, y differ by {apart:.1e} after a way of {moved:.1e}"
 
-    def _inputs(self, table: Tensor, batches: list[Leaves]) -> Leaves:
-        return [*self._tensors, table, *self._trace.constants, *[tensor for batch in batches for tensor in batch]]
+    def _inputs(self, first: int, end: int) -> Leaves:
+        rows = (torch.tensor(first), torch.tensor(end))
+        return [*self._tensors, *rows, *self._trace.constants, self._table, *self._stacks]
 
-    def _example(self) -> Leaves:
-        return self._inputs(
-            self._facts.table(self.run.k, self.unrolled, self.run.horizon), [self._facts.batch.tensors] * self.unrolled
-        )
-
-    def _record(self, function: Callable[..., Any], inputs: Leaves) -> Callable[..., Any]:
-        """Return the function as a CUDA graph, which replays on fixed memory: other inputs are copied there first."""
-        fixed = {tensor.data_ptr() for tensor in [*self._tensors, *self._trace.constants]}
-        static = [tensor if tensor.data_ptr() in fixed else tensor.clone() for tensor in inputs]
-        moving = [i for i, tensor in enumerate(inputs) if tensor.data_ptr() not in fixed]
-        replay = record(lambda: function(*static))
+    def _record(self, function: _Function) -> Callable[..., Any]:
+        """Return the steps of one call as a CUDA graph, which replays on fixed memory: the rows are copied there first."""
+        unit, rows = function.unit, [self._table, *self._stacks]
+        static = [tensor[:unit].clone() for tensor in rows]
+        first, last = torch.tensor(0), torch.tensor(unit)
+        replay = record(lambda: function.call(*self._tensors, first, last, static[0], *self._trace.constants, *static[1:]))
         copy_(self._tensors, self._kept)  # recording has taken steps
 
-        def call(*given: Tensor) -> Any:
-            for i in moving:
-                static[i].copy_(given[i])
-            return replay()
+        def call(*inputs: Tensor) -> Any:
+            first, end = (int(number) for number in inputs[len(self._tensors) : len(self._tensors) + 2])
+            for i in range(first, end, unit):
+                for tensor, row in zip(static, rows, strict=True):
+                    tensor.copy_(row[i : i + unit])
+                result = replay()
+            return result
 
         return call
 
@@ -527,7 +634,7 @@ class _Trace(Facts):
     """A step as a graph that changes its first inputs in place, and returns the numbers of the step.
 
     Attributes:
-        graph: its inputs are the leaves of the state, a row of numbers, constants, and the tensors of a batch.
+        graph: its inputs are the leaves of the state, a row of numbers, the tensors of a batch, and constants.
         leaves: number of leaves.
         constants: tensors that the objectives and the method use besides the variables.
     """
@@ -536,7 +643,7 @@ class _Trace(Facts):
     leaves: int
     constants: Leaves
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The graph as text, which is equal for equal computations."""
         return str(self.graph.python_code("self").src)
@@ -552,27 +659,112 @@ class _Trace(Facts):
         # Only the last step of a call reports its numbers, so that a further step adds just its own operations.
         return len(self.unroll(2).graph.nodes) - len(self.unroll(1).graph.nodes)
 
-    def compile(self, steps: int, inputs: Leaves) -> Callable[..., Any]:
-        """Compile several steps as one function of the leaves, a table of numbers, the constants, and a batch for each step."""
+    def compile(self, inputs: Leaves, key: str) -> _Function:
+        """Compile steps as one function of the leaves, the first row and the end, constants, numbers and batches.
+
+        Args:
+            key: a text that tells inputs and threads from others.
+        """
+        operations = self.operations
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch about its own parts
-            return compile_graph(self.unroll(steps), inputs, random=self.random)
+            size = sum(leaf.nbytes for leaf in inputs[: self.leaves])
+            # In a loop, random numbers would be others than in eager steps.
+            if self.device.type == "cpu" and not self.random and size <= LOOPED:
+                turn = max(1, min(BATCH_TURN if self.batch.tensors else TURN, TURN_OPERATIONS // operations))
+                with contextlib.suppress(Exception):  # torch's loops are young; what is wrong with the steps fails again below
+                    return _Function(compile_graph(self.loop(turn, inputs), inputs, loop=key), 1, turn, turn + (turn > 1))
+            unit = max(1, min(UNROLLED, OPERATIONS // operations))
+            leaves, _, constants, rows = self._split(inputs)
+            given = [*leaves, *constants, *[row[0] for row in rows for _ in range(unit)]]
+            function = compile_graph(self.unroll(unit), given, random=self.random)
+
+        def call(*inputs: Tensor) -> Any:
+            leaves, (first, end), constants, rows = self._split(inputs)
+            for i in range(int(first), int(end), unit):
+                result = function(*leaves, *constants, *[row[j] for row in rows for j in range(i, i + unit)])
+            return result
+
+        return _Function(call, unit, unit, unit)
+
+    def _split(self, inputs: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T], Sequence[T]]:
+        """The leaves, the first row and the end, constants, and the table and the stacked batches among the inputs."""
+        at = [0, self.leaves, self.leaves + 2, self.leaves + 2 + len(self.constants), len(inputs)]
+        leaves, rows, constants, tables = (inputs[begin:end] for begin, end in itertools.pairwise(at))
+        return leaves, rows, constants, tables
 
     def unroll(self, steps: int) -> fx.GraphModule:
-        """The graph of several steps in a row."""
+        """The graph of several steps in a row, as a function of the leaves, the constants, and the rows for each step."""
         graph = fx.Graph()
-        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         leaves = [graph.placeholder(f"leaf_{i}") for i in range(self.leaves)]
-        table = graph.placeholder("table")
-        shared = [graph.placeholder(f"constant_{i}") for i in range(len(self.constants))]
-        tensors = len(inputs) - len(leaves) - 1 - len(shared)  # of a batch
-        batches = [[graph.placeholder(f"batch_{j}_{i}") for i in range(tensors)] for j in range(steps)]
-        for j, batch in enumerate(batches):
-            row = graph.call_function(torch.ops.aten.select.int, (table, 0, j))
-            numbers = graph.graph_copy(self.graph, dict(zip(inputs, [*leaves, row, *shared, *batch], strict=True)))
+        constants = [graph.placeholder(f"constant_{i}") for i in range(len(self.constants))]
+        rows = [
+            [graph.placeholder(f"row_{i}_{j}") for j in range(steps)] for i in range(1 + len(self.batch.tensors))
+        ]  # of the table, and of batches
+        for step in zip(*rows, strict=True):
+            numbers = self._copy(graph, [*leaves, *step, *constants])
         graph.output((numbers,))
         graph.eliminate_dead_code()  # the reported numbers of all steps but the last
         return fx.GraphModule(torch.nn.Module(), graph)
+
+    def loop(self, turn: int, inputs: Leaves) -> fx.GraphModule:
+        """The graph of a loop over rows, ``turn`` steps at a time, and of a loop over the rest, a step at a time."""
+        graph, root, width = fx.Graph(), torch.nn.Module(), len(self.returned) + 2
+        leaves, (place, end), constants, rows = self._split(self._placeholders(graph))
+        numbers = graph.call_function(aten.full.default, ([width], math.nan), {"dtype": torch.float64})
+        carried, others = (place, *leaves, numbers), (end, *constants, *rows)
+        trial = [inputs[self.leaves], *inputs[: self.leaves], torch.zeros(width, dtype=torch.float64)]
+        for steps in dict.fromkeys((turn, 1)):
+            root.add_module(f"goes_on_{steps}", self._goes_on(steps))
+            root.add_module(f"turn_{steps}", functional(self._turn(steps), [*trial, *inputs[self.leaves + 1 :]]))
+            parts = graph.get_attr(f"goes_on_{steps}"), graph.get_attr(f"turn_{steps}")
+            ends = graph.call_function(torch.ops.higher_order.while_loop, (*parts, carried, others))
+            carried = tuple(graph.call_function(operator.getitem, (ends, i)) for i in range(len(carried)))
+        for leaf, value in zip(leaves, carried[1:-1], strict=True):
+            graph.call_function(aten.copy_.default, (leaf, value))
+        graph.output((carried[-1],))
+        return fx.GraphModule(root, graph)
+
+    def _turn(self, steps: int) -> fx.GraphModule:
+        """The graph of one turn of a loop, which takes some steps from one place in the rows to the next."""
+        graph = fx.Graph()
+        place, leaves, _, _, constants, rows = self._of_turn(graph)
+        # A turn must not write into its inputs, nor return them.
+        leaves = [graph.call_function(aten.clone.default, (leaf,)) for leaf in leaves]
+        for j in range(steps):
+            index = graph.call_function(aten.reshape.default, (graph.call_function(aten.add.Tensor, (place, j)), [1]))
+            chosen = [graph.call_function(aten.index_select.default, (row, 0, index)) for row in rows]
+            chosen = [graph.call_function(aten.select.int, (row, 0, 0)) for row in chosen]
+            numbers = self._copy(graph, [*leaves, *chosen, *constants])
+        ends = [graph.call_function(aten.clone.default, (end,)) for end in (*leaves, numbers)]
+        graph.output((graph.call_function(aten.add.Tensor, (place, steps)), *ends))
+        graph.eliminate_dead_code()
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def _goes_on(self, steps: int) -> fx.GraphModule:
+        """The graph that says whether there are rows for this number of steps."""
+        graph = fx.Graph()
+        place, _, _, end, _, _ = self._of_turn(graph)
+        graph.output(graph.call_function(aten.le.Tensor, (graph.call_function(aten.add.Tensor, (place, steps)), end)))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    def _placeholders(self, graph: fx.Graph) -> list[fx.Node]:
+        """Inputs of a graph, in the order of :meth:`_split`."""
+        count = self.leaves + 2 + len(self.constants) + 1 + len(self.batch.tensors)
+        return [graph.placeholder(f"input_{i}") for i in range(count)]
+
+    def _of_turn(self, graph: fx.Graph) -> Any:
+        """Inputs of a turn: the place, the leaves and the numbers, which it moves on; the end, constants, and the rows."""
+        place, *leaves = (graph.placeholder(f"carried_{i}") for i in range(1 + self.leaves))
+        numbers, end = graph.placeholder("numbers"), graph.placeholder("end")
+        constants = [graph.placeholder(f"constant_{i}") for i in range(len(self.constants))]
+        rows = [graph.placeholder(f"rows_{i}") for i in range(1 + len(self.batch.tensors))]
+        return place, leaves, numbers, end, constants, rows
+
+    def _copy(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
+        """Copy the step into a graph, with these inputs; return the node of its numbers."""
+        own = [node for node in self.graph.nodes if node.op == "placeholder"]
+        return graph.graph_copy(self.graph, dict(zip(own, inputs, strict=True)))
 
 
 def _trace(run: Run) -> _Trace:
@@ -591,61 +783,28 @@ def _trace(run: Run) -> _Trace:
 
 def _trace_once(run: Run) -> _Trace:
     """Trace one step of copies of the variables, or raise if it cannot be traced, such as a branch on the value of a tensor."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
-
     variables, batch, dtype = _parts_of(run, Variable), BatchForm(run.batch), _number_dtype(run)
     leaves = [leaf.detach().clone() for variable in variables.values() for leaf in variable.leaves]
+    # Stacked batches have contiguous rows.
+    tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in batch.tensors]
     device = leaves[0].device
-    oracle = run.oracle.bare(joint=True)
-    facts: list[Any] = []
-
-    def step(*inputs: Tensor) -> Tensor:
-        fresh, row, tensors = iter(inputs[: len(leaves)]), inputs[len(leaves)], inputs[len(leaves) + 1 :]
-        own = {}
-        for name, variable in variables.items():
-            value = variable.like([next(fresh).detach().requires_grad_() for _ in variable.leaves])
-            own[name] = Variable.of(value, variable.argument)
-        vector, *facts[:] = _traced_step(run, oracle, own, row, batch.put(tensors))
-        return vector
-
-    def leaving(name: str) -> TracingError:
-        return TracingError(f"an objective calls .{name}() on a tensor that depends on x or y, whose value would be frozen")
-
-    row = torch.ones(ROW, dtype=dtype, device=device)
+    row, oracle = torch.ones(ROW, dtype=dtype, device=device), run.oracle.bare(joint=True)
+    recorder = GraphRecorder([*leaves, row, *tensors], DECOMPOSED, TracingError)
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), RefusingValues(leaving):
-            module = make_fx(step, decomposition_table=DECOMPOSED)(*leaves, row, *batch.tensors)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), RefusingValues(recorder, TracingError), recorder:
+            fresh, own = iter(leaves), {}
+            for name, variable in variables.items():
+                value = variable.like([next(fresh).detach().requires_grad_() for _ in variable.leaves])
+                own[name] = Variable.of(value, variable.argument)
+            vector, read, returned, rare = _traced_step(run, oracle, own, row, batch.put(tensors))
     except TracingError:
         raise
-    except Exception as error:  # whatever the objectives raise when their tensors have no values
+    except Exception as error:  # whatever the objectives raise in a trace
         raise TracingError(first_line(error)) from error
-    graph, constants = _lift(module, len(leaves) + 1)
-    read, returned = facts
-    return _Trace(run.method, batch, read, returned, oracle.counts, dtype, device, graph, len(leaves), constants)
-
-
-def _lift(module: fx.GraphModule, at: int) -> tuple[fx.Graph, Leaves]:
-    """Return the graph without detach operations, and its constants, which become inputs from position ``at`` on.
-
-    As inputs, they are not part of the text of the graph, so that problems with other data share a compiled function.
-    """
-    graph, lifted = module.graph, dict[Any, fx.Node]()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for node in list(graph.nodes):
-        if node.op == "get_attr":
-            if node.target not in lifted:
-                with graph.inserting_after([*inputs[:at], *lifted.values()][-1]):
-                    lifted[node.target] = graph.placeholder(f"constant_{len(lifted)}")
-            node.replace_all_uses_with(lifted[node.target])
-            graph.erase_node(node)
-        elif node.target is torch.ops.aten.detach.default:  # gradients are in the graph already
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-    constants = [getattr(module, name) for name in lifted]
-    for constant in constants:
-        if not isinstance(constant, Tensor):
-            raise TracingError(f"an objective uses a torch.{type(constant).__name__} of its own, which is no tensor")
-    return graph, constants
+    recorder.graph.output(recorder.node(vector))
+    return _Trace(
+        run.method, batch, read, returned, rare, oracle.counts, dtype, device, recorder.graph, len(leaves), recorder.constants
+    )
 
 
 class Recorded(Compiled):
@@ -654,7 +813,7 @@ class Recorded(Compiled):
     Python code in objectives and hooks of modules no longer runs then. The graph is compared with an eager step before use.
     """
 
-    unrolled = 8
+    unit = shortest = longest = 8
 
     def __init__(self, run: Run) -> None:
         if run.state.y.device.type != "cuda":
@@ -670,13 +829,17 @@ class Recorded(Compiled):
             self._optimizers[name] = part
             tensors += part.tensors()
         super().__init__(
-            run, tensors, Facts(run.method, BatchForm(run.batch), [], [], Counts(), _number_dtype(run), run.state.y.device)
+            run, tensors, Facts(run.method, BatchForm(run.batch), [], [], [], Counts(), _number_dtype(run), run.state.y.device)
         )
         self._schedules = [optimizer.schedule for optimizer in self._optimizers.values()]
 
-    def __call__(self, batches: Sequence[Any]) -> StepInfo:
+    def fit(self, group: Group) -> int:
+        self._batches = list(self._facts.batch.matches(group))
+        return min(len(self._batches), self.alike(len(group))) // self.unit * self.unit
+
+    def __call__(self, group: Group) -> StepInfo:
         self._schedules = [optimizer.schedule for optimizer in self._optimizers.values()]
-        return super().__call__(batches)
+        return super().__call__(group)
 
     def rewind(self) -> None:
         super().rewind()
@@ -692,7 +855,7 @@ class Recorded(Compiled):
 
         def step() -> Tensor:
             oracle = run.oracle.bare()
-            vector, facts.read, facts.returned = _traced_step(run, oracle, {}, self._row, given)
+            vector, facts.read, facts.returned, facts.rare = _traced_step(run, oracle, {}, self._row, given)
             facts.counts = oracle.counts
             return vector
 
@@ -728,8 +891,8 @@ class Recorded(Compiled):
                 optimizer.recording = False
             copy_(self._tensors, self._kept)  # the trial steps are undone
 
-    def _call(self, table: Tensor, batches: list[Leaves]) -> Tensor:
-        for row, tensors in zip(table, batches, strict=True):
+    def _take(self, table: Tensor) -> Tensor:
+        for row, tensors in zip(table, self._batches, strict=True):
             self._row[: len(row)] = row
             for static, tensor in zip(self._static, tensors, strict=True):
                 static.copy_(tensor)
@@ -744,16 +907,14 @@ class CompiledPace:
 
     Args:
         compile: see :func:`meha.solve`.
-        batches: whether there are batches; a group has all of its batches in memory, and stays small then.
 
     Attributes:
         eager, compiled: what takes single steps, and groups of them; None as long as nothing is compiled.
         wanted: ``compile`` until it is decided, False after that.
     """
 
-    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int, batches: bool) -> None:
-        self.run, self.max_steps, self.wanted = run, max_steps, compile
-        self._longest = 0 if batches else LONGEST
+    def __init__(self, compile: bool | Literal["auto"], run: Run, max_steps: int) -> None:
+        self.run, self.max_steps, self.wanted, self._asked = run, max_steps, compile, compile
         self.eager = Eager(run)
         self.compiled: Compiled | None = None
         self._first: tuple[int, float] | None = None
@@ -761,10 +922,11 @@ class CompiledPace:
     @property
     def steps(self) -> int:
         """The number of steps to take next."""
-        k, left = self.run.k, self.max_steps - self.run.k
-        if self.compiled is None or left < (unit := self.compiled.unrolled):  # the remainder at the end is taken eagerly
+        k, left, compiled = self.run.k, self.max_steps - self.run.k, self.compiled
+        if compiled is None:
             return min(left, 1)
-        return max(unit, min(k // SHARE, left, self._longest) // unit * unit)
+        steps = compiled.alike(min(left, compiled.longest, max(compiled.shortest, k // SHARE)))
+        return steps // compiled.unit * compiled.unit or min(left, 1)  # a remainder at the end is taken eagerly
 
     def update(self) -> None:
         """Decide after a step whether to compile, and do so; the time this takes counts as time of the run."""
@@ -772,7 +934,7 @@ class CompiledPace:
         if self.wanted is True or (self.wanted and self._takes(WORTH_TRACING)):
             try:
                 compiled = _build(self.run)
-                enough = self.max_steps - self.run.k >= compiled.unrolled
+                enough = self.max_steps - self.run.k >= compiled.shortest
                 if enough and (self.wanted is True or compiled.known or self._takes(WORTH_COMPILING)):
                     compiled.compile()
                     self.compiled = compiled
@@ -782,13 +944,17 @@ class CompiledPace:
             self.wanted = False  # decided once; what failed is not tried again
         self.run.seconds += time.perf_counter() - begin
 
-    def differs(self, batches: Sequence[Any]) -> int | None:
+    def begin_again(self) -> None:
+        """Forget what was compiled, after the run went back to its start with a new state."""
+        self.compiled, self.wanted, self._first = None, self._asked, None
+
+    def differs(self, group: Group) -> int | None:
         """Compare the last group with eager steps now and then; on a difference, go back, and continue eagerly.
 
         Returns:
             The number of the step to which the run went back; None if it did not.
         """
-        difference = self.compiled.difference(batches) if isinstance(self.compiled, Traced) else ""
+        difference = self.compiled.difference(group) if isinstance(self.compiled, Traced) else ""
         if not difference:
             return None
         k, self.compiled = self.run.k, None

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
-from meha.problem.loaders import BatchSource, random_states, set_random_states
+from meha.problem.loaders import BatchSource, Group, random_states, set_random_states
 from meha.problem.nonsmooth import NonSmooth
+from meha.problem.oracle import Function
 from meha.problem.sets import ConvexSet
 from meha.running.checkpoints import Checkpoint, SharedCheckpoint, checksum
 from meha.running.compiled import Compiled, CompiledPace, Eager
@@ -116,22 +117,26 @@ def bad_numbers(batch: Any) -> str:
     return ", ".join(bad_tensors)
 
 
-def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
-    """The first of F, f and f + g that is not finite at (x, y), as its argument and value; None if all are or break down."""
-    oracle = run.oracle
+def values_of(run: Run, x: Variable, y: Variable, batch: Any) -> dict[Function, float]:
+    """F, f and f + g at (x, y), without those that break down."""
+    oracle, found = run.oracle, {}
     buffers = [(buffer, buffer.clone()) for module in _modules(x, y) for buffer in module.buffers(recurse=False)]
     states = random_states()
     try:
         for function in dict.fromkeys((oracle.upper, oracle.lower, oracle.phi)):  # without g, phi is lower, and is called once
             with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
-                value = float(function(x, y, batch))
-                if not math.isfinite(value):
-                    return function.level, value
-        return None
+                found[function] = float(function(x, y, batch))
+        return found
     finally:  # this is a diagnosis: batch norm's statistics and random numbers must not notice it
         set_random_states(states)
         for buffer, before in buffers:
             buffer.copy_(before)
+
+
+def undefined(run: Run, x: Variable, y: Variable, batch: Any) -> tuple[str, float] | None:
+    """The first of F, f and f + g that is not finite at (x, y), as its argument and value; None if all are or break down."""
+    values = values_of(run, x, y, batch)
+    return next(((function.level, value) for function, value in values.items() if not math.isfinite(value)), None)
 
 
 def warn_about_modules(run: Run, *, resumes: bool) -> None:
@@ -244,6 +249,11 @@ SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipB
 LEFT = "x or y left the domain of an objective or of a weight. Bound them by x_set or y_set, or take smaller steps."
 SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check what it writes. The iterate before is returned."
 
+RESTARTS = (
+    5  # with steps a quarter as long each time: a thousand times shorter ones in the end, and then they are not the cause
+)
+FALL = 100.0  # a function that falls by this many times 1 + its size at the start has no minimum that shorter steps would find
+
 # Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
 CHECKED = {"upper": "F", "lower": "f + g"}
 
@@ -266,12 +276,16 @@ class Loop:
         self._stepper: Eager | Compiled | None = None  # the one that took the last steps
         self._begun = run.k
         self._values: dict[str, float] | None = None  # F and f at the start
+        self.restarts: list[str] = []  # how attempts ended that began again with shorter steps
+        self.lost = 0  # their steps
+        self._buffers: dict[str, Tensor] = {}  # of modules, at the start
         self._good: tuple[Any] | None = None  # the last batch on which a step went well; a tuple, as a batch may be None
         self.modules = list(_modules(run.state.x, run.state.y))
 
     def __enter__(self) -> Self:
         for observer in (self.guard, *self.observers, self.recorder):
             getattr(observer, "begin", _nothing)(self.run, self.max_steps)
+        self._buffers = {name: buffer.clone() for name, buffer in self._buffers_now().items()}
         return self
 
     def remember(self) -> None:
@@ -286,10 +300,17 @@ class Loop:
         """Whether one of the last steps is a multiple of ``every``."""
         return self._last is not None and self._last.due(every)
 
-    def advance(self, group: Sequence[tuple[Any, Any, str]], pace: CompiledPace) -> None:
-        """Take a step for each batch of a group of (batch, place in the source, name)."""
-        if pace.compiled is not None and self._advance_together(pace.compiled, [batch for batch, _, _ in group], pace):
-            return
+    def advance(self, group: Group, pace: CompiledPace) -> None:
+        """Take a step for each batch of a group, as many as possible together."""
+        while group and self.verdict is None:
+            n = 0 if pace.compiled is None else pace.compiled.fit(group)
+            together = group if n == len(group) else group[: n or 1]
+            if pace.compiled is None or not n or not self._advance_together(pace.compiled, together, pace):
+                self._advance_singly(together, pace)
+            group = group[len(together) :] if len(together) < len(group) else []
+
+    def _advance_singly(self, group: Group, pace: CompiledPace) -> None:
+        """Take one step after another."""
         for batch, self.source.place, self.source.name in group:  # the source is ahead by a group; checkpoints need this place
             if self.skipper is not None:
                 self.skipper.keep(self.run)
@@ -301,7 +322,7 @@ class Loop:
             elif not self._skips(failure):
                 pace.eager.rewind()
                 self._fail(dataclasses.replace(failure, message=f"{failure.message} The iterate before it is returned."))
-                if failure.status is Status.NON_FINITE:  # a step that broke down has no numbers
+                if failure.status is Status.NON_FINITE and self.verdict is not None:  # a step that broke down has no numbers
                     self.recorder(self.run, info)
             if self.verdict is not None:
                 return
@@ -313,22 +334,21 @@ class Loop:
             return False  # without batches, the same step would fail again
         return skipper.skip(self.run, source.name)
 
-    def _advance_together(self, stepper: Compiled, batches: Sequence[Any], pace: CompiledPace) -> bool:
-        """Take compiled steps; False if they must be taken one by one: too few, other shapes, wrong results or a failure."""
-        if not stepper.fits(batches):
-            return False
+    def _advance_together(self, stepper: Compiled, group: Group, pace: CompiledPace) -> bool:
+        """Take compiled steps; False if they must be taken one by one: wrong results or a failure."""
         try:
-            info = stepper(batches)
+            info = stepper(group)
             failed = self._failure(info) is not None
         except BREAKDOWNS:
             failed = True
         if failed:  # eager steps then find the one at fault, and end the run with the same message as without compile
             stepper.rewind()
             return False
-        if (back := pace.differs(batches)) is not None:
+        if (back := pace.differs(group)) is not None:
             self.recorder.forget(back)  # the steps after it are taken again
             return False
-        self._good = (batches[-1],)
+        batch, self.source.place, self.source.name = group[-1]
+        self._good = (batch,)
         self._judge(info, stepper)
         return True
 
@@ -349,6 +369,8 @@ class Loop:
         verdict = self.guard(self.run, info)
         if verdict is not None:
             self._fail(verdict)
+            if self.verdict is None:  # the run began again
+                return
         else:
             self.verdict = self.run.ended
             taken, leaves = {*info, "step", "seconds", *work(self.run)}, self._leaves()  # columns that the recorder fills
@@ -404,14 +426,68 @@ class Loop:
         return info
 
     def _fail(self, verdict: Verdict) -> None:
-        """End the run with a message that names the cause, or else what to try."""
+        """Begin again where steps that the run chose are to blame, or end it with a message that names the cause."""
         run = self.run
-        x, y = run.state.x.copy(), run.state.y.copy()
-        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
+        x, y = self._start()
         advice = self._cause(x, y, verdict.status)
+        if not advice and self._begin_again(verdict.status):
+            return
         if not advice:  # a method may measure the problem first, in this process alone
             advice = run.method.advice(run.problem, x, y, run.batch) if run.group is None else "Take smaller steps."
         self.verdict = Verdict(verdict.status, f"{verdict.message} {advice}")
+
+    def _start(self) -> tuple[Variable, Variable]:
+        """Copies of x and y at the start."""
+        x, y = self.run.state.x.copy(), self.run.state.y.copy()
+        copy_([leaf.detach() for leaf in x.leaves + y.leaves], self.guard.start)
+        return x, y
+
+    def _too_long(self, status: Status) -> bool:
+        """Whether the steps may have been too long, as the problem itself shows no other cause for a failure."""
+        run, (x0, y0) = self.run, self._start()
+        x, y, upper, lower = run.state.x, run.state.y, run.oracle.upper, run.oracle.phi
+        begun, now = values_of(run, x0, y0, run.batch), values_of(run, x, y, run.batch)
+        other_x, other_y = values_of(run, x0, y, run.batch), values_of(run, x, y0, run.batch)
+
+        def less(a: dict[Function, float], b: dict[Function, float], function: Function, by: float = 0.0) -> bool:
+            low, high = a.get(function, math.nan), b.get(function, math.nan)
+            return low < high - by * (1 + abs(high))
+
+        if less(other_x, begun, lower, by=FALL):  # the lower level has no minimum at x0
+            return False
+        if less(now, begun, upper, by=FALL) and not less(other_y, now, lower):  # F has none, along points where y is no worse
+            return False
+        # A method that breaks down where F is better meets what it cannot take: a flat or an indefinite Hessian.
+        return status is not Status.BROKE_DOWN or not less(now, begun, upper)
+
+    def _begin_again(self, status: Status) -> bool:
+        """Go back to the start with shorter steps; False where they are the user's, or not to blame, or shortened for long."""
+        run, lost = self.run, self.run.k
+        if not run.chosen_steps or len(self.restarts) == RESTARTS or not self._too_long(status):
+            return False
+        run.begin_again(self.guard.start)
+        with torch.no_grad():
+            for name, buffer in self._buffers_now().items():
+                buffer.copy_(self._buffers[name])
+        self.restarts.append(f"{status} after {lost} step{'s' * (lost != 1)}")
+        self.lost += lost
+        self.verdict, self._giver, self._last, self._begun = None, None, None, 0
+        self.guard.begin(run, self.max_steps)
+        self.recorder.forget(0)
+        return True
+
+    def _buffers_now(self) -> dict[str, Tensor]:
+        """The buffers of modules in x and y, by name."""
+        variables = (self.run.state.x, self.run.state.y)
+        return {f"{v.argument}.{name}": buffer for v in variables for name, buffer in v.buffers().items()}
+
+    @property
+    def _story(self) -> str:
+        """What was tried before, for the message; empty if nothing was."""
+        if not self.restarts:
+            return ""
+        steps, ends = (f"{name}={step:.3g}" for name, step in self.run.chosen_steps.items()), ", ".join(self.restarts)
+        return f" The run began again with shorter steps than it had chosen ({ends}), in the end with {', '.join(steps)}."
 
     def _cause(self, x: Variable, y: Variable, status: Status) -> str:
         """Say whether a batch or the start (x, y) is to blame; empty if neither is."""
@@ -458,26 +534,29 @@ class Loop:
         error.solution = self.solution()  # type: ignore[attr-defined]
         error.add_note(f"meha: raised after step {k} of the run{batch}; error.solution is what there was until then.")
 
-    def check_end(self) -> None:
-        """Replace the verdict if x, y, F, f or g is not finite where the run ended.
+    def check_end(self) -> bool:
+        """Replace the verdict if x, y, F, f or g is not finite where the run ended; return whether it begins again instead.
 
         A step reports F before it moves, so that the last step may leave the domain of F unnoticed.
         """
         run, verdict = self.run, self.verdict
         if verdict is None or verdict.status.failed:
-            return
+            return False
         if not all_finite(self._leaves()):
             self.verdict = Verdict(Status.NON_FINITE, f"x or y is not finite after step {run.k}; check what callbacks write.")
-            return
+            return False
         known = self.modules and self._last is not None and "lower" in self._last
         blind = known or (run.problem.needs_batch and run.batch is None)
         culprit = None if blind else undefined(run, run.state.x, run.state.y, run.batch)
         if culprit and self._stepper is not None:
             k, level, value = run.k, culprit[0].capitalize(), culprit[1]
             self._stepper.rewind()
+            if self._begin_again(Status.NON_FINITE):
+                return True
             still = undefined(run, run.state.x, run.state.y, run.batch)
             where = "at the end" if still else f"after step {k}, and the iterate before it is returned"
             self.verdict = Verdict(Status.NON_FINITE, f"{level} is {value} {where}; {LEFT}")
+        return False
 
     def solution(self) -> Solution:
         run = self.run
@@ -491,7 +570,7 @@ class Loop:
             x=None if run.problem._without_x else run.state.x.snapshot(),
             y=run.state.y.snapshot(),
             status=self.verdict.status,
-            message=self.verdict.message,
+            message=self.verdict.message + self._story,
             upper=kept[0] if kept and self.modules else self._upper(),
             steps=run.k,
             seconds=run.seconds,
@@ -500,7 +579,7 @@ class Loop:
             engine=run.engine,
             constants=run.constants,
             batch=run.batch,
-            report=dict(run.method.report(run)),
+            report={**run.method.report(run), **({"restarts": self._story.strip()} if self.restarts else {})},
             y0=self.guard.start[len(run.state.x.leaves) :],
             group=run.group,
         )
@@ -520,6 +599,9 @@ class Loop:
             "random": random_states(self.source.loader),
             "problem": self._problem(),
             "values": self._values,
+            "steps": run.k + self.lost,  # of all attempts: a number that grows
+            "restarts": list(self.restarts),
+            "buffers": pack(self._buffers),
             "run": run.state_dict(),
             "seconds": run.seconds,
             "training": [module.training for module in self.modules],
@@ -545,6 +627,8 @@ class Loop:
         if reason := differing(state["values"], self._values, max(torch.finfo(leaf.dtype).eps for leaf in run.state.x.leaves)):
             raise ValueError(reason)
         run.seconds = state["seconds"]
+        self.restarts, self.lost = list(state["restarts"]), state["steps"] - run.k
+        self._buffers = unpack(state["buffers"], self._buffers_now())
         run.constants = unpack(state["constants"])
         self.guard.load_state_dict(state["guard"])
         self.recorder.load_state_dict(state["recorder"])

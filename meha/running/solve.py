@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import itertools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from meha.method.method import Run
 from meha.method.optimizers import RunningOptimizer
 from meha.method.status import Status, TrainingWarning, Verdict
 from meha.methods import Method, default_method
-from meha.problem.loaders import EMPTY, BatchSource, check_divided, check_resumable, random_states, set_random_states
+from meha.problem.loaders import EMPTY, BatchSource, Group, check_divided, check_resumable, random_states, set_random_states
 from meha.problem.problem import Problem
 from meha.running.checkpoints import REMEDY, Checkpoint, SharedCheckpoint
 from meha.running.compiled import CompiledPace
@@ -53,7 +52,7 @@ def solve(
             ``copy=True``. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Default`, which finds accurate solutions of deterministic problems;
-            modules and batches go to :class:`StochasticMEHA`.
+            tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, modules to :class:`StochasticMEHA`.
         max_steps: upper bound on the number of steps.
         tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
             default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative
@@ -83,6 +82,9 @@ def solve(
             values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
             ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
             :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
+
+    A run that diverges on step sizes that it chose itself, because the method leaves them out, goes back to the start with
+    shorter ones, five times at most; numbers that were given never change. The message says so, and lost work is counted.
 
     Returns:
         The last finite iterate with its status. Failures of the run and Ctrl-C are a status, not an exception. An exception of
@@ -141,7 +143,7 @@ def solve(
         if file is not None:  # other runs need no values at the start, and save these calls
             loop.remember()
             _resume(loop, file)
-        pace = CompiledPace(compile, run, max_steps, batches is not None)
+        pace = CompiledPace(compile, run, max_steps)
         try:
             _advance(loop, pace, file)
         except KeyboardInterrupt:
@@ -179,17 +181,17 @@ def uninterrupted(solution: Solution) -> Solution:
 
 def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
     """Take steps until there is a verdict, and write checkpoints in between and at the end."""
-    run, source, begun = loop.run, loop.source, loop.run.k
+    run, source, begun, restarts = loop.run, loop.source, loop.run.k, len(loop.restarts)
     if 0 < run.k < loop.max_steps and loop.verdict is None:  # a resumed run has taken its eager step, and may compile now
         pace.update()
     # Nothing to draw, nothing to compile: one step after another. A resumed run may have compiled its steps just now.
     plain = source.loader is None and not pace.wanted and pace.compiled is None
-    group: list[tuple[Any, Any, str]]
+    group: Group
     while loop.verdict is None:
         if plain:
             group = [(None, None, "")] if run.k < loop.max_steps else []
         else:
-            group = [(batch, source.place, source.name) for batch in itertools.islice(source, pace.steps)]
+            group = source.take(pace.steps, together=pace.compiled is not None)
         ended = not group
         # Loaders that restart never end, and need no message; with others, no process may take a step that one cannot.
         if run.group is not None and source.finite:
@@ -197,8 +199,11 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         if ended:
             break
         loop.advance(group, pace)
+        if len(loop.restarts) > restarts:
+            restarts, begun = len(loop.restarts), -1  # what follows is new, whatever the number of its steps
+            pace.begin_again()
         if loop.verdict is None:
-            if pace.wanted:
+            if pace.wanted and run.k:
                 pace.update()
             if file is not None and run.k < loop.max_steps and loop.due(file.every):  # the last step is written below
                 _write(file, loop)
@@ -212,7 +217,10 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         remedy = ", or relax tol." if run.settled else "."
         loop.verdict = Verdict(Status.MAX_STEPS, f"No stopping rule was met; allow more steps{remedy}")
     if run.k > begun:  # a call that is repeated after the end returns what the checkpoint holds
-        loop.check_end()
+        if loop.check_end():  # the last step was too long, and the run begins again
+            pace.begin_again()
+            _advance(loop, pace, file)
+            return
         if file is not None and not loop.verdict.status.failed:  # a failed run leaves the last good checkpoint
             _write(file, loop, last=True)
 

@@ -32,12 +32,10 @@ class Gradient:
 
     def add(self, value: Tensor, weight: float) -> None:
         """Add ``weight * value`` to the sum."""
-        # Saves a node of the graph. In a traced step the weight is a tensor, which must not be compared on the host.
-        value = value if isinstance(weight, float) and weight == 1.0 else weight * value
         if self.joint:
-            self.total = value if self.total is None else self.total + value
+            self.total = weighted([weight], [value], self.total)
             return
-        self._backward(value, range(len(self.leaves)), self.leaves, inputs=self.leaves)
+        self._backward(weighted([weight], [value]), range(len(self.leaves)), self.leaves, inputs=self.leaves)
 
     def add_sharded(self, value: Tensor, weight: float, x: Variable, y: Variable, *, check: bool) -> list[bool]:
         """Add ``weight * value``, evaluated with sharded modules at (x, y).
@@ -107,6 +105,16 @@ def passing(wrt: tuple[Variable, ...], x: Variable, y: Variable) -> Iterator[boo
     finally:
         for leaf in others:
             leaf.requires_grad_(True)
+
+
+def weighted(weights: Sequence[float], values: Sequence[Tensor], total: Tensor | None = None) -> Tensor:
+    """Return the sum of weights times values, added to ``total``, with as few nodes of the graph as possible."""
+    for weight, value in zip(weights, values, strict=True):
+        # In a traced step the weight is a tensor, which must not be compared on the host.
+        part = value if isinstance(weight, float) and weight == 1.0 else weight * value
+        total = part if total is None else total + part
+    assert total is not None
+    return total
 
 
 def differentiate(value: Tensor, leaves: Leaves) -> Leaves:

@@ -5,7 +5,9 @@ Tried with torch 2.8 to 2.13; pyproject.toml bounds torch accordingly. A test re
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["TorchDispatchMode", "pytree"]  # imports that other modules take from here
 
@@ -111,41 +114,138 @@ def under_trace() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-class RefusingValues(TorchFunctionMode):
-    """A context for traces that refuses to turn tensors which depend on the inputs into numpy arrays or lists.
-
-    A trace would record what is computed from these as a constant.
+class GraphRecorder(TorchDispatchMode):
+    """A context that writes the operations on tensors, derivatives included, into a graph while they are computed.
 
     Args:
-        error: makes the exception to raise, from the name of the function that was called.
+        inputs: tensors that become inputs of the graph.
+        replaced: other forms of some operations.
+        error: makes the exceptions to raise, from what cannot be recorded.
+
+    Attributes:
+        graph: its last inputs are the constants, in their order.
+        constants: further tensors that the operations read.
     """
 
-    LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__"})
-    """Others, such as item, are refused by the trace itself."""
+    NAMED = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+    """Types of arguments, besides tensors, that a graph can hold."""
 
-    def __init__(self, error: Callable[[str], Exception]) -> None:
+    def __init__(
+        self, inputs: Sequence[Tensor], replaced: dict[Any, Callable[..., Any]], error: Callable[[str], Exception]
+    ) -> None:
         super().__init__()
-        self._error = error
+        self.graph, self.constants = torch.fx.Graph(), list[Tensor]()
+        self._replaced, self._error = replaced, error
+        self._nodes: Any = WeakTensorKeyDictionary()  # so that intermediate results are freed as without a recorder
+        for i, tensor in enumerate(inputs):
+            self._nodes[tensor] = self._last_input = self.graph.placeholder(f"input_{i}")
+
+    def computes(self, tensor: Tensor) -> bool:
+        """Whether the value of a tensor is computed in the graph, so that Python must not read it."""
+        return tensor in self._nodes and not self._nodes[tensor].meta.get("known")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._replaced:
+            with self:
+                return self._replaced[func](*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:  # its result is a number of Python
+            if any(isinstance(leaf, Tensor) and self.computes(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+                raise self._error("a value of a tensor is read in Python, as by .item() or data-dependent control flow")
+            return func(*args, **kwargs)
+        self._check_writes(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor | list | tuple | None):  # a question about a tensor, such as for its device
+            return result
+        node_args, node_kwargs = pytree.tree_map(self._node, (args, kwargs))
+        if func is torch.ops.aten.detach.default:  # derivatives are in the graph already
+            self._nodes[result] = node_args[0]
+            return result
+        fresh = func is torch.ops.aten.lift_fresh.default  # made of Python's numbers, whose values may be read
+        if fresh:
+            func = torch.ops.aten.clone.default  # a new tensor in each step, that may be written into
+        node = self.graph.call_function(func, node_args, node_kwargs)
+        node.meta["known"] = fresh
+        if isinstance(result, Tensor):
+            self._nodes[result] = node
+        else:
+            for i, part in enumerate(result or ()):
+                if isinstance(part, Tensor):
+                    self._nodes[part] = self.graph.call_function(operator.getitem, (node, i))
+        return result
+
+    def node(self, tensor: Tensor) -> torch.fx.Node:
+        """The node of a tensor; a new input if it is a constant."""
+        if tensor not in self._nodes:
+            with self.graph.inserting_after(self._last_input):
+                self._last_input = self.graph.placeholder(f"constant_{len(self.constants)}")
+            self._last_input.meta["known"] = True
+            self.constants.append(tensor)
+            self._nodes[tensor] = self._last_input
+        node: torch.fx.Node = self._nodes[tensor]
+        return node
+
+    def _node(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self.node(leaf)
+        if not isinstance(leaf, self.NAMED):
+            raise self._error(f"an objective uses a torch.{type(leaf).__name__} of its own, which is no tensor")
+        return leaf
+
+    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Raise if an operation writes into a constant; one that it writes into has no fixed value any more."""
+        if not func._schema.is_mutable:
+            return
+        for i, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for leaf in pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
+                    if not isinstance(leaf, Tensor):
+                        continue
+                    node = self._nodes.get(leaf)
+                    if node is None or (node.op == "placeholder" and node.meta.get("known")):
+                        raise self._error("an objective writes into a tensor of its own, which later steps would read")
+                    node.meta["known"] = False
+
+
+class RefusingValues(TorchFunctionMode):
+    """A context that refuses to turn tensors that a recorder computes into numpy arrays or lists, which it would not see."""
+
+    LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__"})
+    """Others, such as item, are operations."""
+
+    def __init__(self, recorder: GraphRecorder, error: Callable[[str], Exception]) -> None:
+        super().__init__()
+        self._recorder, self._error = recorder, error
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in self.LEAVING and isinstance(args[0], Tensor) and _is_traced(args[0]):
-            raise self._error(name)
+        if name in self.LEAVING and isinstance(args[0], Tensor) and self._recorder.computes(args[0]):
+            raise self._error(f"an objective calls .{name}() on a tensor that depends on x or y, whose value would be frozen")
         return func(*args, **(kwargs or {}))
 
 
-def _is_traced(tensor: Tensor) -> bool:
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode, has_proxy_slot
+def functional(module: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> torch.fx.GraphModule:
+    """Return a graph that computes the same, for inputs like these, without writing into tensors."""
+    from torch._subclasses import FakeTensorMode
 
-    mode = get_proxy_mode()
-    return mode is not None and has_proxy_slot(tensor, mode.tracer)
+    with FakeTensorMode() as mode:  # nothing is computed
+        fake = [mode.from_tensor(tensor) for tensor in inputs]
+        recorder = GraphRecorder(fake, {}, RuntimeError)
+        with recorder:
+            results = torch.func.functionalize(module, remove="mutations")(*fake)
+    recorder.graph.output(tuple(recorder.node(result) for result in results))
+    recorder.graph.eliminate_dead_code()
+    return torch.fx.GraphModule(torch.nn.Module(), recorder.graph)
 
 
-def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, random: bool) -> Callable[..., Any]:
+def compile_graph(
+    module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, random: bool = False, loop: str = ""
+) -> Callable[..., Any]:
     """Compile a graph by inductor, through torch's cache on disk.
 
     Args:
         random: whether the graph draws random numbers.
+        loop: if the graph has loops, a text that tells its inputs from others.
     """
     inductor = importlib.import_module("torch._inductor")  # takes seconds
     from torch._guards import TracingContext, tracing
@@ -153,8 +253,13 @@ def compile_graph(module: torch.fx.GraphModule, inputs: Sequence[Tensor], *, ran
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))  # without it, torch's cache on disk is not used
+    # Reordering loops between fusions fails on a GPU with torch 2.11 (an assertion in the scheduler).
+    # With fallback_random, compiled code draws the same random numbers as eager code.
+    options: dict[str, Any] = {"fallback_random": random, "loop_ordering_after_fusion": False}
+    if loop:
+        # Otherwise the turns of a loop are calls from Python. The cache takes loops with a key of ours only.
+        texts = [loop, *(part.code for part in module.modules() if isinstance(part, torch.fx.GraphModule))]
+        key = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+        options |= {"cpp_wrapper": True, "unsafe_marked_cacheable_functions": {"torch.ops.higher_order.while_loop": key}}
     with torch.no_grad(), tracing(context):
-        # Reordering loops between fusions fails on a GPU with torch 2.11 (an assertion in the scheduler).
-        # With fallback_random, compiled code draws the same random numbers as eager code.
-        options = {"fallback_random": random, "loop_ordering_after_fusion": False}
         return inductor.compile(module, [*inputs], options=options)

@@ -132,6 +132,15 @@ def norm(*variables: Leaves) -> Tensor:
     return join_norms(list(foreach_norm(local(leaves))), leaves)
 
 
+def norms(*groups: Leaves) -> list[float]:
+    """Return the norms of groups of equally many leaves, as numbers: the host waits for the device once."""
+    leaves = [leaf for group in groups for leaf in group]
+    if any(is_dtensor(leaf) for leaf in leaves):
+        return [float(norm(group)) for group in groups]
+    parts = torch.stack(foreach_norm(leaves)).view(len(groups), -1)
+    return [float(size) for size in torch.linalg.vector_norm(parts, dim=1).tolist()]
+
+
 def join_norms(norms: list[Tensor], leaves: Leaves) -> Tensor:
     """Return the norm of all leaves from the norms of the parts that this process holds."""
     if not any(is_dtensor(leaf) for leaf in leaves):
@@ -432,6 +441,25 @@ class Variable:
     def moved(self, leaves: Leaves) -> Variable:
         """Return a variable of the same structure that shares these leaves; the value must not contain modules."""
         return self._with(leaves[0] if isinstance(self.value, Tensor) else self.like(leaves), leaves)
+
+    @contextmanager
+    def at(self, leaves: Leaves) -> Iterator[Variable]:
+        """Yield this variable at other numbers, for passes during which a graph that was recorded at its own must stay valid.
+
+        Tensors are replaced. The parameters of a module get the memory of ``leaves`` for that time: a graph saves parameters,
+        and would be spoilt by numbers that are written into them. Sharded modules cannot do this.
+        """
+        if not self.has_modules:
+            yield self.moved([leaf.requires_grad_() for leaf in leaves])
+            return
+        own = [leaf.data for leaf in self.leaves]
+        try:
+            for leaf, other in zip(self.leaves, leaves, strict=True):
+                leaf.data = other
+            yield self
+        finally:
+            for leaf, before in zip(self.leaves, own, strict=True):
+                leaf.data = before
 
     def _with(self, value: Any, leaves: Leaves) -> Variable:
         other = Variable.__new__(Variable)

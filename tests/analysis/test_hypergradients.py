@@ -1,5 +1,6 @@
 """Hypergradients against closed forms, recursions written out by hand in numpy, and finite differences."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ from smooth import M, Smooth, joined
 
 import meha
 from meha.methods import BDA, CG, DARTS, GALET, IAPTT, NS, RHG, At
+from meha.problem.oracle import Counts
 from meha.problem.schedules import InversePower
 from meha.problem.sets import Box, L2Ball, NonNegative, Product, Simplex
 from meha.tensors.variables import Variable
@@ -252,23 +254,67 @@ def descent(F, f, x, y, steps, beta, mu=0.0):
 
 
 @pytest.mark.parametrize("make", [weighted, features])
-@pytest.mark.parametrize(
-    ("method", "mu"),
-    [(RHG(alpha=1.0, beta=0.5, inner_steps=4), 0.0), (BDA(alpha=1.0, beta=0.5, inner_steps=4, mu=0.4), 0.4)],
-    ids=["RHG", "BDA"],
-)
-def test_networks_against_differences(make, method, mu):
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize(("kind", "mu"), [(RHG, 0.0), (partial(BDA, mu=0.4), 0.4)], ids=["RHG", "BDA"])
+def test_networks_against_differences(make, kind, mu, steps):
+    method = kind(alpha=1.0, beta=0.5, inner_steps=steps)
     upper, lower, x, y = make()
     h, _ = hypergradient(method.start(meha.Problem(upper, lower), x, y))
     F, f, x0, y0 = flatten(make)
 
     def value(vector):
         x = torch.tensor(vector)
-        return float(F(x, descent(F, f, x, y0, 4, 0.5, mu)))
+        return float(F(x, descent(F, f, x, y0, steps, 0.5, mu)))
 
     expected = differences(value, x0.numpy())
     assert np.linalg.norm(expected) > 1e-3
     assert close(h, expected, 1e-5)
+
+
+class Recurrent(torch.nn.Module):
+    """A network that writes into buffers, and hands its parameters to an operation as one list."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.norm, self.last = torch.nn.GRU(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.last(self.norm(self.cell(inputs[:, None])[0][:, 0]))
+
+
+def test_the_last_lower_step_is_evaluated_once():
+    """F is differentiated at y_T while the graph of f at y_{T-1} waits; against the product of the Jacobians of both passes."""
+    torch.manual_seed(0)
+    y, calls = Recurrent().double(), []
+
+    def upper(x, y):
+        return (y(INPUTS[8:]) - TARGETS[8:]).square().mean()
+
+    def lower(x, y):
+        calls.append(1)
+        return (x.sigmoid()[:, None] * (y(INPUTS[:8]) - TARGETS[:8]).square()).mean()
+
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).requires_grad_()
+    run = RHG(alpha=1.0, beta=0.5, inner_steps=1).start(meha.Problem(upper, lower), x, copy.deepcopy(y))
+    other = copy.deepcopy(y)  # in which the new weights are set for good
+    d = torch.autograd.grad(lower(x, y), list(y.parameters()), create_graph=True)
+    with torch.no_grad():
+        for leaf, old, part in zip(other.parameters(), y.parameters(), d, strict=True):
+            leaf.copy_(old - 0.5 * part)
+    q = torch.autograd.grad(upper(x, other), list(other.parameters()))
+    (expected,) = torch.autograd.grad(d, x, [-0.5 * part for part in q])
+    calls.clear()
+    h, _ = hypergradient(run)
+    assert close(h, expected.numpy(), 1e-12)
+    assert np.linalg.norm(h) > 1e-4
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(run.y.parameters(), other.parameters(), strict=True))
+    assert len(calls) == 1  # where three steps are differentiated, the first two are evaluated again
+    assert run.counts == Counts(upper=1, lower=1, hvp=1)
+    run = RHG(alpha=1.0, beta=0.5, inner_steps=3).start(meha.Problem(upper, lower), x.detach(), y)
+    calls.clear()
+    hypergradient(run)
+    assert len(calls) == 5
+    assert run.counts == Counts(upper=1, lower=3, hvp=3)
 
 
 def test_cg_with_damping_on_a_network():

@@ -328,7 +328,7 @@ def test_random_objectives():
     noisy = Problem(upper, lambda x, y: lower(x + 0.1 * torch.randn_like(x) + random.random() + np.random.rand(), y))
     report = meha.check(noisy, ones(3), zeros(3))
     assert report.repeatable is False
-    assert warns(report, "meha.StochasticMEHA")
+    assert warns(report, "pass what is drawn as a batch, solve(..., batches=...)")
     assert len(report.warnings) == 1
     assert report.convexity == "strongly convex"  # seen with the random numbers held
     assert torch.equal(before[0], torch.random.get_rng_state())
@@ -398,7 +398,10 @@ def test_batches():
     scaled = Problem(lambda x, y, b: b * upper(x, y), lambda x, y, b: b * lower(x, y))
     report = meha.check(scaled, ones(3), zeros(3), 3.0)
     assert report.ok
-    assert report.method == "StochasticMEHA"
+    assert report.method == "AdaptiveSOBA"
+    assert ("method", "solve(problem, x0, y0) uses meha.stochastic.AdaptiveSOBA, which is made for tensors with batches.") in (
+        report.findings
+    )
     assert report.curvature == pytest.approx((6, 6))
     parts = meha.check(scaled, ones(3), zeros(3), meha.MicroBatches([1.0, 5.0]))
     assert parts.curvature == pytest.approx((6, 6))

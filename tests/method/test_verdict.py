@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -173,16 +174,18 @@ def test_one_function_decides_the_default():
     on_network = Problem(lambda x, y: (y(x) - 1).square().sum(), lambda x, y: (y(x) + 1).square().sum())
     for problem, x, y, batches, expected in (
         (toy, toy.x0, toy.y0, None, meha.Default),
-        (toy, toy.x0, toy.y0, [1], meha.StochasticMEHA),
-        (noisy, ZERO, ZERO, [ZERO], meha.StochasticMEHA),
+        (toy, toy.x0, toy.y0, [1], meha.stochastic.AdaptiveSOBA),
+        (noisy, ZERO, ZERO, [ZERO], meha.stochastic.AdaptiveSOBA),
+        (replace(noisy, y_set=meha.sets.Box(-1.0, 1.0)), ZERO, ZERO, [ZERO], meha.StochasticMEHA),
+        (replace(noisy, nonsmooth=meha.nonsmooth.L1(0.1)), ZERO, ZERO, [ZERO], meha.StochasticMEHA),
         (on_network, torch.ones(1), network, None, meha.StochasticMEHA),
         (on_network, torch.ones(1), {"net": [network]}, None, meha.StochasticMEHA),
     ):
         assert type(methods.default_method(problem, x, y, batches)) is expected
     solution = meha.solve(noisy, ZERO, ZERO, batches=[ZERO], max_steps=1)
-    assert type(solution.method) is meha.StochasticMEHA
+    assert type(solution.method) is meha.stochastic.AdaptiveSOBA
     batch = torch.zeros(1, dtype=torch.float64)
-    assert meha.check(noisy, ZERO, ZERO, batch=batch).method == "StochasticMEHA"
+    assert meha.check(noisy, ZERO, ZERO, batch=batch).method == "AdaptiveSOBA"
     assert meha.check(toy, toy.x0, toy.y0).method == "Default"
 
 

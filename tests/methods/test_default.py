@@ -298,7 +298,7 @@ def test_which_method_is_taken():
     assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "StochasticMEHA"
     batches = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
     found = meha.solve(batches, torch.ones(2), torch.ones(2), batches=[torch.ones(2)], max_steps=1)
-    assert found.method.name == "StochasticMEHA"
+    assert found.method.name == "AdaptiveSOBA"
 
 
 def test_the_second_run_cut_short():

@@ -270,12 +270,31 @@ def test_indices_in_groups_are_the_same_examples_each_time():
         found = members.setdefault(int(batch.group[1]), set(batch.lower.tolist()))
         assert found == set(batch.lower.tolist())
         assert batch.groups == (2, 3)
+        assert (batch.whole().upper.tolist(), batch.whole().lower.tolist()) == (list(range(4)), list(range(6)))
     assert sorted(itertools.chain(*members.values())) == list(range(6))
+
+
+def test_indices_of_several_draws_are_independent_batches():
+    batches = Indices((3, 2), upper=7, lower=4, seed=3, draws=2)
+    plain = Indices((3, 2), upper=7, lower=4, seed=3)
+    drawn = [next(batches) for _ in range(3)]
+    assert all((batch.upper.shape, batch.lower.shape) == ((2, 3), (2, 2)) for batch in drawn)
+    for row in [batch.row(j) for batch in drawn for j in (0, 1)]:  # the same examples in the same order as one by one
+        expected = next(plain)
+        assert torch.equal(row.upper, expected.upper)
+        assert torch.equal(row.lower, expected.lower)
+    again = Indices((3, 2), upper=7, lower=4, seed=3, draws=2)
+    assert torch.equal(again.stack(3).upper, torch.stack([batch.upper for batch in drawn]))
+    assert torch.equal(next(again).lower, next(batches).lower)
+    with pytest.raises(ValueError, match=r"Indices with \{'draws': 2\}"):
+        plain.load_state_dict(again.state_dict())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"size": 2, "upper": 4, "lower": 6, "groups": True, "draws": 3}, "draws: methods that use groups take one batch"),
+        ({"size": 2, "upper": 4, "lower": 6, "draws": 0}, "draws: must be a whole number"),
         ({"size": 64, "upper": 10_000, "lower": 64, "groups": True}, "take a size of 50 or 80"),
         ({"size": 5, "upper": 4, "lower": 6}, "larger than the 4 examples of upper"),
         ({"size": 0, "upper": 4, "lower": 6}, "size: must be a whole number"),

@@ -152,7 +152,8 @@ def test_skipping_survives_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     "method",
     [
-        *(meha.MEHA(), meha.MEHA(**MOMENT), meha.F2SA(), meha.VPBGD(), meha.BOME(), meha.StochasticMEHA()),
+        *(kind(alpha=0.1, beta=0.1, eta=0.1) for kind in (meha.F2SA, meha.VPBGD, meha.BOME)),
+        *(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0), meha.MEHA(**MOMENT), meha.StochasticMEHA()),
         *(meha.RHG(alpha=0.1, beta=0.1), meha.CG(alpha=0.1, beta=0.1)),
     ],
     ids=lambda method: method.name,

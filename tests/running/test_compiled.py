@@ -1,9 +1,11 @@
 """Compiled runs take the same steps, tell the same numbers, and fall back where they cannot."""
 
+import itertools
 import os
 import subprocess
 import sys
 import warnings
+from dataclasses import dataclass
 
 import meha_lab.problems
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 import meha
 from meha import MEHA, Problem, solve
+from meha.methods import Method, State, Variable
 from meha.problem.nonsmooth import L1, MCP
 from meha.problems import lasso, sine, strong_convex
 from meha.running import compiled as tracing
@@ -34,11 +37,20 @@ METHODS = [
 ]
 
 
+def without_compiler(set_attribute):
+    """Run graphs as they are, since the compiler takes seconds for each: two steps in a turn of a loop, and single ones."""
+    set_attribute(tracing, "compile_graph", lambda module, inputs, **options: module)
+    set_attribute(tracing, "TURN", 2)
+    set_attribute(tracing, "_known", {})
+
+
 @pytest.fixture
 def interpreted(monkeypatch):
-    """Without the compiler, which takes seconds: the graphs that it would get run as they are."""
-    monkeypatch.setattr(tracing._Trace, "compile", lambda self, steps, inputs: self.unroll(steps))
-    monkeypatch.setattr(tracing, "_known", {})
+    without_compiler(monkeypatch.setattr)
+
+
+def as_group(batches):
+    return [(batch, None, "") for batch in batches]
 
 
 def quadratic(**more):
@@ -57,19 +69,15 @@ def leaves(run):
     return [leaf.detach() for leaf in run.state.x.leaves + run.state.y.leaves]
 
 
-def traced(run, batches):
-    """A step for each batch through the graph that is handed to the compiler, run as it is."""
-    compiled = Traced(run, unrolled=len(batches))
-    graph = compiled._trace.unroll(len(batches))
-    compiled._function = graph
-    return compiled(batches)
-
-
-def compare(method, problem, x0, y0, *, batches=(None,) * 4, tol=1e-13):
+def compare(method, problem, x0, y0, *, batches=(None,) * 3, tol=1e-13):
+    """Compare eager steps with the loop that is handed to the compiler, run as it is."""
     one, other = method.start(problem, x0, y0), method.start(problem, x0, y0)
     one.step(batches[0])
     other.step(batches[0])
-    info = traced(one, list(batches))
+    compiled = Traced(one)
+    compiled.compile()
+    assert compiled.fit(as_group(batches)) == len(batches)
+    info = compiled(as_group(batches))
     size = info.size
     for batch in batches:
         expected = other.step(batch)
@@ -82,11 +90,13 @@ def compare(method, problem, x0, y0, *, batches=(None,) * 4, tol=1e-13):
     return info
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name} {getattr(method, 'gradients', '')}")
 def test_a_traced_step_is_the_step(method):
     compare(method, quadratic(), *start())
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_traced_steps_in_single_precision():
     compare(METHODS[0], quadratic(), *start(torch.float32), tol=1e-6)
 
@@ -100,14 +110,16 @@ def entries():
         yield pytest.param(entry, id=entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("entry", list(entries()))
 def test_every_problem_of_the_collection_can_be_traced(entry):
     problem = entry.make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", meha.theory.TheoryWarning)
-        compare(MEHA(c=2.0), problem, problem.x0, problem.y0, batches=(None,) * 2, tol=1e-9)
+        compare(MEHA(c=2.0), problem, problem.x0, problem.y0, tol=1e-9)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_batches_are_inputs():
     problem = Problem(
         upper=lambda x, y, batch: (y - batch["target"]).square().mean() + x.square().sum(),
@@ -121,11 +133,190 @@ def test_batches_are_inputs():
     compare(MEHA(**STEPS), problem, x0, y0, batches=batches)
     run = MEHA(**STEPS).start(problem, x0, y0)
     run.step(batches[0])
-    compiled = Traced(run, unrolled=2)
-    assert compiled.fits(batches[:2])
-    assert not compiled.fits([{**batches[0], "scale": 3}])
-    assert not compiled.fits([{**batches[0], "data": batches[0]["data"][:4]}])
-    assert not compiled.fits([None])
+    compiled = Traced(run)
+    assert compiled.fit(as_group(batches[:2])) == 2
+    for other in ({"scale": 3}, {"scale": 2.0}, {"data": batches[0]["data"][:4]}, {"data": batches[0]["data"].float()}):
+        assert compiled.fit(as_group([batches[1], {**batches[0], **other}, batches[2]])) == 1
+    assert compiled.fit(as_group([None])) == compiled.fit(as_group([batches[0]["data"]])) == 0
+
+
+@dataclass
+class MemoryState(State):
+    table: Variable  # the last gradient of f on each group of examples
+
+
+@dataclass(frozen=True)
+class Memory(Method):
+    """y follows a mean of remembered gradients, of which a step renews one (SAGA), and x the gradient of F."""
+
+    groups: int
+    alpha: float = 0.05
+    beta: meha.schedules.Schedule = 0.1
+
+    def init(self, oracle, x, y):
+        return MemoryState(x, y, Variable(torch.zeros(self.groups, len(y.leaves[0]), dtype=torch.float64), "table"))
+
+    def step(self, oracle, state, at):
+        x, y, (table,) = state.x, state.y, state.table.leaves
+        number = at.batch.group[1:]
+        _, (new,) = oracle.gradient(y, [(1.0, oracle.lower, x, y)], at.batch)
+        (upper,), (F_x, F_y) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch)
+        y.leaves[0].sub_(at.beta * (new - table[number][0] + table.mean(0) + 0.1 * F_y[0]))
+        x.leaves[0].sub_(at.alpha * F_x[0])
+        table.index_copy_(0, number, new[None])
+        return {"upper": upper}
+
+
+def regression(n, seed=0):
+    """Least squares in n unknowns on batches of indices: 12 examples of F, and 20 of f."""
+    generator = torch.Generator().manual_seed(seed)
+    (A, a), (B, b) = (
+        (torch.randn(m, n, dtype=torch.float64, generator=generator), torch.randn(m, dtype=torch.float64, generator=generator))
+        for m in (12, 20)
+    )
+    return Problem(
+        lambda x, y, batch: (A[batch.upper] @ y - a[batch.upper]).square().mean() + x.square().sum(),
+        lambda x, y, batch: (B[batch.lower] @ y - b[batch.lower] * x).square().mean() / n,
+    )
+
+
+def on_indices(compile, n=3, groups=True, **options):
+    method = Memory(groups=5, beta=meha.schedules.InversePower(0.1, 0.3)) if groups else MEHA(**STEPS)
+    batches = meha.loaders.Indices(4, upper=12, lower=20, groups=groups, seed=7)
+    options = {"max_steps": 150, "tol": None, **options}
+    x0, y0 = torch.ones(1, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    return solve(regression(n), x0, y0, method, batches=batches, compile=compile, **options)
+
+
+@pytest.mark.filterwarnings(f"error::{CompileWarning.__module__}.CompileWarning")
+def test_compiled_steps_on_indices_of_two_shapes():
+    for n in (3, 40):
+        plain, compiled = on_indices(False, n), on_indices(True, n)
+        for part in "xy":
+            torch.testing.assert_close(getattr(compiled, part), getattr(plain, part), rtol=1e-11, atol=1e-11)
+        assert torch.equal(compiled.batch.lower, plain.batch.lower)
+        assert compiled.batch.groups == (3, 5)
+        assert (compiled.steps, compiled.counts) == (150, plain.counts)
+        assert len(compiled.history["step"]) < 10  # steps were taken in groups
+    assert {function.unit for function in tracing._known.values()} == {1}  # by loops
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_run_on_indices_goes_on_from_a_checkpoint_bit_for_bit(groups, tmp_path):
+    whole, plain = (on_indices(compile, groups=groups, max_steps=400) for compile in (True, False))
+    torch.testing.assert_close(whole.y, plain.y, rtol=1e-11, atol=1e-11)
+    call = {"groups": groups, "max_steps": 400, "checkpoint": meha.Checkpoint(tmp_path / "run.pt", every=50)}
+    part = on_indices(True, callbacks=lambda run, info: info.step >= 170, **call)
+    assert 170 <= part.steps < 250
+    rest = on_indices(True, **call)
+    assert rest.steps == 400
+    assert torch.equal(rest.x, whole.x)
+    assert torch.equal(rest.y, whole.y)
+    assert torch.equal(rest.batch.upper, whole.batch.upper)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_failure_on_indices_ends_at_the_same_step_and_batch():
+    """Steps of a group that is undone are taken one by one, on the same batches."""
+    problem = regression(3)
+
+    def lower(x, y, batch):  # the root is NaN at the end of the way
+        return problem.lower(x, y, batch) + 0 * (0.9 - x).sqrt().sum()
+
+    found = [
+        solve(
+            Problem(lambda x, y, batch: problem.upper(x, y, batch) - 30 * x.sum(), lower),
+            torch.zeros(1, dtype=torch.float64),
+            torch.zeros(3, dtype=torch.float64),
+            MEHA(alpha=0.0005, beta=0.1, eta=0.1, gamma=1.0, c=1.0, p=0.0),
+            max_steps=500,
+            tol=None,
+            batches=meha.loaders.Indices(4, upper=12, lower=20, seed=7),
+            compile=compile,
+        )
+        for compile in (False, True)
+    ]
+    assert [solution.status.value for solution in found] == ["non-finite"] * 2
+    assert 40 < found[0].steps == found[1].steps < 500
+    assert torch.equal(found[0].batch.lower, found[1].batch.lower)
+    assert found[0].message == found[1].message
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("size", [2**25, 200], ids=["long groups", "groups of few bytes"])
+def test_a_batch_of_another_size_is_stepped_over(size, monkeypatch):
+    monkeypatch.setattr(tracing, "BYTES", size)
+    monkeypatch.setattr(tracing, "UNROLLED", 3)
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(m, 2, dtype=torch.float64, generator=generator) for m in (4, 4, 4, 4, 3)]  # 64 bytes each
+    problem = Problem(
+        lambda x, y, batch: (y - batch["data"]).square().mean() + x.square().sum(),
+        lambda x, y, batch: (batch["data"] @ y - x).square().mean() * batch["scale"],
+    )
+    zero, found = torch.zeros(2, dtype=torch.float64), []
+    for compile in (False, True):
+        loader = [{"data": part, "scale": 2.0} for part in data]
+        x0 = torch.zeros(1, dtype=torch.float64)
+        found.append(solve(problem, x0, zero, MEHA(**STEPS), max_steps=203, tol=None, batches=loader, compile=compile))
+    torch.testing.assert_close(found[1].y, found[0].y, rtol=0, atol=1e-12)
+    steps = [int(step) for step in found[1].history["step"]]
+    assert max(b - a for a, b in itertools.pairwise(steps)) == (4 if size > 1000 else 3)
+    assert len(steps) < 110 or size < 1000
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_without_loops_steps_are_compiled_in_a_row(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no loops here")
+
+    monkeypatch.setattr(tracing._Trace, "loop", fail)
+    monkeypatch.setattr(tracing, "UNROLLED", 5)
+    plain, compiled = on_indices(False), on_indices(True, max_steps=150)
+    torch.testing.assert_close(compiled.y, plain.y, rtol=1e-11, atol=1e-11)
+    assert (compiled.steps, [function.unit for function in tracing._known.values()]) == (150, [5])
+    steps = [int(step) for step in compiled.history["step"]]
+    assert steps[:3] == [1, 31, 61]
+    assert steps[-4:] == [147, 148, 149, 150]  # the rest is taken eagerly
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_an_interrupt_between_calls_undoes_the_group(monkeypatch):
+    compile, calls = tracing._Trace.compile, []
+
+    def interrupted(*arguments):
+        function = compile(*arguments)
+
+        def call(*inputs):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return function.call(*inputs)
+
+        return tracing._Function(call, function.unit, function.turn, function.unseen)
+
+    monkeypatch.setattr(tracing._Trace, "compile", interrupted)
+    monkeypatch.setattr(tracing, "PAUSE", 0.0)  # a call for each turn
+    found = on_indices(True)
+    assert (found.status, found.steps) == (meha.Status.INTERRUPTED, 1)
+    torch.testing.assert_close(found.y, on_indices(False, max_steps=1).y)
+
+
+def test_an_objective_must_not_write_into_a_tensor_of_its_own():
+    class Hidden:
+        __slots__ = ("state",)
+
+    hidden = Hidden()
+    hidden.state = torch.zeros((), dtype=torch.float64)
+
+    def lower(x, y):
+        return (y - x).square().sum() + 0 * hidden.state.add_(1.0)
+
+    zero = torch.zeros(2, dtype=torch.float64)
+    run = MEHA(**STEPS).start(Problem(lambda x, y: x.square().sum() + (y - 1).square().sum(), lower), zero, zero)
+    run.step()
+    with pytest.raises(TracingError, match="writes into a tensor of its own"):
+        Traced(run)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -230,9 +421,10 @@ def test_constants_may_leave_torch():
     zero = torch.zeros(2, dtype=torch.float64)
     run = MEHA(**STEPS).start(problem, zero, zero)
     run.step()
-    assert Traced(run, unrolled=1).unrolled == 1
+    Traced(run)
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("late", [False, True], ids=["after the first group", "later"])
 def test_steps_that_are_not_those_of_python_are_undone(late):
     """A weight that changes in Python after the trace: the run goes back to where both agreed, warns, and goes on eagerly."""
@@ -253,6 +445,7 @@ def test_steps_that_are_not_those_of_python_are_undone(late):
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_loader_that_reuses_its_tensor():
     buffer = torch.zeros(1, dtype=torch.float64)
 

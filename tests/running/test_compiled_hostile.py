@@ -11,11 +11,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_compiled import Outside
+from test_compiled import Outside, without_compiler
 
 import meha
 from meha.problem.loaders import Accumulated
-from meha.running import compiled as tracing
 from meha.running.compiled import CompileWarning
 
 STEPS = 150
@@ -343,12 +342,6 @@ def outcome(name):
         torch.allclose(getattr(found[True], part), getattr(found[False], part), rtol=TOLERANCE, atol=TOLERANCE) for part in "xy"
     )
     return "equal" if same and found[True].status is found[False].status else "silent"
-
-
-def without_compiler(set_attribute):
-    """Run graphs as they are: the compiler takes seconds for each."""
-    set_attribute(tracing._Trace, "compile", lambda self, steps, inputs: self.unroll(steps))
-    set_attribute(tracing, "_known", {})
 
 
 def test_there_are_58_cases():

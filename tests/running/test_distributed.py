@@ -43,7 +43,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import meha
-from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA
+from meha import MEHA, Problem, SharedCheckpoint, Status, StochasticMEHA, stochastic
 from meha.problem import nonsmooth, sets
 from meha.problem.loaders import Endless
 from meha.running.loggers import CSVLogger
@@ -129,6 +129,12 @@ FIRST_ORDER = (
 SECOND_ORDER = (
     *(kind(alpha=1.0, beta=0.05, inner_steps=3) for kind in (meha.RHG, meha.BDA, meha.IAPTT, meha.CG, meha.NS, meha.GALET)),
     *(meha.BAMM(alpha=1.0, beta=0.05),),
+    *(kind(alpha=1.0, beta=0.05, eta=0.05) for kind in (stochastic.SOBA, stochastic.MASOBA, stochastic.FSLA)),
+    *(kind(alpha=1.0, beta=0.05, eta=0.05, system_steps=2) for kind in (stochastic.MRBO, stochastic.SUSTAIN, stochastic.TTSA)),
+    *(
+        kind(alpha=1.0, beta=0.05, eta=0.05, inner_steps=2, system_steps=2)
+        for kind in (stochastic.StocBiO, stochastic.AmIGO, stochastic.BSA)
+    ),
 )
 ON_TENSORS = (
     meha.Default(),
@@ -136,6 +142,7 @@ ON_TENSORS = (
     meha.ImplicitNewton(),
     meha.PenaltyContinuation(),
     meha.contrib.AdaptiveMEHA(),
+    stochastic.AdaptiveSOBA(),
     meha.MEHA(),
     meha.GridSearch(space=meha.Uniform(-2.0, 2.0), points=4),
     meha.RandomSearch(space=meha.Uniform(-2.0, 2.0), seed=1),
@@ -144,13 +151,14 @@ ON_TENSORS = (
 
 
 ON_CONSTRAINTS = (meha.BiCGAFFA(alpha=0.05, eta=0.1), meha.LVHBA())
-ALONE = (meha.ActiveSets(),)
+ALONE = (meha.ActiveSets(), stochastic.SABA(), stochastic.SRBA(), stochastic.SPABA(), stochastic.VRBO())
+ALONG_F_X = stochastic.PBGDFree(alpha=1.0, beta=0.05)
 
 
 def test_the_table_of_methods_is_whole():
-    named = {**vars(meha.methods), **vars(meha.contrib)}
+    named = {**vars(meha.methods), **vars(meha.contrib), **vars(stochastic)}
     methods = {name for name, item in named.items() if isinstance(item, type) and issubclass(item, meha.Method)}
-    tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE)
+    tested = (*FIRST_ORDER, *SECOND_ORDER, *ON_TENSORS, *ON_CONSTRAINTS, *ALONE, ALONG_F_X)
     assert {type(method).__name__ for method in tested} == methods - {"Method"}
     table = (HERE.parents[1] / "docs" / "distributed.md").read_text().split("## Which methods", 1)[1].split("##", 1)[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
@@ -158,12 +166,14 @@ def test_the_table_of_methods_is_whole():
 
 
 def methods_on_modules(methods, wrapped):
+    pulled = Problem(lambda x, y, batch: upper(x, y, batch) + 0.1 * (x - 1).square().mean(), lower)
     for method in methods:
         options = {"max_steps": 3, "tol": None}
-        expected = meha.solve(PROBLEM, weights(), network(), method, batches=[examples()], **options)
+        problem = pulled if method.name == "PBGDFree" else PROBLEM  # it moves x along F_x alone
+        expected = meha.solve(problem, weights(), network(), method, batches=[examples()], **options)
         y = shard(network(), line()) if wrapped else network(dist.get_rank())
         group = None if wrapped else dist.group.WORLD
-        found = meha.solve(PROBLEM, weights(), y, method, batches=[mine()], group=group, **options)
+        found = meha.solve(problem, weights(), y, method, batches=[mine()], group=group, **options)
         for value, reference in ((found.x, expected.x), (found.y, expected.y)):
             for a, b in zip(full(value), full(reference), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda text, m=method: f"{m.name}: {text}")
@@ -171,8 +181,8 @@ def methods_on_modules(methods, wrapped):
 
 @pytest.mark.slow
 def test_first_order_methods_take_modules_whole_or_sharded():
-    in_processes(2, methods_on_modules, FIRST_ORDER, False)
-    in_processes(2, methods_on_modules, FIRST_ORDER, True)
+    in_processes(2, methods_on_modules, (*FIRST_ORDER, ALONG_F_X), False)
+    in_processes(2, methods_on_modules, (*FIRST_ORDER, ALONG_F_X), True)
 
 
 def left_out():
@@ -193,13 +203,17 @@ def test_second_order_methods_take_whole_modules():
     in_processes(2, methods_on_modules, SECOND_ORDER, False)
 
 
-def ridge(features, targets):
+def ridge(features, targets, decay=0.0):
     """A smooth problem with a strongly convex lower level; each process has rows of its own."""
 
     def lower(x, y):
         return (features[0] @ y - targets[0]).square().mean() + (x.exp() * y.square()).mean()
 
-    return Problem(lambda x, y: (features[1] @ y - targets[1]).square().mean(), lower)
+    def upper(x, y):
+        fit = (features[1] @ y - targets[1]).square().mean()
+        return fit + decay * (x - 1).square().sum() if decay else fit
+
+    return Problem(upper, lower)
 
 
 def methods_on_tensors():
@@ -209,9 +223,10 @@ def methods_on_tensors():
     rank = dist.get_rank()
     half = slice(10 * rank, 10 * (rank + 1))
     start = torch.zeros(1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
-    for method in ON_TENSORS:
-        expected = meha.solve(ridge(features, targets), *start, method, max_steps=30)
-        own = ridge(features[:, half], targets[:, half])
+    for method in (ALONG_F_X, *ON_TENSORS):
+        decay = 0.1 if method is ALONG_F_X else 0.0  # it moves x along F_x alone
+        expected = meha.solve(ridge(features, targets, decay), *start, method, max_steps=30)
+        own = ridge(features[:, half], targets[:, half], decay)
         found = meha.solve(own, *start, method, max_steps=30, group=dist.group.WORLD)
         assert (found.status, found.counts) == (expected.status, expected.counts), method
         # Sums in another order differ by 1e-16, and quasi-Newton steps amplify that; the engines are accurate to 1e-6.
@@ -224,6 +239,28 @@ def methods_on_tensors():
 
 def test_methods_on_tensors_share_the_data():
     in_processes(2, methods_on_tensors)
+
+
+def default_with_batches():
+    """Two batches in turn, of which each process has a half."""
+    generator = torch.Generator().manual_seed(0)
+    features, noise = (torch.randn(2, 20, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    targets, rank = features @ torch.ones(4, dtype=torch.float64) + noise[..., 0], dist.get_rank()
+    whole = [(features[:, part], targets[:, part]) for part in (slice(0, None, 2), slice(1, None, 2))]
+    mine = [tuple(part[:, 5 * rank : 5 * (rank + 1)] for part in batch) for batch in whole]
+    problem = Problem(lambda x, y, b: ridge(*b).upper(x, y), lambda x, y, b: ridge(*b).lower(x, y))
+    start = torch.zeros(1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    expected = meha.solve(problem, *start, batches=whole, max_steps=60, tol=None)
+    found = meha.solve(problem, *start, batches=mine, max_steps=60, tol=None, group=dist.group.WORLD)
+    assert expected.method.name == found.method.name == "AdaptiveSOBA"
+    assert float(found.x.abs()) > 0
+    # Differences of gradients magnify the rounding of sums in another order.
+    torch.testing.assert_close((found.x, found.y), (expected.x, expected.y), rtol=1e-7, atol=1e-8)
+    assert found.counts == expected.counts
+
+
+def test_the_default_with_batches_equals_one_process():
+    in_processes(2, default_with_batches)
 
 
 def coupled(targets):
@@ -323,10 +360,10 @@ def refusals(folder):
     other = dist.new_group([0])
     if dist.get_rank() == 1:
         refused(ValueError, "does not belong to it", PROBLEM, x, network(), group=other)
-    lasso = meha.problems.lasso(4)
+    toy = meha.problems.strong_convex(4)
     for method in ALONE:
         with pytest.raises(ValueError, match=f"{method.name} cannot take several processes"):
-            method.start(lasso, lasso.x0, lasso.y0, group=world)
+            method.start(toy, toy.x0, toy.y0, group=world)
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
     with pytest.raises(ValueError, match="a sampler divides the batches among 2 processes"):
         meha.solve(PROBLEM, x, network(), batches=DataLoader(range(8), 2, sampler=sampler))

@@ -16,6 +16,8 @@ COPIES = {
     "`StochasticMEHA(warm_start=True)`": 13,
     "`StochasticMEHA(both_levels=False)`": 11,
     "`MEHA`": 5,
+    "`MEHA()`, which chooses its numbers": 6,
+    "`F2SA()`, which chooses its numbers": 6,
     "`MEHA`, Adam for y": 8,
 }
 """Of y, besides y itself, as docs/runs.md says."""

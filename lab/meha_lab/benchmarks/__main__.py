@@ -9,14 +9,13 @@ import ast
 from pathlib import Path
 
 from meha_lab import pages
-from meha_lab.benchmarks import estimators, newton, speed, structured
+from meha_lab.benchmarks import batches, estimators, newton, speed, structured
 from meha_lab.paths import RECORDS
 from meha_lab.store import Store
 from meha_lab.tools import learning_tasks
 
-TABLES: pages.Tables = {
-    name: table for owner in (speed, structured, newton, estimators, learning_tasks) for name, table in owner.TABLES.items()
-}
+OWNERS = (speed, structured, newton, estimators, learning_tasks, batches)
+TABLES: pages.Tables = {name: table for owner in OWNERS for name, table in owner.TABLES.items()}
 
 
 def described() -> list[str]:

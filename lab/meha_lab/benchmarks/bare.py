@@ -1,6 +1,7 @@
-"""Algorithm 1 written by hand for one problem: what a step cannot do without, and nothing else.
+"""Algorithm 1, and one-step unrolls, written by hand: what a step cannot do without, and nothing else.
 
-No checks, no counts, no numbers reported; the same passes as MEHA's steps, so that the iterates are the same to rounding.
+No checks, no counts, no numbers reported; the same passes as the steps of the library, so that the iterates are the same to
+rounding.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from meha_lab.tasks.few_shot import FewShot, Tasks
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, pad
 
 import meha
@@ -64,6 +66,55 @@ class Passes:
         d = list(torch._foreach_mul(torch.autograd.grad(self.upper(self.x, self.y, *batch), ys), 1 / c))
         torch._foreach_add_(d, torch.autograd.grad(self.lower(self.x, self.y, *batch), ys))
         _move(ys, d, beta, thetas, ys, gamma)
+
+
+class Unroll:
+    """Steps of x along the gradient through one step of y, as most write it: y moves inside of the graph, which the loss of the
+    upper level then goes through."""
+
+    def __init__(
+        self, upper: Callable[..., Tensor], lower: Callable[..., Tensor], numbers: Mapping[str, float], x: Any, y: nn.Module
+    ) -> None:
+        self.upper, self.lower, self.numbers, self.x, self.y = upper, lower, numbers, x, y
+        self.leaves = [x.requires_grad_()] if isinstance(x, Tensor) else list(x.parameters())
+
+    def step(self, *batch: Any) -> None:
+        alpha, beta = (self.numbers[name] for name in ("alpha", "beta"))
+        named = dict(self.y.named_parameters())
+        d = torch.autograd.grad(self.lower(self.x, self.y, *batch), list(named.values()), create_graph=True)
+        moved = {name: leaf - beta * part for (name, leaf), part in zip(named.items(), d, strict=True)}
+        value = self.upper(self.x, lambda images: functional_call(self.y, moved, (images,)), *batch)
+        found = torch.autograd.grad(value, self.leaves)
+        with torch.no_grad():
+            torch._foreach_copy_(list(named.values()), list(moved.values()))
+            torch._foreach_add_(self.leaves, found, alpha=-alpha)
+
+
+class DifferenceQuotient(Unroll):
+    """Steps of DARTS of second order: five passes, one through F and four through f."""
+
+    def step(self, *batch: Any) -> None:
+        alpha, beta = (self.numbers[name] for name in ("alpha", "beta"))
+        ys = list(self.y.parameters())
+        kept = [leaf.detach().clone() for leaf in ys]
+        d = torch.autograd.grad(self.lower(self.x, self.y, *batch), ys)
+        with torch.no_grad():
+            torch._foreach_add_(ys, d, alpha=-beta)
+        q = list(torch.autograd.grad(self.upper(self.x, self.y, *batch), ys))
+        with torch.no_grad():
+            torch._foreach_mul_(q, beta)
+            e = 0.01 / torch.linalg.vector_norm(torch.stack(torch._foreach_norm(q))).item()
+            torch._foreach_copy_(ys, kept)
+            slopes = []
+            for by in (e, -2 * e):  # to one side, and from there to the other
+                torch._foreach_add_(ys, q, alpha=by)
+                with torch.enable_grad():
+                    slopes.append(torch.autograd.grad(self.lower(self.x, self.y, *batch), self.leaves))
+            torch._foreach_add_(self.leaves, torch._foreach_sub(slopes[0], slopes[1]), alpha=alpha / (2 * e))
+            torch._foreach_copy_(ys, kept)
+        d = torch.autograd.grad(self.lower(self.x, self.y, *batch), ys)
+        with torch.no_grad():
+            torch._foreach_add_(ys, d, alpha=-beta)
 
 
 @torch.no_grad()

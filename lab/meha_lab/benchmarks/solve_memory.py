@@ -91,6 +91,8 @@ CASES = {
     "`StochasticMEHA(warm_start=True)`": partial(network, method=meha.StochasticMEHA(warm_start=True)),
     "`StochasticMEHA(both_levels=False)`": partial(network, method=meha.StochasticMEHA(both_levels=False)),
     "`MEHA`": partial(network, method=MEHA),
+    "`MEHA()`, which chooses its numbers": partial(network, method=meha.MEHA()),
+    "`F2SA()`, which chooses its numbers": partial(network, method=meha.F2SA()),
     "`MEHA`, Adam for y": partial(
         network, method=meha.MEHA(alpha=0.1, eta=0.01, gamma=10.0, c=2.0, y_optimizer=partial(torch.optim.Adam, lr=1e-3))
     ),

@@ -500,9 +500,11 @@ def passes_part(bench: Bench) -> None:
 
 def recorded(run: meha.Run, batch: Any, device: str) -> Contender:
     """Steps of a run as ``solve(compile=True)`` does them on a GPU, where they are recorded as a graph."""
-    group = Recorded(run)
-    group.compile()
-    return lambda: several(lambda: group([batch] * group.unrolled), 10, device) / group.unrolled
+    recorded = Recorded(run)
+    recorded.compile()
+    group = [(batch, None, "")] * recorded.unit
+    recorded.fit(group)
+    return lambda: several(lambda: recorded(group), 10, device) / recorded.unit
 
 
 def same_network(a: torch.nn.Module, b: torch.nn.Module) -> None:
