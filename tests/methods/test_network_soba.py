@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import meha
-from meha.methods.network_soba import NetworkSOBA
+from meha.methods.contrib.network_soba import NetworkSOBA
 from meha.problem.oracle import Counts
 from meha.problem.sets import Box, L2Ball, Simplex
 
