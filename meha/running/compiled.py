@@ -58,7 +58,7 @@ LOOPED = 2**20  # upper bound on the bytes of the variables in a loop, whose tur
 BATCH_TURN = 2  # with batches, where the steps themselves take longer: more would double the compiler's time for 10% of speed
 
 # Compiled and eager steps agree within these powers of the rounding error, times their length and the size of (x, y).
-SAME_MOVE, SAME = 0.5, 0.75
+SAME_MOVE, SAME = 0.4, 0.75
 AGREEMENT = 1e-3  # the largest distance of recorded from eager steps, relative to their length; sums may differ in order
 
 SHORTEST, LONGEST = 32, 4096  # bounds on the steps of a group, after which observers see the run

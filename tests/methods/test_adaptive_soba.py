@@ -86,8 +86,8 @@ class Recalled:
         here = 0.0
         if group in self.last:
             here = self.last[group] - sum(self.last.values()) / len(self.last)
-            self.covariance += named.MEAN * (new @ here - self.covariance)
-            self.variance += named.MEAN * (here @ here - self.variance)
+            self.covariance += named.SLOW * (new @ here - self.covariance)
+            self.variance += named.SLOW * (here @ here - self.variance)
         weight = min(1.0, max(0.0, self.covariance / self.variance)) if self.variance else 0.0
         self.last[group] = new
         return new - weight * here
@@ -165,7 +165,7 @@ def transcription(p, batches, groups):
                 y, v = (y - step, v) if name == "y" else (y, v - step)
                 rate = rates[name] * math.exp(named.GAIN * (angle(means[name], direction, P) - named.AGREEMENT))
                 rates[name] = min(1.0, max(named.SLOWEST, rate))
-            means[name] = (1 - named.MEAN) * means[name] + named.MEAN * direction
+            means[name] = (1 - named.SLOW) * means[name] + named.SLOW * direction
         # x, whose numbers are all touched by each of these batches
         if moving:
             newest = 1.0 if t == 0 else max(1 / (t + 1), 1 / (1 + named.SPAN))

@@ -25,7 +25,7 @@ MEASURED = 16
 """Steps at the start in which curvatures are measured and nothing moves."""
 
 SLOW = 0.02
-"""Weight of the newest value in slow means: of curvatures, of the share of coordinates drawn, and of the usual L."""
+"""Weight of the newest value in slow means: of curvatures, of directions of y and v, of the share drawn, of the usual L."""
 
 ROW = 0.25
 """The metric is at least this part of the norm of the row of the Hessian: estimates of the diagonal alone may be negative."""
@@ -43,9 +43,6 @@ PROBES, MIXING = 4096, (12.9898, 78.233, 43758.5453)
 """Steps after which the random signs repeat, and the factors that make them from the numbers of the step and coordinate."""
 
 # Rates of y and v, by the agreement of successive directions
-
-MEAN = 0.03
-"""Weight of the newest direction in the mean with which the next one is compared."""
 
 AGREEMENT = -0.1
 """The cosine that the rates of y and v aim at. Below 0, since a lag behind x is a bias, and noise averages out."""
@@ -188,8 +185,9 @@ class AdaptiveSOBA(Method):
     P comes from products with random signs and L from power steps, one of them in each step. The rates r_y and r_v, at most
     1, follow the agreement of successive directions: they agree while y or v lag behind x, and disagree where steps are too
     long for the noise. The rate a grows while the mean directions of x in successive windows agree, and falls where they do
-    not; x waits while L rises, since it has then outrun the metric. The answer is a mean of the iterates
-    in which the last tenth of the run counts most. Multiplying F or f by a number changes nothing but rounding.
+    not, or where directions grow; in windows that hold noise alone it falls as k^-1/2. x waits while L rises, since it has
+    then outrun the metric. The answer is a mean of the iterates in which the last tenth of the run counts most. Multiplying F
+    or f by a number changes nothing but rounding.
 
     A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
     and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
@@ -281,7 +279,7 @@ class AdaptiveSOBA(Method):
             variable.sub_(moving * rate / numbers["L"] * direction / metric)
             agreement = cosine(mean, direction, metric)
             rate.copy_((rate * torch.exp(moving * GAIN * (agreement - AGREEMENT))).clamp(SLOWEST, 1.0))
-            mean.lerp_(direction, MEAN)
+            mean.lerp_(direction, SLOW)
         self._move_x(oracle, state, found["F_x"] + found["f_xy"], at)
         weight = at.of(answer_weight)
         for level, flat in ((state.x, Flat(state.x)), (state.y, Flat(state.y))):
@@ -450,7 +448,7 @@ def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor) -> 
     apart = known * (old - total / seen.sum().clamp_min(1.0))
     covariance, variance = numbers[name], numbers[f"{name}_var"]
     for mean, value in ((covariance, (new * apart).sum()), (variance, (apart * apart).sum())):
-        mean.lerp_(value, MEAN * known)
+        mean.lerp_(value, SLOW * known)
     weight = (covariance / (variance + torch.finfo(new.dtype).tiny)).clamp(0.0, 1.0)
     total.add_(new - known * old)
     table.index_copy_(0, row, new[None])
