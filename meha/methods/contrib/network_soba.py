@@ -26,7 +26,7 @@ WAY, X_WAY = 1.0, 5.0
 networks memorise wrong labels when they move far."""
 
 WIDTH = 64
-"""The way of y is for layers with up to so many inputs; wider ones, whose inputs act together, go less in proportion."""
+"""The way of y is for layers with up to this number of inputs; wider ones, whose inputs act together, go less in proportion."""
 
 SHORTEST = 500
 """Steps that the whole way takes at least, so that no step is long; a shorter run goes a part of it."""
