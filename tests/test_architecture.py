@@ -18,10 +18,10 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 29_930
+LINES = 29_700
 LAYERS = 12
 SINGLE_IMPORTERS = 18
-PUBLIC_NAMES = 181
+PUBLIC_NAMES = 180
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 119
 COMMENTS = 8.0  # per 100 lines of code, at least

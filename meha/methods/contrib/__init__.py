@@ -1,6 +1,5 @@
-"""Methods kept for comparisons, or young. They work and are tested; names and arguments may change in any version."""
+"""A method that is kept for comparisons. It works and is tested; its name and arguments may change in any version."""
 
 from meha.methods.contrib.adaptive_meha import AdaptiveMEHA
-from meha.methods.contrib.network_soba import NetworkSOBA
 
-__all__ = ["AdaptiveMEHA", "NetworkSOBA"]
+__all__ = ["AdaptiveMEHA"]
