@@ -41,8 +41,8 @@ ROUNDS = 4
 Numbers = Mapping[str, Tensor | float | Callable[[], Tensor | float]]
 """The numbers of a step by name; a scalar tensor or a function becomes a number when it is read."""
 
-StepNumber = Callable[[int, "int | None"], float]
-"""A number of a step, as a function of its number k and of the horizon of the run; see :meth:`At.of`."""
+StepNumber = Callable[[int], float]
+"""A number of a step, as a function of its number k; see :meth:`At.of`."""
 
 
 class StepInfo(Mapping[str, float]):
@@ -102,18 +102,16 @@ class At:
     where the step is traced, and None where the method has None.
     """
 
-    def __init__(self, method: Method, k: int, batch: Any, horizon: int | None = None) -> None:
-        self._method, self._k, self._horizon, self.batch = method, k, horizon, batch
+    def __init__(self, method: Method, k: int, batch: Any) -> None:
+        self._method, self._k, self.batch = method, k, batch
 
     def of(self, function: StepNumber) -> Any:
-        """A number that depends on the step alone: ``function(k, horizon)``, a tensor where the step is traced.
+        """A number that depends on k alone: ``function(k)``, a tensor where the step is traced.
 
-        The horizon is the number of steps that the whole run will take; None where nobody said it.
-
-        >>> At(None, 3, None, horizon=10).of(lambda k, horizon: 1 - k / horizon)
-        0.7
+        >>> At(None, 3, None).of(lambda k: 1 / (k + 1))
+        0.25
         """
-        return function(self._k, self._horizon)
+        return function(self._k)
 
     def rare(self, function: Callable[[int], bool]) -> bool:
         """Whether ``function(k)`` holds: for the few steps that are not as the others, which compiled runs take by themselves.
@@ -149,8 +147,7 @@ class Run:
         batch: the last batch; None before the first or without batches.
         group: the processes that take part; None for this one alone.
         seconds: time spent in the start and in the steps.
-        horizon: the number of steps that the run will take in all, for rates that fall until then; None if nobody said it.
-            ``solve`` sets it to its ``max_steps``.
+        last: the number of steps that the run will take in all; None if nobody said it. ``solve`` sets it to its ``max_steps``.
 
     >>> problem = Problem(lambda x, y: (x - 1).square().sum() + y.square().sum(), lambda x, y: (y - x).square().sum())
     >>> from meha.methods import MEHA
@@ -177,7 +174,7 @@ class Run:
         self.problem, self.method, self._given = problem, method, method  # _given keeps what the user set, for checkpoints
         self.constants: Constants | None = None
         self.batch: Any = None
-        self.horizon: int | None = None
+        self.last: int | None = None
         self.rounded = False  # whether the warning about half precision was issued
         self.oracle = Oracle(problem, first, second, self.group)
         self.oracle.response_term.hold(second)
@@ -349,7 +346,7 @@ class Run:
             with torch.no_grad():
                 if state.start is not None:  # the start of the response at x, from which methods without warm start begin
                     self.oracle.response_term.begin(state.x, state.start, through=self.method.differentiates_start)
-                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch, self.horizon))
+                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
         except BREAKDOWNS as error:  # a singular matrix is a result of the run, not a crash
             self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
         else:

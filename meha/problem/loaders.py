@@ -328,6 +328,10 @@ class StepDraws(NamedTuple):
         """The batch number j."""
         return Draw(self.upper[j], self.lower[j])
 
+    def joined(self) -> Draw:
+        """All of them as one batch."""
+        return Draw(self.upper.flatten(), self.lower.flatten())
+
 
 class GroupDraw(NamedTuple):
     """Indices of the examples of a batch, the numbers of the two groups that they are, and how many groups there are."""
@@ -356,7 +360,8 @@ class Indices(Iterator[Any]):
             can keep what they computed on each, or ask for all of them; the numbers of examples must then be multiples of
             the size.
         draws: number of independent batches in a step, for methods with several (``meha.stochastic.StocBiO``): the indices
-            then have a row for each. Other methods take them as one batch.
+            then have a row for each. The values of F and f that a run reports, and methods outside of ``meha.stochastic``, take
+            them as one batch.
         seed: of the orders. In several processes, give each its own.
         device: of the indices, that of the data.
 
@@ -389,6 +394,8 @@ class Indices(Iterator[Any]):
             raise ValueError(f"draws: methods that use groups take one batch in a step, got {draws}; leave one of the two out.")
         check_count("seed", seed, least=0)
         sizes = size if isinstance(size, tuple) else (size, size)
+        if len(sizes) != 2:
+            raise ValueError(f"size: must be a whole number, or a pair for F and for f, got {size!r}.")
         self.counts, self.sizes, self.groups, self.seed, self.device = (upper, lower), sizes, groups, seed, device
         self.draws = draws
         for name, count, level_size in zip(("upper", "lower"), self.counts, sizes, strict=True):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meha.problem.loaders import MicroBatches
+from meha.problem.loaders import MicroBatches, StepDraws
 from meha.problem.problem import Problem, sum_of_parts
 from meha.problem.responses import ResponseTerm
 from meha.tensors.distributed import Group, is_dtensor
@@ -50,6 +50,8 @@ class Function:
     def __call__(self, x: Variable, y: Variable, batch: Any = None) -> Tensor:
         if isinstance(batch, MicroBatches):
             return torch.stack([self(x, y, part) for part in batch]).mean()
+        if isinstance(batch, StepDraws):  # no method took them apart: objectives know one batch
+            batch = batch.joined()
         torch.clear_autocast_cache()  # an autocast around the run would reuse the parameters from before the last move
         before = self._sums(x, y)
         try:

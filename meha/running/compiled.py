@@ -204,12 +204,12 @@ class Facts:
         """How many of the n steps from k on are as the traced one, up to the first that is not."""
         return next((j for j in range(n) if any(rare(k + j) for rare in self.rare)), n)
 
-    def table(self, k: int, n: int, horizon: int | None) -> Tensor:
+    def table(self, k: int, n: int) -> Tensor:
         """The values of the schedules for n steps from k on, a row for each step."""
         table, steps = torch.empty(n, len(self.read), dtype=self.dtype), range(k, k + n)
         for i, name in enumerate(self.read):
             if not isinstance(name, str):
-                table[:, i] = torch.from_numpy(np.fromiter((name(step, horizon) for step in steps), np.float64, n))
+                table[:, i] = torch.from_numpy(np.fromiter((name(step) for step in steps), np.float64, n))
                 continue
             schedule, zero = getattr(self.method, name), name in self.method.may_be_zero
             if callable(schedule):
@@ -274,7 +274,7 @@ class Compiled(ABC):
         self._before = run.k, dataclasses.replace(run.counts)
         copy_(self._kept, self._tensors)
         self.whole = False
-        *numbers, size, moved = self._take(facts.table(run.k, n, run.horizon)).tolist()  # waits for the device
+        *numbers, size, moved = self._take(facts.table(run.k, n)).tolist()  # waits for the device
         run.state.k += n
         run.batch = group[-1][0]
         run.counts.add(facts.counts, n)  # the compiled steps do not pass through the oracle, which counts otherwise
@@ -558,7 +558,7 @@ class Traced(Compiled):
         self._seconds = (time.perf_counter() - begin) / n
         self._groups += 1
         # The first group, the second, the fourth, ... and the last is compared with eager steps: the checks become rare.
-        self._watched = self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.horizon
+        self._watched = self._groups & (self._groups - 1) == 0 or self.run.k + n == self.run.last
         return vector
 
     def difference(self, group: Group) -> str:
@@ -867,7 +867,7 @@ class Recorded(Compiled):
                 for name, optimizer in self._optimizers.items():
                     if optimizer.scheduler is not None and optimizer.steps != 1:
                         raise TracingError(f"{name} has a schedule, and takes {optimizer.steps} steps in one of the method")
-                rows = facts.table(run.k, 2, run.horizon)
+                rows = facts.table(run.k, 2)
                 ends = []
                 for once in (step, record(step)):  # two steps of each from the same point
                     copy_(self._tensors, self._kept)

@@ -249,9 +249,7 @@ SKIP = "Repair it, or leave such batches out with callbacks=meha.observers.SkipB
 LEFT = "x or y left the domain of an objective or of a weight. Bound them by x_set or y_set, or take smaller steps."
 SPOILT = "callbacks: {} put NaN or infinity into x or y after step {}; check what it writes. The iterate before is returned."
 
-RESTARTS = (
-    5  # with steps a quarter as long each time: a thousand times shorter ones in the end, and then they are not the cause
-)
+RESTARTS = 5  # with steps a quarter as long each time: a thousand times shorter in the end, and then they are not the cause
 FALL = 100.0  # a function that falls by this many times 1 + its size at the start has no minimum that shorter steps would find
 
 # Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
@@ -302,7 +300,11 @@ class Loop:
 
     def advance(self, group: Group, pace: CompiledPace) -> None:
         """Take a step for each batch of a group, as many as possible together."""
+        restarts = len(self.restarts)
         while group and self.verdict is None:
+            if len(self.restarts) > restarts:  # what was compiled changes the tensors of the state before
+                restarts = len(self.restarts)
+                pace.begin_again()
             n = 0 if pace.compiled is None else pace.compiled.fit(group)
             together = group if n == len(group) else group[: n or 1]
             if pace.compiled is None or not n or not self._advance_together(pace.compiled, together, pace):

@@ -134,7 +134,7 @@ def solve(
     if checkpoint is not None:
         check_resumable(batches, "batches")  # now, and not when the run is resumed
     run = method.start(problem, x0, y0, group=group)
-    run.horizon = max_steps
+    run.last = max_steps
     if run.group is None:
         check_divided(batches)  # a forgotten group= would solve another problem in each process
     file = _open(checkpoint, run)

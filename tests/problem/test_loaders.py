@@ -298,9 +298,33 @@ def test_indices_of_several_draws_are_independent_batches():
         ({"size": 64, "upper": 10_000, "lower": 64, "groups": True}, "take a size of 50 or 80"),
         ({"size": 5, "upper": 4, "lower": 6}, "larger than the 4 examples of upper"),
         ({"size": 0, "upper": 4, "lower": 6}, "size: must be a whole number"),
+        ({"size": (2, 2, 2), "upper": 4, "lower": 6}, "size: must be a whole number, or a pair"),
         ({"size": 2, "upper": 4, "lower": 6, "seed": -1}, "seed: must be a whole number of at least 0"),
     ],
 )
 def test_indices_refuse_what_does_not_fit(arguments, message):
     with pytest.raises(ValueError, match=message):
         Indices(arguments.pop("size"), **arguments)
+
+
+def test_objectives_get_several_draws_as_one_batch():
+    """The values at the end of a run, and methods that know nothing of draws: means over all the examples drawn."""
+    inputs, labels = torch.arange(12.0, dtype=torch.float64).reshape(6, 2), torch.tensor([0, 1, 0, 1, 1, 0])
+
+    def lower(x, y, batch):
+        fit = torch.nn.functional.cross_entropy(inputs[batch.lower] @ y, labels[batch.lower])  # refuses a second dimension
+        return fit + 0.5 * x.exp() * y.square().sum()
+
+    problem = meha.Problem(lambda x, y, b: torch.nn.functional.cross_entropy(inputs[b.upper] @ y, labels[b.upper]), lower)
+    start = torch.zeros((), dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
+    method = meha.stochastic.StocBiO(alpha=0.01, beta=0.001, inner_steps=1, system_steps=1)
+    batches = Indices(2, upper=6, lower=6, draws=3)  # all of them in each step
+    solution = meha.solve(problem, *start, method, batches=batches, max_steps=3)
+    everything = meha.loaders.Draw(torch.arange(6), torch.arange(6))
+    assert solution.upper == pytest.approx(float(problem.upper(solution.x, solution.y, everything)), rel=1e-12)
+    plain = meha.MEHA(alpha=0.01, beta=0.001, eta=0.001, gamma=1.0, c=1.0)
+    apart, whole = (
+        meha.solve(problem, *start, plain, batches=given, max_steps=3)
+        for given in (Indices(2, upper=6, lower=6, draws=3), [everything])
+    )
+    torch.testing.assert_close(apart.x, whole.x, rtol=1e-10, atol=1e-12)

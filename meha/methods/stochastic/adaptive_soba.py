@@ -67,23 +67,24 @@ GOAL = 0.1
 GROWTH, DECLINE = 0.5, 0.75
 """The logarithm of the rate changes by this times the distance to the goal: above it, and below it."""
 
+RARE_GROWTH = 2.0
+"""GROWTH where the numbers of x are drawn rarely: a window is then a pass through the data, and y and v follow."""
+
 STALE = 1.2
 """x waits while L is larger than usual by this factor, and fully at twice this factor: it has outrun the metric."""
-
-RARE_GROWTH = 2.0
-"""The same growth where the numbers of x are drawn rarely: a window is then a pass through the data, and y and v follow."""
 
 DECAY = 0.5
 """Where the direction of x is only noise, its rate falls with the steps k as k^-DECAY."""
 
 RETREAT = 0.25
-"""Factor of the rate of x where it had to wait for more than half of a window."""
+"""Factor of the rate of x where it had to wait for more than half of a window, or where its directions grew suddenly."""
 
 LONGEST = 2.0
 """Upper bound on the step of a coordinate of x, in units of its usual one."""
 
 JUMP = 3.0
-"""A direction of x counts as at most this times the usual one in its metric, after the first steps, in which v grows."""
+"""A direction of x counts as at most this times the usual one in its metric, after the first steps, in which v grows. Where
+the directions of a window are longer than those of the last one by more than this, steps were too long."""
 
 SPAN = 1000
 """Steps over which the squares of the directions of x are averaged."""
@@ -92,42 +93,46 @@ AVERAGE = 8
 """The answer is the mean of the iterates with weights of the order k^AVERAGE: about those of the last tenth of the run."""
 
 
-def is_moving(k: int, horizon: int | None) -> float:
+LEVELS = {"f_y": 1, "f_yy": 1, "F_y": 0}
+"""The derivatives that the memory holds, with the place of their level in ``GroupDraw.groups``."""
+
+
+def is_moving(k: int) -> float:
     """1 after the first steps, 0 before."""
     return float(k >= MEASURED)
 
 
-def probe_number(k: int, horizon: int | None) -> float:
+def probe_number(k: int) -> float:
     """A number that differs from step to step, and is exact in single precision."""
     return float(k % PROBES)
 
 
-def draws_signs(k: int, horizon: int | None) -> float:
+def draws_signs(k: int) -> float:
     """1 in every other step, which measures the diagonal of the Hessian, 0 in those that measure its largest eigenvalue."""
     return float(k % 2)
 
 
-def curvature_weight(k: int, horizon: int | None) -> float:
+def curvature_weight(k: int) -> float:
     """Weight of the newest curvature in a plain mean."""
     return 1 / (k // 2 + 1)
 
 
-def window_steps(k: int, horizon: int | None) -> float:
+def window_steps(k: int) -> float:
     """The least length of a window that ends in step k."""
     return max(WINDOW, GROWING * (k - MEASURED))
 
 
-def moment_weight(k: int, horizon: int | None) -> float:
+def moment_weight(k: int) -> float:
     """Weight of the newest direction in a plain mean."""
     return 1 / (max(k - MEASURED, 0) + 1)
 
 
-def largest_square(k: int, horizon: int | None) -> float:
+def largest_square(k: int) -> float:
     """The square of JUMP; nothing is limited while v has just begun."""
     return JUMP**2 if k >= 2 * MEASURED else math.inf
 
 
-def answer_weight(k: int, horizon: int | None) -> float:
+def answer_weight(k: int) -> float:
     """Weight of the newest iterate in the answer."""
     return min(1.0, (AVERAGE + 1) / (max(k - MEASURED, 0) + AVERAGE))
 
@@ -191,8 +196,8 @@ class AdaptiveSOBA(Method):
 
     A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
     and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
-    these predict the present ones. Where this memory does not fit, or in several processes,
-    the run goes on without it; ``solution.report`` says so.
+    these predict the present ones. Where this memory does not fit, or in several processes, the run goes on without it;
+    ``solution.report`` says so.
 
     The lower level must be strongly convex in y near its solutions, smooth and without a set Y. x may have any set. x and y
     are tensors, or dicts and lists of them. Modules, and lower variables that belong to the batch, such as the heads of its
@@ -230,25 +235,10 @@ class AdaptiveSOBA(Method):
         here_x, here_y = (here.to(torch.promote_types(here.dtype, torch.float32)) for here in (here_x, here_y))
         generator = torch.Generator().manual_seed(0)
         start = torch.randn(len(here_y), generator=generator, dtype=torch.float64).to(here_y)
-        size = here_x.abs().mean()
-        ones = {"rate": FIRST * torch.where(size > 0, size, 1.0), "rate_y": 1.0, "rate_v": 1.0}
-        zeros = (
-            "L",
-            "usual",
-            "reach",
-            "share",
-            "steps",
-            "energy",
-            "length",
-            "open",
-            "waited",
-            "f_y",
-            "f_yy",
-            "F_y",
-            "f_y_var",
-            "f_yy_var",
-            "F_y_var",
-        )
+        usual = here_x.abs().mean()
+        ones = {"rate": FIRST * torch.where(usual > 0, usual, 1.0), "rate_y": 1.0, "rate_v": 1.0}
+        zeros = ["L", "usual", "reach", "share", "steps", "energy", "last_energy", "open", "waited"]
+        zeros += [name + end for name in LEVELS for end in ("_covariance", "_variance")]
         numbers = {**ones, **dict.fromkeys(zeros, 0.0)}
         blank = {name: torch.zeros_like(here_y) for name in ("v", "diagonal", "rows", "mean_y", "mean_v")}
         return AdaptiveSOBAState(
@@ -269,8 +259,8 @@ class AdaptiveSOBA(Method):
         found = self._derivatives(oracle, state, batch, at)
         metric = self._measure(state, found, at)
         if state.memory is not None:
-            for name in ("f_y", "f_yy", "F_y"):
-                found[name] = correct(state, name, found[name], batch.group[0 if name == "F_y" else 1])
+            for name, level in LEVELS.items():
+                found[name] = correct(state, name, found[name], batch.group[level])
         for name, variable, direction in (
             ("y", state.point.value["y"], found["f_y"]),
             ("v", system["v"], found["f_yy"] + found["F_y"]),
@@ -282,11 +272,11 @@ class AdaptiveSOBA(Method):
             mean.lerp_(direction, SLOW)
         self._move_x(oracle, state, found["F_x"] + found["f_xy"], at)
         weight = at.of(answer_weight)
-        for level, flat in ((state.x, Flat(state.x)), (state.y, Flat(state.y))):
-            mean, iterate = flat.read().to(numbers["L"].dtype), state.point.value[level.argument]
+        for flat in (Flat(state.x), Flat(state.y)):
+            mean, iterate = flat.read().to(numbers["L"].dtype), state.point.value[flat.variable.argument]
             flat.write((mean + weight * (iterate - mean)).to(flat.dtype))
-        size = torch.linalg.vector_norm(found["F_x"] + found["f_xy"])
-        return {"upper": found["upper"], "lower": found["lower"], "d_x": size, "rate": numbers["rate"].clone()}
+        d_x = torch.linalg.vector_norm(found["F_x"] + found["f_xy"])
+        return {"upper": found["upper"], "lower": found["lower"], "d_x": d_x, "rate": numbers["rate"].clone()}
 
     def _derivatives(self, oracle: Oracle, state: AdaptiveSOBAState, batch: Any, at: At) -> dict[str, Tensor]:
         """Return F, f, their gradients, the products f_xy [v] and f_yy [v], and one of f_yy with the unit vector ``probe``."""
@@ -305,14 +295,14 @@ class AdaptiveSOBA(Method):
 
         lower, (f_x, f_y) = gradients(oracle.lower, point["y"], "x", "y")
         upper, (F_x, F_y) = gradients(oracle.upper, point["y"], "x", "y")
-        size = torch.linalg.vector_norm(system["v"])
+        way = torch.linalg.vector_norm(system["v"])
         _, (ahead_x, ahead_y) = gradients(
-            oracle.lower, point["y"] + length / torch.where(size > 0, size, 1.0) * system["v"], "x", "y"
+            oracle.lower, point["y"] + length / torch.where(way > 0, way, 1.0) * system["v"], "x", "y"
         )
         sign = signs(at.of(probe_number), f_y) / math.sqrt(f_y.numel())
         probe = torch.where(torch.as_tensor(at.of(draws_signs), device=f_y.device) > 0, sign, system["eigenvector"])
         _, (probed,) = gradients(oracle.lower, point["y"] + length * probe, "y")
-        along = size / length
+        along = way / length
         products = {"f_xy": (ahead_x - f_x) * along, "f_yy": (ahead_y - f_y) * along, "product": (probed - f_y) / length}
         return {"upper": upper, "lower": lower, "F_x": F_x, "F_y": F_y, "f_y": f_y, "probe": probe, **products}
 
@@ -375,7 +365,8 @@ class AdaptiveSOBA(Method):
         numbers["steps"].add_(moving)
         numbers["open"].add_(gate)
         least = torch.as_tensor(at.of(window_steps)).to(share)
-        due = numbers["steps"] >= torch.maximum(least, torch.where(share < 0.5, 1 / often, 0.0))
+        rare = share < 0.5
+        due = numbers["steps"] >= torch.maximum(least, torch.where(rare, 1 / often, 0.0))
         agreement = cosine(moments["sum"], moments["before"], square + tiny)
         # How long the sum of a window is beside one of independent directions without a mean: 1 where there is only noise,
         # whose windows even disagree where examples are drawn without replacement. Rare numbers have one direction.
@@ -383,21 +374,20 @@ class AdaptiveSOBA(Method):
         inverse = torch.where(square > 0, 1 / square, 0.0)
         energy.add_(moving * (direction * direction * inverse).sum())
         signal = ((moments["sum"] * moments["sum"] * inverse).sum() / (energy + tiny) - 1).clamp(0.0, 1.0)
-        signal = torch.where(share < 0.5, 1.0, signal)
-        growth = torch.where(share < 0.5, RARE_GROWTH, GROWTH)
+        signal = torch.where(rare, 1.0, signal)
+        growth = torch.where(rare, RARE_GROWTH, GROWTH)
         trend = torch.where(agreement > GOAL, growth, DECLINE) * (agreement - GOAL)
         decay = DECAY * numbers["steps"] * newest
         changed = torch.exp(signal * trend - (1 - signal) * decay)
         opened = numbers["open"] / numbers["steps"].clamp_min(1.0)
         retreat = torch.where(numbers["waited"] > 0.5, 1.0, RETREAT)
         # Oscillations within a window look like noise, but grow where steps are too long for the curvature of h.
-        length = energy / numbers["steps"].clamp_min(1.0)
-        usual = numbers["length"]
-        unstable = (usual > 0) & (length > JUMP**2 * usual)
+        mean, last = energy / numbers["steps"].clamp_min(1.0), numbers["last_energy"]
+        unstable = (last > 0) & (mean > JUMP**2 * last)
         factor = torch.where(unstable, RETREAT, torch.where(opened > 0.5, changed, retreat))
         compared = due & (moments["before"] != 0).any()
         numbers["rate"].mul_(torch.where(compared, factor, 1.0))
-        usual.copy_(torch.where(due, length, usual))
+        last.copy_(torch.where(due, mean, last))
         numbers["waited"].copy_(torch.where(compared, 1 - opened, numbers["waited"]))
         moments["before"].copy_(torch.where(due, moments["sum"], moments["before"]))
         for total in (moments["sum"], numbers["steps"], numbers["open"], energy):
@@ -408,31 +398,32 @@ class AdaptiveSOBA(Method):
         numbers = {name: float(number) for name, number in state.numbers.value.items()}
         if run.k <= MEASURED:
             return {}
-        course = f"a = {numbers['rate']:.2g}, steps of y and v {numbers['rate_y']:.2g} and {numbers['rate_v']:.2g} times 1 / L"
+        course = f"rate of x {numbers['rate']:.2g}; of y {numbers['rate_y']:.2g} / L, of v {numbers['rate_v']:.2g} / L"
         lines = {"course": course}
         if state.memory is not None:
             lines["memory"] = f"derivatives on every group of examples, {shown(state.bytes)}"
         elif isinstance(run.batch, GroupDraw):  # groups were asked for, so that the run must say why they do not help
-            needed = sum(rows(run.batch.groups).values()) * state.point.value["y"].nbytes
+            needed = size(state.point.value["y"], run.batch.groups)
             reason = f"{shown(needed)} do not fit" if run.group is None else "those of other processes differ"
             lines["memory"] = f"none of the derivatives on groups of examples, because {reason}"
         return lines
 
 
-def rows(groups: tuple[int, int]) -> dict[str, int]:
-    """The tables of the memory by the derivative they hold, and how many rows each has."""
-    return {"f_y": groups[1], "f_yy": groups[1], "F_y": groups[0]}
-
-
 def allocate(like: Tensor, groups: tuple[int, int]) -> Variable | None:
     """Make the memory for these numbers of groups of the upper and of the lower examples; None where it does not fit."""
-    tables, left = rows(groups), available(like.device)
-    if left is not None and sum(tables.values()) * like.nbytes > left / 2:
+    left = available(like.device)
+    if left is not None and size(like, groups) > left / 2:  # objectives need some as well
         return None
-    memory = {name: like.new_zeros(n, len(like)) for name, n in tables.items()}
-    memory |= {f"{name}_sum": torch.zeros_like(like) for name in tables}
-    memory |= {f"{name}_seen": like.new_zeros(n) for name, n in tables.items()}
+    memory = {}
+    for name, level in LEVELS.items():
+        memory[name], memory[f"{name}_seen"] = like.new_zeros(groups[level], len(like)), like.new_zeros(groups[level])
+        memory[f"{name}_sum"] = torch.zeros_like(like)
     return Variable.of(memory, "memory")
+
+
+def size(like: Tensor, groups: tuple[int, int]) -> int:
+    """Return the bytes of the rows of the memory."""
+    return sum(groups[level] for level in LEVELS.values()) * like.nbytes
 
 
 def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor) -> Tensor:
@@ -446,7 +437,7 @@ def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor) -> 
     table, total, seen = memory[name], memory[f"{name}_sum"], memory[f"{name}_seen"]
     old, known = table.index_select(0, row)[0], seen.index_select(0, row)[0]
     apart = known * (old - total / seen.sum().clamp_min(1.0))
-    covariance, variance = numbers[name], numbers[f"{name}_var"]
+    covariance, variance = numbers[f"{name}_covariance"], numbers[f"{name}_variance"]
     for mean, value in ((covariance, (new * apart).sum()), (variance, (apart * apart).sum())):
         mean.lerp_(value, SLOW * known)
     weight = (covariance / (variance + torch.finfo(new.dtype).tiny)).clamp(0.0, 1.0)

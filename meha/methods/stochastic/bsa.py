@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from meha.method.method import At
-from meha.methods.frames import HypergradientMethod, HypergradientState, descend
-from meha.methods.stochastic.frame import StepBatches, UniformDraw, series_direction
-from meha.problem.oracle import Oracle
-from meha.problem.schedules import Schedule
+from meha.methods.stochastic.frame import UniformDraw
+from meha.methods.stochastic.stocbio import StocBiO
 from meha.tensors.checks import check_count
-from meha.tensors.variables import Leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class BSA(HypergradientMethod):
+class BSA(StocBiO):
     """Bilevel stochastic approximation (Ghadimi and Wang 2018).
 
         T times:  y <- y - beta f_y
@@ -52,22 +49,11 @@ class BSA(HypergradientMethod):
     1.0
     """
 
-    refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
-
-    system_steps: int = 10
-    eta: Schedule | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("system_steps", self.system_steps)
         check_count("seed", self.seed, least=0)
 
-    def hypergradient(self, oracle: Oracle, state: HypergradientState, at: At) -> tuple[dict[str, Any], Leaves]:
-        T, Q = self.inner_steps, self.system_steps
-        batches = StepBatches(self.name, at.batch, T + Q + 1, "inner_steps + system_steps + 1")
-        for t in range(T):
-            descend(oracle, state.x, state.y, 1, at.beta, batches(t))
-        step, drawn = at.beta if self.eta is None else at.eta, at.of(UniformDraw(self.seed, Q))
-        upper, h, _ = series_direction(oracle, state.x, state.y, step, batches, T, drawn)
-        return {"upper": upper}, h
+    def drawn(self, at: At) -> Any:
+        return at.of(UniformDraw(self.seed, self.system_steps))

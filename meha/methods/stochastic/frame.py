@@ -320,7 +320,7 @@ class UniformDraw:
     seed: int
     most: int
 
-    def __call__(self, k: int, horizon: int | None = None) -> int:
+    def __call__(self, k: int) -> int:
         return int(uniform(self.seed, k) * (self.most + 1))
 
 

@@ -96,4 +96,8 @@ class MRBO(ImplicitSteps):
     def estimates(self, oracle: Oracle, x: Variable, y: Variable, at: At) -> tuple[Any, Leaves, Leaves]:
         """Return F, and the directions of x and y, at a point."""
         batches = StepBatches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
-        return series_direction(oracle, x, y, at.eta, batches, first=0, counted=True)
+        return series_direction(oracle, x, y, at.eta, batches, 0, self.drawn(at), counted=True)
+
+    def drawn(self, at: At) -> Any:
+        """The number of factors of the one product that stands for the series; None for the whole series."""
+        return None

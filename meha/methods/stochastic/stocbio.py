@@ -67,5 +67,9 @@ class StocBiO(HypergradientMethod):
         for t in range(T):
             descend(oracle, state.x, state.y, 1, at.beta, batches(t))
         step = at.beta if self.eta is None else at.eta
-        upper, h, _ = series_direction(oracle, state.x, state.y, step, batches, first=T)
+        upper, h, _ = series_direction(oracle, state.x, state.y, step, batches, T, self.drawn(at))
         return {"upper": upper}, h
+
+    def drawn(self, at: At) -> Any:
+        """The number of factors of the one product that stands for the series; None for the whole series."""
+        return None

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from meha.method.method import At
-from meha.methods.stochastic.frame import StepBatches, UniformDraw, series_direction
+from meha.methods.stochastic.frame import UniformDraw
 from meha.methods.stochastic.mrbo import MRBO
-from meha.problem.oracle import Oracle
 from meha.tensors.checks import check_count
-from meha.tensors.variables import Leaves, Variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,5 @@ class SUSTAIN(MRBO):
         super().__post_init__()
         check_count("seed", self.seed, least=0)
 
-    def estimates(self, oracle: Oracle, x: Variable, y: Variable, at: At) -> tuple[Any, Leaves, Leaves]:
-        batches = StepBatches(self.name, at.batch, self.system_steps + 1, "system_steps + 1")
-        drawn = at.of(UniformDraw(self.seed, self.system_steps))
-        return series_direction(oracle, x, y, at.eta, batches, 0, drawn, counted=True)
+    def drawn(self, at: At) -> Any:
+        return at.of(UniformDraw(self.seed, self.system_steps))
