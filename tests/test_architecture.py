@@ -100,7 +100,7 @@ def test_the_default_method_is_decided_in_one_place():
     for name in NAMES:
         for node in ast.walk(ast.parse((ROOT / name).read_text())):
             built = isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", ""))
-            defaults = ("Default", "StochasticMEHA", "AdaptiveSOBA")
+            defaults = ("Default", "StochasticMEHA", "AdaptiveSOBA", "NetworkSOBA")
             assert built not in defaults or name == "meha/methods/default.py", f"{name}:{node.lineno}"
 
 

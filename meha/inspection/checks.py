@@ -34,6 +34,7 @@ NEGATIVE = 1e-3  # curvature counts as negative from this share of the largest o
 PURPOSES = {  # of the methods that ``default_method`` takes
     "Default": ("meha.Default", "tensors without batches"),
     "AdaptiveSOBA": ("meha.stochastic.AdaptiveSOBA", "tensors with batches"),
+    "NetworkSOBA": ("meha.stochastic.NetworkSOBA", "networks with batches"),
     "StochasticMEHA": ("meha.StochasticMEHA", "modules and batches"),
     "RHG": ("meha.RHG", "a response that is trained"),
 }
@@ -50,7 +51,7 @@ class Inspection:
         self.batch, self.other_batch = batch, other_batch
         self.original = x, y
         method = default_method(problem, x.value, y.value, None if batch is None else [batch])
-        self.stochastic = isinstance(method, StochasticMEHA | stochastic.AdaptiveSOBA)
+        self.stochastic = isinstance(method, StochasticMEHA | stochastic.AdaptiveSOBA | stochastic.NetworkSOBA)
         self.result = Report(method=method.name)
         self.seconds = {"F": math.nan, "f": math.nan}
         self.wrong: dict[str, list[str]] = {}  # variables and leaves with wrong gradients, for "F in x" and so on

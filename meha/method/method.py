@@ -97,13 +97,14 @@ class At:
 
     Attributes:
         batch: the batch; None without batches.
+        last: the number of steps that the run will take in all; None if nobody said it.
 
     Any other attribute is that of the method, evaluated for this step if it is a function of the step number. It is a tensor
     where the step is traced, and None where the method has None.
     """
 
-    def __init__(self, method: Method, k: int, batch: Any) -> None:
-        self._method, self._k, self.batch = method, k, batch
+    def __init__(self, method: Method, k: int, batch: Any, last: int | None = None) -> None:
+        self._method, self._k, self.batch, self.last = method, k, batch, last
 
     def of(self, function: StepNumber) -> Any:
         """A number that depends on k alone: ``function(k)``, a tensor where the step is traced.
@@ -346,7 +347,7 @@ class Run:
             with torch.no_grad():
                 if state.start is not None:  # the start of the response at x, from which methods without warm start begin
                     self.oracle.response_term.begin(state.x, state.start, through=self.method.differentiates_start)
-                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch))
+                numbers = self.method.step(self.oracle, state, At(self.method, state.k, batch, self.last))
         except BREAKDOWNS as error:  # a singular matrix is a result of the run, not a crash
             self._verdict, numbers = Verdict(Status.BROKE_DOWN, f"Step {state.k + 1} broke down: {error}."), {}
         else:

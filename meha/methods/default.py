@@ -25,6 +25,7 @@ from meha.method.method import Method, Numbers, Run
 from meha.method.status import Verdict
 from meha.methods.rhg import RHG
 from meha.methods.stochastic.adaptive_soba import AdaptiveSOBA
+from meha.methods.stochastic.network_soba import NetworkSOBA
 from meha.methods.stochastic_meha import StochasticMEHA
 from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
@@ -304,8 +305,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
     for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
-    to :class:`~meha.stochastic.AdaptiveSOBA`; modules, and batches beside a non-smooth term or a set Y or where x and y are
-    dicts or lists of one form, to :class:`~meha.StochasticMEHA`.
+    to :class:`~meha.stochastic.AdaptiveSOBA`; a network y with batches to :class:`~meha.stochastic.NetworkSOBA`; other modules,
+    and batches beside a non-smooth term or a set Y or where x and y are of one form, to :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
@@ -328,7 +329,12 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     simple = problem.nonsmooth is None and problem.y_set is None and problem._selected_response is None
     # Where x is a start for models of the same form, y may belong to the batch, which StochasticMEHA finds out.
     alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) == form(y0)
-    return StochasticMEHA() if modules or not simple or alike or problem._without_x else AdaptiveSOBA()
+    if not simple or alike or problem._without_x:
+        return StochasticMEHA()
+    if not modules:
+        return AdaptiveSOBA()
+    trained = next(modules_of(y0), None) is not None and (batches is not None or problem.needs_batch)
+    return NetworkSOBA() if trained else StochasticMEHA()
 
 
 def form(value: Any) -> dict[str, torch.Size]:

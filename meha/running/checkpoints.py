@@ -109,9 +109,10 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())  # before the renaming: after a power failure, the name must not lead to half a file
             if not self._proven:  # a state that cannot be read is noticed with the first file
-                written = torch.load(self._part, weights_only=True, map_location="cpu")
+                written = torch.load(self._part, weights_only=True, map_location="cpu", mmap=True)  # takes no memory
                 if checksum({name: written[name] for name in state}) != written["checksum"]:
                     raise TypeError("what is read is not what was written")
+                del written  # which maps the file
                 self._proven = True
             self._keep()
             os.replace(self._part, self.path)  # atomic: a kill leaves the old file or the new one

@@ -296,8 +296,8 @@ class Compiled(ABC):
 class _TracedAt(At):
     """The schedules of a step that is traced once for all step numbers: entries of a row, in the order of first use."""
 
-    def __init__(self, method: Method, row: Tensor, batch: Any) -> None:
-        super().__init__(method, 0, batch)
+    def __init__(self, method: Method, row: Tensor, batch: Any, last: int | None) -> None:
+        super().__init__(method, 0, batch, last)
         self._row, self._read = row, list[str | StepNumber]()
         self._rare: list[Callable[[int], bool]] = []
 
@@ -328,7 +328,7 @@ def _traced_step(
     Args:
         own: variables in the place of those of the run.
     """
-    state, at = run.state, _TracedAt(run.method, row, batch)
+    state, at = run.state, _TracedAt(run.method, row, batch, run.last)
     copy = dataclasses.replace(state, k=_UnknownStepNumber(), **own)  # the run itself does not move
     point = copy.x.leaves + copy.y.leaves
     with torch.no_grad():

@@ -24,7 +24,7 @@ from meha.running.observers import Observer
 from meha.running.solution import Solution
 from meha.running.stopping import RelativeChange
 from meha.tensors.checks import check_count, check_switch, check_tolerance
-from meha.tensors.variables import Variable, map_tensors, modules_of
+from meha.tensors.variables import Variable, map_tensors, modules_of, sharing
 
 CHANGE = 1e-8  # default tolerance on the relative change of (x, y), near the root of the rounding error of double precision
 
@@ -52,7 +52,8 @@ def solve(
             ``copy=True``. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Default`, which finds accurate solutions of deterministic problems;
-            tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, modules to :class:`StochasticMEHA`.
+            tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, networks with batches to
+            :class:`~meha.stochastic.NetworkSOBA`.
         max_steps: upper bound on the number of steps.
         tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
             default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative
@@ -228,7 +229,9 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
 def _write(file: Checkpoint | SharedCheckpoint, loop: Loop, *, last: bool = False) -> None:
     """Write a checkpoint; where this fails, as on a full disk, warn and let the run go on."""
     try:
-        file.write(loop.state_dict())
+        # A state that is written in the background must be a copy.
+        with sharing() if isinstance(file, Checkpoint) else contextlib.nullcontext():
+            file.write(loop.state_dict())
         if last and isinstance(file, SharedCheckpoint):
             file.finish()  # the process may end after this call, and writing in the background with it
     except OSError as error:

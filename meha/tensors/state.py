@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meha.tensors.variables import Variable
+from meha.tensors.variables import Variable, kept
 
 TYPE, VALUE = "<type>", "<value>"
 """Keys of a saved value whose type plain data cannot tell: the name of the type, and what it is made of."""
@@ -76,7 +76,7 @@ def pack(value: Any) -> Any:
         state = value.state_dict()
         return state if isinstance(value, Saved | Variable) else copy.deepcopy(state)  # optimizers change what they hand out
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return kept(value)
     if isinstance(value, np.ndarray):
         return {TYPE: "array", VALUE: torch.tensor(value)}
     if isinstance(value, enum.Enum):

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -98,6 +99,26 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+_sharing: ContextVar[bool] = ContextVar("sharing", default=False)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Make states of the tensors themselves instead of copies: for one that is written to a file before anything changes."""
+    token = _sharing.set(True)
+    try:
+        yield
+    finally:
+        _sharing.reset(token)
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """Return a tensor for a state: a copy, or the tensor itself while :func:`sharing`."""
+    tensor = tensor.detach()
+    shares = _sharing.get() and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if shares else tensor.clone()  # a file would hold all that a view is a part of
+
+
 def fresh_leaf(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor that requires gradients if its dtype allows it."""
     fresh = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -161,8 +182,8 @@ def all_finite(leaves: Leaves) -> bool:
 
 
 def inner(a: Leaves, b: Leaves) -> Tensor:
-    """Return the inner product of all leaves together, as a tensor (no synchronisation)."""
-    return total([torch.dot(u.reshape(-1), v.reshape(-1)) for u, v in zip(local(a), local(b), strict=True)], a)
+    """Return the inner product of all leaves together, in the dtype of ``b``, as a tensor (no synchronisation)."""
+    return total([torch.dot(u.reshape(-1).to(v.dtype), v.reshape(-1)) for u, v in zip(local(a), local(b), strict=True)], a)
 
 
 def add_(leaves: Leaves, direction: Leaves, scale: float | Tensor) -> None:
@@ -491,7 +512,7 @@ class Variable:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of all tensors, by name."""
-        return {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        return {name: kept(tensor) for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite all tensors in place with those of ``state``; names, shapes and dtypes must agree."""

@@ -6,6 +6,7 @@ from meha.methods.stochastic.bsa import BSA
 from meha.methods.stochastic.fsla import FSLA
 from meha.methods.stochastic.masoba import MASOBA
 from meha.methods.stochastic.mrbo import MRBO
+from meha.methods.stochastic.network_soba import NetworkSOBA
 from meha.methods.stochastic.pbgd_free import PBGDFree
 from meha.methods.stochastic.saba import SABA
 from meha.methods.stochastic.soba import SOBA
@@ -30,6 +31,7 @@ __all__ = [
     "VRBO",
     "AdaptiveSOBA",
     "AmIGO",
+    "NetworkSOBA",
     "PBGDFree",
     "StocBiO",
 ]
