@@ -23,7 +23,7 @@ LAYERS = 12
 SINGLE_IMPORTERS = 19
 PUBLIC_NAMES = 180
 REPEATED_CLASSES = 0
-NAMED_NUMBERS = 119
+NAMED_NUMBERS = 115
 COMMENTS = 8.0  # per 100 lines of code, at least
 CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 

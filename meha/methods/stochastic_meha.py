@@ -28,28 +28,6 @@ from meha.tensors.torch_private import (
 )
 from meha.tensors.variables import Leaves, Variable, add_, copy_, distance, join_norms, mean_size, norm, scaled
 
-__all__ = [
-    "BATCHES",
-    "DIRECT",
-    "WHOLE",
-    "Rates",
-    "StochasticMEHA",
-    "StochasticMEHAState",
-    "age",
-    "begin",
-    "columns",
-    "descend",
-    "find_directions",
-    "fresh_age",
-    "mixes",
-    "penalty",
-    "read",
-    "responding",
-    "slope",
-    "update_metric",
-    "zeros",
-]
-
 
 @dataclass(frozen=True)
 class Rates:
@@ -59,10 +37,10 @@ class Rates:
         lr, x_lr: rates of y and of x at the start.
         patience, power: rates are divided by (1 + k / patience)^power.
         weight: c, relative to where both levels weigh the same at the start.
-        pull: the share of its distance to theta that the response loses in each step.
+        pull: the share of its distance to theta that y loses in each step.
         width: rates are for layers with up to this number of inputs; wider ones, whose inputs act together, have
             proportionally smaller rates.
-        linear: whether F is differentiated at theta, so that the response of theta to F is one to first order.
+        linear: whether F is differentiated at theta, so that y is the response of theta to F, to first order.
     """
 
     lr: float
@@ -82,14 +60,6 @@ class Rates:
 BATCHES = Rates(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
 """With batches: theta is the result of training. The sum of its rates grows as log k, so that a longer run changes little:
 networks memorise wrong labels only when they move far."""
-
-AGING, LEAST_AGING, MOST_AGING = 4.0, 0.3, 10.0
-"""With batches, where y is a network: how fast its rates fall. The gradients of F at y and at theta, which never learns from
-the data of F, are compared: smaller ones at y show that it memorises these data, larger ones that it learns wrong labels
-from those of f. A step counts as AGING |log of their ratio| steps of theta, within limits: some decay, and no sudden stop."""
-
-SPAN = 20
-"""Steps over which the sizes of these gradients are averaged."""
 
 DIRECT = 10.0
 """With batches, and an F that depends on x itself: factor of c. The response then must keep its distance to theta, since F_x
@@ -132,15 +102,13 @@ SMALLER = 10
 
 @dataclass
 class StochasticMEHAState(State):
-    """x, y, theta, the response of theta to F, running means and mean squares of their directions, and measured numbers.
+    """x, y, theta, running means and mean squares of their directions, and measured numbers.
 
     Attributes:
-        response: z, which is theta moved a little towards smaller F, where y is a network; None where y itself is z.
-        square_theta: the mean squares of the directions of theta and of the response.
+        square_theta: the mean squares of the directions of theta and of y.
         origin: the start of y, until it is decided whether y restarts with each batch.
         numbers: ``steepness`` of F relative to f; ``excess``, by how much f was larger where theta continued than at its start;
-            curvatures of the steps of variables that restart; ``seen`` and ``unseen``, the sizes of the gradient of F at y and
-            at theta, and the ``age`` of y that follows from them.
+            ``curvature_y`` and ``curvature_theta`` of the steps of variables that restart.
         fresh: whether the lower variables restart with each batch.
         direct: whether F depends on x itself.
     """
@@ -148,18 +116,14 @@ class StochasticMEHAState(State):
     theta: Variable
     mean_x: Variable
     square_x: Variable
-    response: Variable | None
     mean_y: Variable | None
     mean_theta: Variable | None
-    mean_response: Variable | None
-    square_y: Variable | None
     square_theta: Variable | None
     origin: Variable | None
     numbers: Variable
     x_optimizer: RunningOptimizer | None = None
     y_optimizer: RunningOptimizer | None = None
     theta_optimizer: RunningOptimizer | None = None
-    response_optimizer: RunningOptimizer | None = None
     fresh: bool = False
     direct: bool = False
 
@@ -196,11 +160,6 @@ def mixes(domain: ConvexSet | None) -> bool:
     return domain is not None and not domain.coordinatewise
 
 
-def responding(state: StochasticMEHAState, linear: bool) -> Variable:
-    """Return the variable that responds to F: y itself, unless y is a network that learns from both levels."""
-    return state.y if state.response is None or not linear else state.response
-
-
 def find_directions(
     oracle: Oracle,
     state: StochasticMEHAState,
@@ -214,11 +173,10 @@ def find_directions(
     """Compute F, f and f at theta, and the directions of the variables ``wrt``.
 
     They are the gradients of F(x, y) + c (f(x, y) - f(x, theta)), and c f_y(x, theta) for theta. (The metric cancels the factor
-    c of y and theta.) If ``linear``, F is taken at theta. A response takes the place of y, and the list then ends with the
-    gradient of F in theta. Where y and theta are ``together``, at the same point, f drops out of the direction of x.
+    c of y and theta.) If ``linear``, F is taken at theta. Where y and theta are ``together``, at the same point, f drops out of
+    the direction of x.
     """
-    x, theta = state.x, state.theta
-    y = responding(state, linear)
+    x, y, theta = state.x, state.y, state.theta
     if len(wrt) > 2 and oracle.phi is not oracle.lower:  # g has a derivative in x, but in y a prox
         values, of_x = find_directions(oracle, state, wrt[:1], c, batch, linear=linear, together=together)
         return values, of_x + find_directions(oracle, state, wrt[1:], c, batch, linear=linear)[1]
@@ -230,33 +188,10 @@ def find_directions(
     directions = []  # with 0 c: sums over micro-batches leave rounding of f, along which x would take a step of full length
     for variable, gradient in zip(wrt, second, strict=True):
         directions.append(scaled(gradient, -c if variable is theta else 0 * c if together and variable is x else c))
-    apart = [first.pop()] if y is not state.y and y in wrt else []  # F_y at theta, whose own norm the caller needs
     for direction, gradient in zip(directions, first, strict=False):
         add_(direction, gradient, 1.0)
     values = [upper, lower, best]
-    directions = oracle.average(directions + apart, wrt + (theta,) * len(apart), values)  # one message for all processes
-    if apart:
-        add_(directions[wrt.index(y)], directions[-1], 1.0)
-    return values, directions
-
-
-def read(oracle: Oracle, state: StochasticMEHAState, batch: Any) -> tuple[Leaves, Tensor]:
-    """Compute the direction in which a network y learns from both levels, the gradient of F / q + f, and the norm of F_y."""
-    x, y = state.x, state.y
-    of_upper, of_lower = (oracle.gradient(y, [(1.0, level, x, y)], batch)[1] for level in (oracle.upper, oracle.lower))
-    size = norm(of_upper)
-    add_(of_lower, of_upper, 1 / state.numbers.value["steepness"])
-    return of_lower, size
-
-
-def age(state: StochasticMEHAState, seen: Tensor, unseen: Tensor, n: int) -> None:
-    """Increase the age of y after its n-th step, from the norms of F_y at y (seen) and at theta (unseen)."""
-    numbers = state.numbers.value
-    tiny = math.sqrt(torch.finfo(numbers["age"].dtype).tiny)  # the ratio is 1 where both gradients vanish
-    for name, size in (("seen", seen), ("unseen", unseen)):
-        numbers[name].lerp_(size.to(numbers[name]), max(1 / n, 1 / SPAN))  # a plain mean at first, without bias to zero
-    ratio = (numbers["seen"] + tiny) / (numbers["unseen"] + tiny)
-    numbers["age"].add_((AGING * ratio.log().abs()).clamp(LEAST_AGING, MOST_AGING))
+    return values, oracle.average(directions, wrt, values)  # one message for all processes
 
 
 def descend(oracle: Oracle, state: StochasticMEHAState, steps: int, c: Tensor, batch: Any) -> None:
@@ -305,38 +240,29 @@ def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leav
 class StochasticMEHA(Method):
     """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
 
-    The default for modules, and for batches beside a non-smooth term or a set Y; other tensors with batches go to
-    :class:`~meha.stochastic.AdaptiveSOBA`.
+    The default for networks without batches; with batches, for problems with a non-smooth term, a set Y or no x, and where x
+    and y are dicts or lists of one form. Other tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`.
 
     Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
 
         theta <- theta - r_k D^-1 < f_y(x, theta) >
-        z     <- z - r_k D^-1 < F_y(x, theta) / c + f_y(x, z) > - s_k (z - theta)
-        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, z) - f_x(x, theta)) >
+        y     <- y - r_k D^-1 < F_y(x, theta) / c + f_y(x, y) > - s_k (y - theta)
+        x     <- x - a_k D_x^-1 < F_x(x, theta) + c (f_x(x, y) - f_x(x, theta)) >
 
     where < > is a running mean of the directions. With t = k / 100,
 
         r_k = lr / (1 + t),    a_k = x_lr / (1 + t),    s_k = 0.01,    c = 10 q,
 
-    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and z is its
-    response to F, to first order: a little better for F than theta. So z - theta says how x should change for the y that
+    and q is how steep F is in y in comparison with f, measured at the start. theta follows the lower level alone, and y is its
+    response to F, to first order: a little better for F than theta. So y - theta says how x should change for the y that
     training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
     s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q.
 
-    y is z where it consists of tensors. A network y is a third variable, which learns from the data of both levels and has no
-    influence on x:
+    Without batches, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses
+    among the solutions of the lower level. What makes it work for networks:
 
-        y <- y - lr / (1 + u) E^-1 < F_y(x, y) / q + f_y(x, y) >
-
-    u grows by 0.04 times the absolute logarithm of the ratio of the sizes of F_y(x, y) and F_y(x, theta) in a step, and by
-    0.003 at least: fast where y memorises the data of F, or becomes worse for F than theta, which never sees these data.
-    ``solution.refit`` gives a y of f alone.
-
-    Without batches, y is z, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F
-    chooses among the solutions of the lower level. What makes it work for networks:
-
-    - z and theta share a batch and a metric: D holds the roots of the mean squares of both directions (E those of y). The
-      noise of f then moves both alike, and leaves z - theta, which is all that x learns from.
+    - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
+      moves both alike, and leaves y - theta, which is all that x learns from.
     - Rates fall as 1/k, so that networks do not memorise doubtful examples, and a longer run is not worse.
     - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
     - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
@@ -346,8 +272,8 @@ class StochasticMEHA(Method):
     its value at y0; where it is larger, y and theta restart at y0 with each batch from then on, and take T steps of half the
     reciprocal of the curvature, which is measured along them, while c grows from 0 and F dominates.
 
-    Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F, and one more of each for a network
-    with batches (the first step, two more of each); it never waits for the device. Memory: docs/automatic.md counts it.
+    Multiplying F or f by a number changes nothing. A step costs 2 gradients of f and 1 of F (the first step, two more of each);
+    it never waits for the device. Memory: docs/automatic.md counts it.
 
     Args:
         lr: the length of the first steps of each coordinate of y; by default 0.003, or 0.01 without batches; five times
@@ -355,17 +281,15 @@ class StochasticMEHA(Method):
         x_lr: the mean length of the first steps of the coordinates of x; by default 0.01, or 0.05 without batches.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
         warm_start: True if y continues from batch to batch, False if it restarts at y0 with each; by default the run decides.
-        both_levels: whether a network y learns from the data of both levels. If False, y is z also there, which saves two of
-            five gradients and three tensors of the size of y.
         momentum: the share of the running means that a step keeps; 0 for none.
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, or :class:`~meha.Optimizer` with a
-            schedule and clipping; they take the steps along the directions of x, and of y, z and theta, instead of these rates.
+            schedule and clipping; they take the steps along the directions of x, and of y and theta, instead of these rates.
 
     A set of intervals is projected on. For other sets, and with a non-smooth g, only steps that scale all coordinates alike are
     correct: D is then the root of the mean over all coordinates, and each step waits for it.
 
     The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) without batches,
-    ``lower`` (f+g)(x, z), ``gap`` (f+g)(x, z) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
+    ``lower`` (f+g)(x, y), ``gap`` (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
     taken, ``c`` the penalty.
 
     >>> problem = Problem(
@@ -386,7 +310,6 @@ class StochasticMEHA(Method):
     x_lr: float | None = None
     inner_steps: int | None = None
     warm_start: bool | None = None
-    both_levels: bool = True
     momentum: float = 0.9
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
@@ -425,9 +348,6 @@ class StochasticMEHA(Method):
         if not state.fresh:
             older = course.age(state.k - 1)
             rates = f"steps of {course.x_lr / older:.2g} for the numbers of x, {course.lr / older:.2g} for those of y and theta"
-            if responding(state, course.linear) is not state.y:
-                own = course.lr / (1 + numbers["age"] / course.patience) ** course.power
-                rates = f"{rates.removesuffix('y and theta')}theta, {own:.2g} for those of y, which learns from both levels"
             return {**lines, "course": f"c = {self._weight(state, course) * q:.2g}; {rates}"}
         steps = (FRESH_STEP / numbers[name] for name in ("curvature_y", "curvature_theta"))
         decision = "" if self.warm_start is False else "y restarts with each batch, since going on was worse; "
@@ -438,11 +358,9 @@ class StochasticMEHA(Method):
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> StochasticMEHAState:
         fresh, theta = self.warm_start is False, y.copy()
-        response = y.copy() if self.both_levels and y.has_modules and not fresh else None
         dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)  # half precision would round small additions away
-        ones, nothing = ("steepness", "excess", "curvature_y", "curvature_theta"), ("age", "seen", "unseen")
-        numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in ones}
-        numbers |= {name: torch.zeros((), dtype=dtype, device=y.device) for name in nothing}
+        names = ("steepness", "excess", "curvature_y", "curvature_theta")
+        numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in names}
         return StochasticMEHAState(
             x,
             y,
@@ -451,18 +369,14 @@ class StochasticMEHA(Method):
             theta=theta,
             mean_x=zeros(x),
             square_x=zeros(x),
-            response=response,
             mean_y=None if fresh else zeros(y),
             mean_theta=None if fresh else zeros(y),
-            mean_response=None if response is None else zeros(y),
-            square_y=None if response is None else zeros(y),
             square_theta=None if fresh else zeros(y),
             origin=y.copy() if self.warm_start is None else None,
             numbers=Variable.of(numbers, "numbers"),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
             y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
             theta_optimizer=build_optimizer("y_optimizer", self.y_optimizer, theta, oracle.problem),
-            response_optimizer=build_optimizer("y_optimizer", self.y_optimizer, response, oracle.problem) if response else None,
             fresh=fresh,
         )
 
@@ -481,14 +395,13 @@ class StochasticMEHA(Method):
             descend(oracle, state, steps, c, batch)
             values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
         else:
-            response = responding(state, course.linear)
             for j in range(k * steps + 1, (k + 1) * steps):  # the last of the inner steps shares its gradients with x
-                _, lower_directions = find_directions(oracle, state, (response, theta), c, batch, linear=course.linear)
-                self._move_lower(oracle, state, lower_directions, c, j, course, batch)
+                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=course.linear)
+                self._move_lower(oracle, state, lower_directions, c, j, course)
             values, (d_x, *lower_directions) = find_directions(
-                oracle, state, (x, response, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
+                oracle, state, (x, y, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
             )
-            self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course, batch)
+            self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course)
         size = norm(d_x)
         self._move_x(oracle, state, d_x, course)
         upper, lower, best = values
@@ -534,82 +447,35 @@ class StochasticMEHA(Method):
         oracle.project(x.value, x.leaves, rate)
 
     def _move_lower(
-        self,
-        oracle: Oracle,
-        state: StochasticMEHAState,
-        directions: list[Leaves],
-        c: Tensor,
-        n: int,
-        course: Rates,
-        batch: Any,
-    ) -> None:
-        """Take the n-th step of theta and its response, and of y where it is a third variable; it empties ``directions``."""
-        third = responding(state, course.linear) is not state.y
-        unseen = norm(directions.pop()) if third else None
-        self._move_pair(oracle, state, directions, c, n, course)
-        directions.clear()  # frees their memory before y takes gradients of its own
-        if unseen is not None:
-            self._move_network(oracle, state, unseen, n, course, batch)
-
-    def _move_pair(
         self, oracle: Oracle, state: StochasticMEHAState, directions: list[Leaves], c: Tensor, n: int, course: Rates
     ) -> None:
-        """Take the n-th step of theta and its response, in the metric that they share."""
-        theta, response, older = state.theta, responding(state, course.linear), course.age(state.k)
-        towards, of_theta = directions
-        mean, optimizer = state.mean_y, state.y_optimizer
-        if response is not state.y:
-            mean, optimizer = state.mean_response, state.response_optimizer
-        # Without this pull the response fits the data of F directly, and x serves a y that training does not give.
-        foreach_lerp_(local(response.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
+        """Take the n-th step of y and theta, in the metric that they share; it empties ``directions`` to free their memory."""
+        x, y, theta, square, older = state.x.value, state.y, state.theta, state.square_theta, course.age(state.k)
+        # Without this pull y fits the data of F directly, and x serves a y that training does not give.
+        foreach_lerp_(local(y.leaves), local(theta.leaves), course.pull / (older if state.direct else 1))
         if state.theta_optimizer is not None:
-            move(response, scaled(towards, 1 / c), 0.0, oracle.prox, state.x.value, optimizer)  # its lr is meant for F / c + f
-            move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, state.x.value, state.theta_optimizer)
+            towards, of_theta = directions
+            directions.clear()
+            move(y, scaled(towards, 1 / c), 0.0, oracle.prox, x, state.y_optimizer)  # its lr is meant for F / c + f
+            move(theta, scaled(of_theta, 1 / c), 0.0, oracle.prox, x, state.theta_optimizer)
             return
-        pair = [(theta, state.mean_theta, of_theta), (response, mean, towards)]
-        self._advance(oracle, state, state.square_theta, pair, n, older, course, c)
-
-    def _move_network(
-        self, oracle: Oracle, state: StochasticMEHAState, unseen: Tensor, n: int, course: Rates, batch: Any
-    ) -> None:
-        """Take the n-th step of a network y, which learns from both levels; ``unseen`` is the norm of F_y at theta."""
-        direction, seen = read(oracle, state, batch)
-        if state.y_optimizer is not None:
-            move(state.y, direction, 0.0, oracle.prox, state.x.value, state.y_optimizer)
-            return
-        age(state, seen, unseen, n)
-        older = (1 + state.numbers.value["age"] / course.patience) ** course.power
-        self._advance(oracle, state, state.square_y, [(state.y, state.mean_y, direction)], n, older, course, 1.0)
-
-    def _advance(
-        self,
-        oracle: Oracle,
-        state: StochasticMEHAState,
-        square: Variable | None,
-        moves: list[tuple[Variable, Variable | None, Leaves]],
-        n: int,
-        older: float | Tensor,
-        course: Rates,
-        weight: float | Tensor,
-    ) -> None:
-        """Take the n-th step of variables that share a metric; in their directions, f has the given weight."""
         assert square is not None
-        problem, rate = oracle.problem, course.lr
-        whole = problem.nonsmooth is not None or mixes(problem.y_set)
-        metric = update_metric(square.leaves, [direction for _, _, direction in moves], n, whole)
+        whole = oracle.problem.nonsmooth is not None or mixes(oracle.problem.y_set)
+        metric, rate = update_metric(square.leaves, directions[::-1], n, whole), course.lr
         if whole:  # the metric is an expanded scalar, which must not be changed in place
-            rate /= float(older)
+            rate /= older
         else:
             for root, leaf in zip(metric, square.leaves, strict=True):
                 root.mul_(older * max(1.0, columns(leaf) / course.width))
-        for variable, mean, direction in moves:
+        for variable, mean, direction in zip((y, theta), (state.mean_y, state.mean_theta), directions, strict=True):
             assert mean is not None
             self._follow(variable.leaves, mean.leaves, direction, metric, n, rate)
+        directions.clear()
         if not oracle.prox.identity:
             roots = [root.flatten()[0] for root in metric if root.numel()] or [torch.ones(())]  # a process may hold no number
-            step = float(rate * weight / roots[0]) if whole else rate  # a projection on intervals does not depend on it
-            for variable, _, _ in moves:
-                oracle.prox(state.x.value, variable.leaves, step)
+            step = float(rate * c / roots[0]) if whole else rate  # a projection on intervals does not depend on it
+            for variable in (y, theta):
+                oracle.prox(x, variable.leaves, step)
 
     def _follow(self, leaves: Leaves, mean: Leaves, direction: Leaves, metric: Leaves, n: int, rate: float) -> None:
         """Take the n-th step along the running mean of directions, with the bias correction of Adam, in the metric."""

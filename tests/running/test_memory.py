@@ -12,9 +12,8 @@ import meha
 from meha.running.observers import Recorder
 
 COPIES = {
-    "`StochasticMEHA`": 14,
-    "`StochasticMEHA(warm_start=True)`": 13,
-    "`StochasticMEHA(both_levels=False)`": 11,
+    "`StochasticMEHA`": 11,
+    "`StochasticMEHA(warm_start=True)`": 10,
     "`MEHA`": 5,
     "`MEHA()`, which chooses its numbers": 6,
     "`F2SA()`, which chooses its numbers": 6,

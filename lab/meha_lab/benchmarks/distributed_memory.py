@@ -32,7 +32,6 @@ METHODS = {
     "MEHA(gradients=2), plain steps": meha.MEHA(alpha=1.0, beta=1e-3, eta=1e-3, gamma=1.0, c=1.0, gradients=2),
     "MEHA(gradients=2), AdamW": meha.MEHA(alpha=1.0, y_optimizer=ADAMW, theta_optimizer=ADAMW, gamma=1.0, c=1.0, gradients=2),
     "StochasticMEHA": meha.StochasticMEHA(warm_start=True),
-    "StochasticMEHA(both_levels=False)": meha.StochasticMEHA(warm_start=True, both_levels=False),
 }
 
 

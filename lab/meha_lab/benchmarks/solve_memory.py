@@ -87,9 +87,8 @@ MEHA = meha.MEHA(alpha=0.1, beta=0.01, eta=0.01, gamma=10.0, c=2.0)
 CASES = {
     "the default, smooth f": smooth,
     "the default, L1": sparse,
-    "`StochasticMEHA`": network,
+    "`StochasticMEHA`": partial(network, method=meha.StochasticMEHA()),
     "`StochasticMEHA(warm_start=True)`": partial(network, method=meha.StochasticMEHA(warm_start=True)),
-    "`StochasticMEHA(both_levels=False)`": partial(network, method=meha.StochasticMEHA(both_levels=False)),
     "`MEHA`": partial(network, method=MEHA),
     "`MEHA()`, which chooses its numbers": partial(network, method=meha.MEHA()),
     "`F2SA()`, which chooses its numbers": partial(network, method=meha.F2SA()),
