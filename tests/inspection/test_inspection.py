@@ -374,7 +374,7 @@ def test_modules_stay_as_they_are(training):
     assert report.warnings == []
     assert report.repeatable is not training  # dropout
     assert ("running statistics" in str(report)) is training
-    assert report.method == "StochasticMEHA"
+    assert report.method == "NetworkSOBA"
     assert report.depends["F on x"] is False
     assert report.counts.upper + report.counts.lower < 40
     assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())

@@ -116,7 +116,9 @@ class Sums:
         )
 
 
-KINDS = [getattr(meha.stochastic, name) for name in meha.stochastic.__all__ if name != "AdaptiveSOBA"]  # which has no rates
+KINDS = [
+    getattr(meha.stochastic, name) for name in meha.stochastic.__all__ if name not in ("AdaptiveSOBA", "NetworkSOBA")
+]  # which have no rates
 
 
 def into_X(x):

@@ -49,6 +49,7 @@ NORMALISED = {  # steps in units of the gradients: rounding of a small gradient 
         c=2.0,
     ),
     "StochasticMEHA, its own rates": meha.StochasticMEHA(),
+    "NetworkSOBA": meha.stochastic.NetworkSOBA(),
 }
 FRESH = {"StochasticMEHA, fresh": meha.StochasticMEHA(warm_start=False)}
 ALL = {**METHODS, **OPTIMIZERS, **NORMALISED}

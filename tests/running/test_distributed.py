@@ -123,7 +123,7 @@ def test_everything_equals_one_process(processes, dtype, tmp_path):
 
 FIRST_ORDER = (
     *(MEHA(**STEPS, gamma=5.0, c=2.0, gradients=n) for n in (4, 3, 2)),
-    *(StochasticMEHA(), meha.F2SA(**STEPS), meha.VPBGD(**STEPS), meha.BOME(**STEPS)),
+    *(StochasticMEHA(), stochastic.NetworkSOBA(), meha.F2SA(**STEPS), meha.VPBGD(**STEPS), meha.BOME(**STEPS)),
     *(meha.DARTS(alpha=1.0, beta=0.05), meha.BVFIM(alpha=1.0, beta=0.05, eta=0.05)),
 )
 SECOND_ORDER = (
@@ -453,7 +453,7 @@ def watched(folder):
     skip = SkipBadBatches()
     fine = meha.solve(PROBLEM, weights(), network(), batches=[mine(), bad], tol=None, group=group, callbacks=skip, max_steps=4)
     assert (fine.steps, len(skip.skipped)) == (4, 3)
-    assert str(fine).startswith("StochasticMEHA: finished after 4 steps")
+    assert str(fine).startswith("NetworkSOBA: finished after 4 steps")
 
 
 def test_processes_stop_and_log_together(tmp_path):
@@ -532,7 +532,7 @@ def result(solution):
 
 
 SAVED = {
-    "StochasticMEHA": StochasticMEHA(),
+    "NetworkSOBA": stochastic.NetworkSOBA(),
     "MEHA with Adam": MEHA(x_optimizer=ADAM, y_optimizer=ADAM, theta_optimizer=ADAM, gamma=5.0, c=2.0, gradients=2),
 }
 

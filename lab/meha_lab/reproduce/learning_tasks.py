@@ -557,38 +557,38 @@ TASKS: Mapping[str, Declared] = {
     "weights by a network, MNIST, 100 clean": Declared(
         "tuning", noisy_labels, dict(data="mnist", clean=100, noisy=1000, network=True)
     ),
-    "weights by a network, FashionMNIST, 300 clean": Declared(
-        "held out", noisy_labels, dict(data="fashion-mnist", clean=300, noisy=3000, network=True, fraction=0.5)
+    "weights by a network, FashionMNIST, 500 clean": Declared(
+        "held out", noisy_labels, dict(data="fashion-mnist", clean=500, noisy=2000, network=True, flip=True)
     ),
     "weight per example, MNIST, 500 clean": Declared(
         "tuning", noisy_labels, dict(data="mnist", clean=500, noisy=2000, network=False, hidden=100)
     ),
-    "weight per example, MNIST, 100 clean": Declared(
-        "held out", noisy_labels, dict(data="mnist", clean=100, noisy=2000, network=False, flip=True)
+    "weight per example, FashionMNIST, 300 clean": Declared(
+        "held out", noisy_labels, dict(data="fashion-mnist", clean=300, noisy=2000, network=False, fraction=0.5)
     ),
     "weight per example, digits, linear": Declared(
         "tuning", noisy_labels, dict(data="digits", clean=300, noisy=1000, network=False, activation="none")
     ),
-    "weight per example, FashionMNIST, 4000 clean": Declared(
-        "held out", noisy_labels, dict(data="fashion-mnist", clean=4000, noisy=4000, network=False)
+    "weight per example, digits, 100 clean": Declared(
+        "held out", noisy_labels, dict(data="digits", clean=100, noisy=900, network=False, flip=True)
     ),
     "ten images, digits": Declared("tuning", distillation, dict(data="digits", real=1000)),
-    "ten images, MNIST": Declared("held out", distillation, dict(data="mnist", real=2000)),
+    "ten images, FashionMNIST": Declared("held out", distillation, dict(data="fashion-mnist", real=2000)),
     "decay per layer, digits": Declared("tuning", layer_decay, dict(data="digits", train_size=60, decay=-3.0)),
-    "decay per layer, FashionMNIST": Declared("held out", layer_decay, dict(data="fashion-mnist", train_size=200, decay=-3.0)),
+    "decay per layer, MNIST": Declared("held out", layer_decay, dict(data="mnist", train_size=100, decay=-3.0)),
     "smoothing and temperature, digits": Declared("tuning", smoothing, dict(data="digits", train_size=600)),
-    "smoothing and temperature, MNIST": Declared("held out", smoothing, dict(data="mnist", train_size=1000, fraction=0.4)),
+    "smoothing and temperature, FashionMNIST": Declared("held out", smoothing, dict(data="fashion-mnist", train_size=800)),
     "sources, digits": Declared("tuning", sources, dict(data="digits", size=250, noise=(0.0, 0.3, 0.6, 0.9))),
-    "sources, FashionMNIST": Declared(
-        "held out", sources, dict(data="fashion-mnist", size=400, noise=(0.8, 0.0, 0.5, 0.0, 0.9))
-    ),
+    "sources, MNIST": Declared("held out", sources, dict(data="mnist", size=300, noise=(0.9, 0.0, 0.4, 0.7))),
     "operations, digits": Declared("tuning", operations, dict(data="digits", train_size=300)),
-    "operations, generated": Declared("held out", operations, dict(data="generated", train_size=400)),
+    "operations, MNIST": Declared("held out", operations, dict(data="mnist", train_size=400)),
     "penalty per feature, 100 samples": Declared("tuning", feature_penalties, dict(samples=100, features=300, useful=5)),
-    "penalty per feature, 200 samples": Declared("held out", feature_penalties, dict(samples=200, features=400, useful=20)),
+    "penalty per feature, 150 samples": Declared("held out", feature_penalties, dict(samples=150, features=300, useful=10)),
     "common start, digits": Declared("tuning", common_start, dict(data="digits")),
-    "common start, Omniglot": Declared("held out", common_start, dict(data="omniglot")),
+    "common start, Omniglot, 3 classes": Declared("held out", common_start, dict(data="omniglot", ways=3)),
     "shared features, digits": Declared("tuning", shared_features, dict(data="digits"), work=900),
-    "shared features, Omniglot": Declared("held out", shared_features, dict(data="omniglot", width=16), work=900),
+    "shared features, Omniglot, 10 classes": Declared(
+        "held out", shared_features, dict(data="omniglot", ways=10, width=16), work=900
+    ),
 }
 """The declared set."""

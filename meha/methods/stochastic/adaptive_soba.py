@@ -21,8 +21,8 @@ from meha.tensors.vectors import Flat
 
 # Curvature of f in y
 
-MEASURED = 16
-"""Steps at the start in which curvatures are measured and nothing moves."""
+MEASURED, PERIOD = 16, 8
+"""Steps at the start in which curvatures are measured and nothing moves. Later, each eighth step measures them: x and v rest."""
 
 SLOW = 0.02
 """Weight of the newest value in slow means: of curvatures, of directions of y and v, of the share drawn, of the usual L."""
@@ -64,11 +64,11 @@ WINDOW, GROWING = 14, 0.03
 GOAL = 0.1
 """The cosine between successive windows above which the rate of x grows. Noise alone has 0."""
 
-GROWTH, DECLINE = 0.5, 0.75
-"""The logarithm of the rate changes by this times the distance to the goal: above it, and below it."""
+RARE_GROWTH = 4.0
+"""How many times as fast the rate grows where numbers of x are drawn rarely: a window is then a pass, and y and v follow."""
 
-RARE_GROWTH = 2.0
-"""GROWTH where the numbers of x are drawn rarely: a window is then a pass through the data, and y and v follow."""
+RISING = 1.05
+"""Where the lag of y or v is larger than in the last window by this factor, x moves too fast."""
 
 STALE = 1.2
 """x waits while L is larger than usual by this factor, and fully at twice this factor: it has outrun the metric."""
@@ -86,7 +86,7 @@ JUMP = 3.0
 """A direction of x counts as at most this times the usual one in its metric, after the first steps, in which v grows. Where
 the directions of a window are longer than those of the last one by more than this, steps were too long."""
 
-SPAN = 1000
+SPAN = 20
 """Steps over which the squares of the directions of x are averaged."""
 
 AVERAGE = 8
@@ -107,14 +107,24 @@ def probe_number(k: int) -> float:
     return float(k % PROBES)
 
 
+def measures(k: int) -> float:
+    """1 in steps that measure the curvature of f, 0 in those that follow v."""
+    return float(k < MEASURED or k % PERIOD == 0)
+
+
+def probes(k: int) -> int:
+    """The number of measurements before step k."""
+    return k if k < MEASURED else MEASURED + (k - MEASURED) // PERIOD
+
+
 def draws_signs(k: int) -> float:
-    """1 in every other step, which measures the diagonal of the Hessian, 0 in those that measure its largest eigenvalue."""
-    return float(k % 2)
+    """1 in every other measurement, that of the diagonal of the Hessian, 0 in those of its largest eigenvalue."""
+    return measures(k) * (probes(k) % 2)
 
 
 def curvature_weight(k: int) -> float:
     """Weight of the newest curvature in a plain mean."""
-    return 1 / (k // 2 + 1)
+    return 1 / (probes(k) // 2 + 1)
 
 
 def window_steps(k: int) -> float:
@@ -187,14 +197,14 @@ class AdaptiveSOBA(Method):
         v <- v - r_v / L P^-1 (f_yy [v] + F_y)                     so that v -> -f_yy^-1 F_y
         x <- proj_X( x - a / s D^-1 (F_x + f_xy [v]) )
 
-    P comes from products with random signs and L from power steps, one of them in each step. The rates r_y and r_v, at most
-    1, follow the agreement of successive directions: they agree while y or v lag behind x, and disagree where steps are too
-    long for the noise. The rate a grows while the mean directions of x in successive windows agree, and falls where they do
-    not, or where directions grow; in windows that hold noise alone it falls as k^-1/2. x waits while L rises, since it has
-    then outrun the metric. The answer is a mean of the iterates in which the last tenth of the run counts most. Multiplying F
-    or f by a number changes nothing but rounding.
+    P comes from products with random signs and L from power steps, one of them in each eighth step, in which x and v rest. The
+    rates r_y and r_v, at most 1, follow the agreement of successive directions: they agree while y or v lag behind x, and
+    disagree where steps are too long for the noise. The rate a grows while the mean directions of x in successive windows
+    agree, and y and v do not lag more and more; it falls where they do not agree, or where directions grow, and in windows
+    that hold noise alone as k^-1/2. x waits while L rises, since it has then outrun the metric. The answer is a mean of the
+    iterates in which the last tenth of the run counts most. Multiplying F or f by a number changes nothing but rounding.
 
-    A step costs 3 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
+    A step costs 2 gradients of f and 1 of F. With batches of ``meha.loaders.Indices(..., groups=True)``, the directions of y
     and v are corrected by the last derivatives on every group, as in :class:`~meha.stochastic.SABA`, in proportion to how well
     these predict the present ones. Where this memory does not fit, or in several processes, the run goes on without it;
     ``solution.report`` says so.
@@ -237,7 +247,7 @@ class AdaptiveSOBA(Method):
         start = torch.randn(len(here_y), generator=generator, dtype=torch.float64).to(here_y)
         usual = here_x.abs().mean()
         ones = {"rate": FIRST * torch.where(usual > 0, usual, 1.0), "rate_y": 1.0, "rate_v": 1.0}
-        zeros = ["L", "usual", "reach", "share", "steps", "energy", "last_energy", "open", "waited"]
+        zeros = ["L", "usual", "reach", "share", "steps", "energy", "last_energy", "open", "waited", "lag_y", "lag_v", "last_lag"]
         zeros += [name + end for name in LEVELS for end in ("_covariance", "_variance")]
         numbers = {**ones, **dict.fromkeys(zeros, 0.0)}
         blank = {name: torch.zeros_like(here_y) for name in ("v", "diagonal", "rows", "mean_y", "mean_v")}
@@ -256,21 +266,23 @@ class AdaptiveSOBA(Method):
         if at.rare(is_first) and isinstance(batch, GroupDraw) and oracle.group is None:
             state.memory = allocate(state.point.value["y"], batch.groups)
         numbers, system, moving = state.numbers.value, state.system.value, at.of(is_moving)
+        follows = 1 - at.of(measures)
         found = self._derivatives(oracle, state, batch, at)
         metric = self._measure(state, found, at)
         if state.memory is not None:
             for name, level in LEVELS.items():
-                found[name] = correct(state, name, found[name], batch.group[level])
-        for name, variable, direction in (
-            ("y", state.point.value["y"], found["f_y"]),
-            ("v", system["v"], found["f_yy"] + found["F_y"]),
+                found[name] = correct(state, name, found[name], batch.group[level], follows if name == "f_yy" else 1.0)
+        for name, variable, direction, moves in (
+            ("y", state.point.value["y"], found["f_y"], moving),
+            ("v", system["v"], found["f_yy"] + found["F_y"], follows),
         ):
             rate, mean = numbers[f"rate_{name}"], system[f"mean_{name}"]
-            variable.sub_(moving * rate / numbers["L"] * direction / metric)
+            variable.sub_(moves * rate / numbers["L"] * direction / metric)
             agreement = cosine(mean, direction, metric)
-            rate.copy_((rate * torch.exp(moving * GAIN * (agreement - AGREEMENT))).clamp(SLOWEST, 1.0))
-            mean.lerp_(direction, SLOW)
-        self._move_x(oracle, state, found["F_x"] + found["f_xy"], at)
+            rate.copy_((rate * torch.exp(moves * GAIN * (agreement - AGREEMENT))).clamp(SLOWEST, 1.0))
+            numbers[f"lag_{name}"].mul_(1 - moves / WINDOW).add_(agreement * (moves / WINDOW))
+            mean.add_((direction - mean) * (SLOW * (moves if name == "v" else 1.0)))
+        self._move_x(oracle, state, found["F_x"] + found["f_xy"], follows, at)
         weight = at.of(answer_weight)
         for flat in (Flat(state.x), Flat(state.y)):
             mean, iterate = flat.read().to(numbers["L"].dtype), state.point.value[flat.variable.argument]
@@ -279,7 +291,8 @@ class AdaptiveSOBA(Method):
         return {"upper": found["upper"], "lower": found["lower"], "d_x": d_x, "rate": numbers["rate"].clone()}
 
     def _derivatives(self, oracle: Oracle, state: AdaptiveSOBAState, batch: Any, at: At) -> dict[str, Tensor]:
-        """Return F, f, their gradients, the products f_xy [v] and f_yy [v], and one of f_yy with the unit vector ``probe``."""
+        """Return F, f, their gradients, and the product of f_yy with the unit vector ``probe``, which is that of v unless the step
+        measures curvature; f_xy [v] and f_yy [v] are products with the probe, times the length of v."""
         flat_x, flat_y, point, system = Flat(state.x), Flat(state.y), state.point.value, state.system.value
         dtype, reach = point["y"].dtype, state.numbers.value["reach"]
         torch.maximum(reach, torch.linalg.vector_norm(point["y"]), out=reach)
@@ -296,21 +309,20 @@ class AdaptiveSOBA(Method):
         lower, (f_x, f_y) = gradients(oracle.lower, point["y"], "x", "y")
         upper, (F_x, F_y) = gradients(oracle.upper, point["y"], "x", "y")
         way = torch.linalg.vector_norm(system["v"])
-        _, (ahead_x, ahead_y) = gradients(
-            oracle.lower, point["y"] + length / torch.where(way > 0, way, 1.0) * system["v"], "x", "y"
-        )
         sign = signs(at.of(probe_number), f_y) / math.sqrt(f_y.numel())
-        probe = torch.where(torch.as_tensor(at.of(draws_signs), device=f_y.device) > 0, sign, system["eigenvector"])
-        _, (probed,) = gradients(oracle.lower, point["y"] + length * probe, "y")
-        along = way / length
-        products = {"f_xy": (ahead_x - f_x) * along, "f_yy": (ahead_y - f_y) * along, "product": (probed - f_y) / length}
+        measuring, signed = (torch.as_tensor(at.of(which), device=f_y.device) > 0 for which in (measures, draws_signs))
+        probe = torch.where(measuring, system["eigenvector"], system["v"] / torch.where(way > 0, way, 1.0))
+        probe = torch.where(signed, sign, probe)
+        _, (ahead_x, ahead_y) = gradients(oracle.lower, point["y"] + length * probe, "x", "y")
+        product = (ahead_y - f_y) / length
+        products = {"f_xy": (ahead_x - f_x) / length * way, "f_yy": product * way, "product": product}
         return {"upper": upper, "lower": lower, "F_x": F_x, "F_y": F_y, "f_y": f_y, "probe": probe, **products}
 
     def _measure(self, state: AdaptiveSOBAState, found: dict[str, Tensor], at: At) -> Tensor:
         """Move the estimates of curvature by one product; return the metric P."""
         numbers, system, moving = state.numbers.value, state.system.value, at.of(is_moving)
         L, tiny = numbers["L"], torch.finfo(numbers["L"].dtype).tiny
-        signed = torch.as_tensor(at.of(draws_signs), device=L.device) > 0
+        measuring, signed = (torch.as_tensor(at.of(which), device=L.device) > 0 for which in (measures, draws_signs))
         forget = (SLOW * (L / WRONG).clamp_min(1.0)).clamp_max(0.5)
         weight = torch.where(signed, torch.maximum(forget, torch.as_tensor(at.of(curvature_weight)).to(forget)), 0.0)
         probe, product = found["probe"], found["product"]
@@ -323,18 +335,18 @@ class AdaptiveSOBA(Method):
         def growth(vector: Tensor, image: Tensor) -> Tensor:
             return ((image * image / metric).sum() / ((vector * vector * metric).sum() + tiny)).sqrt()
 
+        kept = torch.where(measuring, moving * (1 - forget), 1.0) * L  # L is forgotten by its own measurements alone
+        L.copy_(torch.where(signed, L, torch.maximum(growth(probe, product), kept)).clamp_min(tiny))
         image = product / metric
-        largest = torch.where(signed, L, torch.maximum(growth(probe, product), moving * (1 - forget) * L))
-        L.copy_(torch.maximum(largest, moving * growth(system["v"], found["f_yy"])).clamp_min(tiny))
         turned = image / (torch.linalg.vector_norm(image) + tiny)
-        system["eigenvector"].copy_(torch.where(signed, system["eigenvector"], turned))
+        system["eigenvector"].copy_(torch.where(measuring & ~signed, turned, system["eigenvector"]))
         rise = L.log() - numbers["usual"]
         numbers["usual"].add_(torch.where(torch.as_tensor(moving) > 0, SLOW * rise.clamp_max(0.5), rise))
         return metric
 
-    def _move_x(self, oracle: Oracle, state: AdaptiveSOBAState, direction: Tensor, at: At) -> None:
-        """Take a step of x, and change its rate at the end of a window."""
-        numbers, moments, moving = state.numbers.value, state.moments.value, at.of(is_moving)
+    def _move_x(self, oracle: Oracle, state: AdaptiveSOBAState, direction: Tensor, moving: Any, at: At) -> None:
+        """Take a step of x where it moves, and change its rate at the end of a window."""
+        numbers, moments = state.numbers.value, state.moments.value
         tiny, domain = torch.finfo(direction.dtype).tiny, oracle.problem.x_set
         touched = direction != 0
         share, now, newest = numbers["share"], touched.to(direction.dtype).mean(), at.of(moment_weight)
@@ -375,8 +387,12 @@ class AdaptiveSOBA(Method):
         energy.add_(moving * (direction * direction * inverse).sum())
         signal = ((moments["sum"] * moments["sum"] * inverse).sum() / (energy + tiny) - 1).clamp(0.0, 1.0)
         signal = torch.where(rare, 1.0, signal)
-        growth = torch.where(rare, RARE_GROWTH, GROWTH)
-        trend = torch.where(agreement > GOAL, growth, DECLINE) * (agreement - GOAL)
+        # Directions of n independent numbers agree by n^-1/2 by chance. Where y or v lag more and more, x moves too fast: the
+        # agreement of its own directions tells too late, since they answer through y and v.
+        surplus = (agreement - GOAL - (1 - signal) * len(direction) ** -0.5).clamp_min(0.0)
+        lag = torch.maximum(numbers["lag_y"], numbers["lag_v"]).clamp_min(0.0)
+        growth = torch.where(lag > RISING * numbers["last_lag"], -lag, torch.where(rare, RARE_GROWTH, 1.0) * surplus)
+        trend = torch.where(agreement > GOAL, growth, agreement - GOAL)
         decay = DECAY * numbers["steps"] * newest
         changed = torch.exp(signal * trend - (1 - signal) * decay)
         opened = numbers["open"] / numbers["steps"].clamp_min(1.0)
@@ -388,6 +404,7 @@ class AdaptiveSOBA(Method):
         compared = due & (moments["before"] != 0).any()
         numbers["rate"].mul_(torch.where(compared, factor, 1.0))
         last.copy_(torch.where(due, mean, last))
+        numbers["last_lag"].copy_(torch.where(due, lag, numbers["last_lag"]))
         numbers["waited"].copy_(torch.where(compared, 1 - opened, numbers["waited"]))
         moments["before"].copy_(torch.where(due, moments["sum"], moments["before"]))
         for total in (moments["sum"], numbers["steps"], numbers["open"], energy):
@@ -426,11 +443,11 @@ def size(like: Tensor, groups: tuple[int, int]) -> int:
     return sum(groups[level] for level in LEVELS.values()) * like.nbytes
 
 
-def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor) -> Tensor:
+def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor, valid: Any) -> Tensor:
     """Return a derivative without the part of its noise that the last one on this group predicts, and remember it.
 
     That is new - w (row - mean of the rows), with w in [0, 1] from a regression on recent steps, so that outdated rows do no
-    harm; 0 where the group was not seen before.
+    harm; 0 where the group was not seen before. Nothing is remembered where ``valid`` is 0, and the derivative is another one.
     """
     assert state.memory is not None
     memory, numbers, row = state.memory.value, state.numbers.value, group.reshape(1)
@@ -439,9 +456,9 @@ def correct(state: AdaptiveSOBAState, name: str, new: Tensor, group: Tensor) -> 
     apart = known * (old - total / seen.sum().clamp_min(1.0))
     covariance, variance = numbers[f"{name}_covariance"], numbers[f"{name}_variance"]
     for mean, value in ((covariance, (new * apart).sum()), (variance, (apart * apart).sum())):
-        mean.lerp_(value, SLOW * known)
+        mean.lerp_(value, SLOW * known * valid)
     weight = (covariance / (variance + torch.finfo(new.dtype).tiny)).clamp(0.0, 1.0)
-    total.add_(new - known * old)
-    table.index_copy_(0, row, new[None])
-    seen.index_fill_(0, row, 1.0)
+    total.add_(valid * (new - known * old))
+    table.index_copy_(0, row, (old + valid * (new - old))[None])
+    seen.index_copy_(0, row, known.clamp_min(valid)[None])
     return new - weight * apart

@@ -25,7 +25,7 @@ WAY, X_WAY = 0.5, 5.0
 networks memorise wrong labels when they move far."""
 
 WIDTH = 128
-"""The way of y is for layers with up to so many inputs; wider ones, whose inputs act together, go less in proportion."""
+"""The way of y is for layers with up to this number of inputs; wider ones, whose inputs act together, go less in proportion."""
 
 REFIT = 0.3
 """Share of the steps at the end in which x rests, and y learns from both levels."""
@@ -132,8 +132,8 @@ class NetworkSOBA(Method):
     y follows the lower level alone, so that F is never seen at a y that fits its data: it is the network that training at x
     gives. v is the direction in which F would move it, and s v its response to F: s = -F_y v / (v f_yy v) minimises the
     linear part of F plus f along v. Both are means over the last steps, and the curvature is that of the difference
-    f(x, y + e v) - f(x, y), which the step computes in any case. e = s, but |e v| is at most a tenth of |y|, where f
-    is no quadratic any more, and |s v| at most |y|.
+    f(x, y + e v) - f(x, y), which the step computes in any case. e = s, but e v is at most a tenth as long as y, since f is no
+    quadratic beyond, and s v at most as long as y.
 
     The direction of x is that of :class:`~meha.stochastic.SOBA` with one change. There v solves f_yy v = -F_y, which is of no
     use while a network trains, because its Hessian is indefinite; here the solution is taken along one direction.
@@ -236,17 +236,22 @@ class NetworkSOBA(Method):
         e = torch.clamp(self._scale(numbers, most), min(eps, LONG) * most, LONG * most)
         copy_(probe.leaves, y.leaves)
         add_(probe.leaves, state.response.leaves, e)
-        terms = [(1.0, oracle.lower, x, probe), (-1.0, oracle.lower, x, y)]  # in one call: they share dropout masks
-        (beyond, lower), (difference, minus_lower) = oracle.gradients((x, y), terms, at.batch)
-        (upper,), (of_x, of_upper) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch)
+        # In one call, so that they share dropout masks; y first, as sharded modules take their dtypes from the first pass.
+        terms = [(-1.0, oracle.lower, x, y), (1.0, oracle.lower, x, probe)]
+        values, of_lower = oracle.gradients((x, y), terms, at.batch, own=True)
+        (upper,), of_upper = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], at.batch, own=True)
+        values.append(upper)
+        # One message for all processes.
+        difference, minus_f_y, F_x, F_y = oracle.average(of_lower + of_upper, (x, y, x, y), values)
+        lower, beyond, upper = values
         gap = beyond - lower
         weight = at.of(lambda k: newest(max(k - 1, 0), PULL))
-        numbers["gain"].lerp_(-inner(of_upper, state.response.leaves).to(numbers["gain"]), weight)
-        bent = gap.to(e) + e * inner(minus_lower, state.response.leaves)
+        numbers["gain"].lerp_(-inner(F_y, state.response.leaves).to(numbers["gain"]), weight)
+        bent = gap.to(e) + e * inner(minus_f_y, state.response.leaves)
         numbers["curvature"].lerp_((2 * bent / e.square()).to(numbers["curvature"]), weight)
         d_x = scaled(difference, torch.where(size > 0, self._scale(numbers, most) / e, 0.0))  # there is no response at first
-        add_(d_x, of_x, 1.0)
-        self._move_y(oracle, state, at, minus_lower, of_upper)
+        add_(d_x, F_x, 1.0)
+        self._move_y(oracle, state, at, minus_f_y, F_y)
         found = {"upper": upper, "lower": lower, "gap": gap, "d_x": norm(d_x)}
         if state.x_optimizer is not None:
             move(x, d_x, 0.0, oracle.project, x.value, state.x_optimizer)
@@ -263,14 +268,14 @@ class NetworkSOBA(Method):
     def _rate(self, at: At) -> Any:
         return at.of(partial(rate, last=at.last, refit=self._refit))
 
-    def _move_y(self, oracle: Oracle, state: NetworkSOBAState, at: At, minus_lower: Leaves, of_upper: Leaves) -> None:
-        """Update the metric, the response and y from -f_y and F_y."""
+    def _move_y(self, oracle: Oracle, state: NetworkSOBAState, at: At, minus_f_y: Leaves, F_y: Leaves) -> None:
+        """Update the metric, the response and y."""
         y, numbers, rate = state.y, state.numbers.value, self._rate(at)
         weight, pull = at.of(lambda k: newest(k, 1 / MEMORY)), at.of(lambda k: newest(k, PULL))
-        for name, gradient in (("upper", of_upper), ("lower", minus_lower)):
+        for name, gradient in (("upper", F_y), ("lower", minus_f_y)):
             numbers[name].lerp_(norm(gradient).to(numbers[name]), weight)
         ratio = self._ratio(numbers)
-        pieces = (y.leaves, state.probe.leaves, state.response.leaves, state.square.leaves, minus_lower, of_upper)
+        pieces = (y.leaves, state.probe.leaves, state.response.leaves, state.square.leaves, minus_f_y, F_y)
         for whole, leaf, scratch, response, square, lower, upper in zip(y.leaves, *map(local, pieces), strict=True):
             square.mul_(1 - weight)
             add_square(square, scratch, lower, 1.0, weight / 2)
@@ -280,7 +285,7 @@ class NetworkSOBA(Method):
             if state.y_optimizer is None:
                 leaf.add_(quotient(scratch, square, lower).mul_(narrow * self.way * rate))
         if state.y_optimizer is not None:
-            move(y, [-part for part in minus_lower], 0.0, oracle.prox, state.x.value, state.y_optimizer)
+            move(y, [-part for part in minus_f_y], 0.0, oracle.prox, state.x.value, state.y_optimizer)
 
     @staticmethod
     def _ratio(numbers: Mapping[str, Tensor]) -> Tensor:
@@ -290,10 +295,13 @@ class NetworkSOBA(Method):
     def _step_on_both(self, oracle: Oracle, state: NetworkSOBAState, at: At) -> Numbers:
         """Take a step of y along the gradients of both levels; x rests."""
         x, y, ratio, rate = state.x, state.y, self._ratio(state.numbers.value), self._rate(at)
-        (upper,), (direction,) = oracle.gradients((y,), [(1.0, oracle.upper, x, y)], at.batch)
-        (lower,), (of_lower,) = oracle.gradients((y,), [(1.0, oracle.lower, x, y)], at.batch)
-        direction = scaled(direction, ratio)
-        add_(direction, of_lower, 1.0)
+        (upper,), of_upper = oracle.gradients((y,), [(1.0, oracle.upper, x, y)], at.batch, own=True)
+        (lower,), of_lower = oracle.gradients((y,), [(1.0, oracle.lower, x, y)], at.batch, own=True)
+        direction = scaled(of_upper.pop(), ratio)
+        add_(direction, of_lower.pop(), 1.0)
+        values = [upper, lower]
+        (direction,) = oracle.average([direction], (y,), values)
+        upper, lower = values
         pieces = (y.leaves, state.probe.leaves, state.square.leaves, direction)
         if state.y_optimizer is not None:
             move(y, direction, 0.0, oracle.prox, x.value, state.y_optimizer)
