@@ -18,10 +18,10 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 29_700
+LINES = 29_900
 LAYERS = 12
-SINGLE_IMPORTERS = 19
-PUBLIC_NAMES = 180
+SINGLE_IMPORTERS = 20
+PUBLIC_NAMES = 181
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 115
 COMMENTS = 8.0  # per 100 lines of code, at least

@@ -61,7 +61,7 @@ FIRST = 0.02
 WINDOW, GROWING = 14, 0.03
 """Steps in the windows whose mean directions are compared: at the start, and as a part of all steps so far."""
 
-GOAL = 0.1
+GOAL = 0.3
 """The cosine between successive windows above which the rate of x grows. Noise alone has 0."""
 
 RARE_GROWTH = 4.0
@@ -86,8 +86,9 @@ JUMP = 3.0
 """A direction of x counts as at most this times the usual one in its metric, after the first steps, in which v grows. Where
 the directions of a window are longer than those of the last one by more than this, steps were too long."""
 
-SPAN = 20
-"""Steps over which the squares of the directions of x are averaged."""
+SPAN = 100
+"""Steps over which the squares of the directions of x are averaged; fewer draws of a number that is drawn rarely, since y and v
+move on between two of them."""
 
 AVERAGE = 8
 """The answer is the mean of the iterates with weights of the order k^AVERAGE: about those of the last tenth of the run."""
@@ -247,7 +248,20 @@ class AdaptiveSOBA(Method):
         start = torch.randn(len(here_y), generator=generator, dtype=torch.float64).to(here_y)
         usual = here_x.abs().mean()
         ones = {"rate": FIRST * torch.where(usual > 0, usual, 1.0), "rate_y": 1.0, "rate_v": 1.0}
-        zeros = ["L", "usual", "reach", "share", "steps", "energy", "last_energy", "open", "waited", "lag_y", "lag_v", "last_lag"]
+        zeros = [
+            "L",
+            "usual",
+            "reach",
+            "share",
+            "steps",
+            "energy",
+            "last_energy",
+            "open",
+            "waited",
+            "lag_y",
+            "lag_v",
+            "last_lag",
+        ]
         zeros += [name + end for name in LEVELS for end in ("_covariance", "_variance")]
         numbers = {**ones, **dict.fromkeys(zeros, 0.0)}
         blank = {name: torch.zeros_like(here_y) for name in ("v", "diagonal", "rows", "mean_y", "mean_v")}
@@ -357,7 +371,7 @@ class AdaptiveSOBA(Method):
         square, known = moments["square"], moments["square"] > 0
         limit = torch.where(known, square * torch.as_tensor(at.of(largest_square)).to(square), math.inf)
         limited = torch.minimum(direction * direction, limit)
-        weight = torch.maximum(newest / often, 1 / (1 + SPAN * often)).clamp_max(1.0)
+        weight = torch.maximum(newest / often, 1 / (1 + SPAN * often**2)).clamp_max(1.0)
         weight = moving * touched * torch.where(known, weight, 1.0)
         square.lerp_(limited, weight)
         root = (square.mean().expand_as(square) if domain is not None and not domain.coordinatewise else square).sqrt() + tiny
