@@ -2,7 +2,7 @@
 
     python -m meha_lab.benchmarks.batches --tune --measure       # settings, then measured runs: resumes where it stopped
     python -m meha_lab.benchmarks.batches --tune --family logistic --method SOBA --method default
-    python -m meha_lab.benchmarks.batches --part defaults --part steps --part memory
+    python -m meha_lab.benchmarks.batches --part defaults --part steps --part memory --part ablation
     python -m meha_lab.benchmarks.batches --draw                 # the tables of docs/batches.md
     python -m meha_lab.benchmarks.batches --tune --measure --small --records out/small   # a minute's version
 
@@ -39,6 +39,7 @@ from torch import Tensor
 
 import meha
 from meha.analysis.theory import TheoryWarning
+from meha.methods.stochastic import adaptive_soba
 from meha.running.compiled import CompileWarning
 
 BUDGET = 20_000
@@ -532,6 +533,10 @@ PARTS = {
         "Memory and time on networks",
         ("", "method", "tensors of the size of y at the peak", "time of a step, by that of Adam"),
     ),
+    "ablation": (
+        "The numbers of the default: calls to 1e-2 with a number three times as large and as small, by those without a change",
+        ("", "value", "a third", "three times", "levels missed of 24"),
+    ),
 }
 
 
@@ -645,7 +650,52 @@ def measure_memory(options: argparse.Namespace, store: Store) -> None:
             keep(store, "memory", [model, name, f"{most(model, name):.1f}", f"{middle:.1f} ({low:.1f} .. {high:.1f})"])
 
 
-MEASURES = {"defaults": measure_defaults, "steps": measure_steps, "memory": measure_memory}
+VARIED = ("quadratic", "logistic", "cleaning", "domains")
+"""Families on which the numbers of the default are varied: those whose lower level is convex."""
+
+
+def measure_ablation(options: argparse.Namespace, store: Store) -> None:
+    """Each named number of the default times 1/3 and 3: geometric means over families, on a seed on which it was chosen."""
+    instances = [Instance.of(family, options.tuned[0], options.size, store, options.dtype) for family in VARIED]
+    budget = options.budget // 3
+
+    def calls_to(levels: Sequence[float]) -> list[float]:
+        found = []
+        for instance in instances:
+            judge = Judge(instance, budget)
+            solution, _ = solve(instance.model, None, budget, judge, False)
+            record = {"status": solution.status.value, "calls": judge.calls, "values": judge.values}
+            found += [reached(record, level, instance.known["best"], instance.known["h0"]) for level in levels]
+        return found
+
+    def cost(found: Sequence[float]) -> float:
+        """Of the middle level; one that was not reached counts as twice the budget."""
+        return statistics.fmean(math.log(min(calls, 2 * budget)) for calls in found[1 :: len(LEVELS)])
+
+    base = cost(calls_to(LEVELS))
+    for name, value in vars(adaptive_soba).items():
+        if not (name.isupper() and isinstance(value, int | float)):
+            continue
+        shares, missed = [], 0
+        for factor in (1 / 3, 3.0):
+            setattr(
+                adaptive_soba, name, type(value)(max(1, round(value * factor)) if isinstance(value, int) else value * factor)
+            )
+            try:
+                found = calls_to(LEVELS)
+            finally:
+                setattr(adaptive_soba, name, value)
+            shares.append(math.exp(cost(found) - base))
+            missed += sum(math.isinf(calls) for calls in found)
+        keep(store, "ablation", [f"`{name}`", f"{value:g}", *(f"{share:.2f}" for share in shares), str(missed)])
+
+
+MEASURES = {
+    "defaults": measure_defaults,
+    "steps": measure_steps,
+    "memory": measure_memory,
+    "ablation": measure_ablation,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

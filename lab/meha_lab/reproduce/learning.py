@@ -155,7 +155,8 @@ def _method(cell: Cell, task: Any) -> Method:
     """The method of a cell for a task; alpha is given for one example."""
     x0, y0 = task.start()
     if cell.contender.kind is None:
-        return replace(default_method(task.problem, x0, y0, task.batches()), **cell.setting)
+        batches = None if next(iter(task.batches())) is None else task.batches()  # a task on all data yields no batches
+        return replace(default_method(task.problem, x0, y0, batches), **cell.setting)
     return build(cell.contender.kind, cell.setting, x0.numel() if isinstance(x0, torch.Tensor) else 1)
 
 

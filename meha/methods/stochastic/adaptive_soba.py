@@ -22,7 +22,7 @@ from meha.tensors.vectors import Flat
 # Curvature of f in y
 
 MEASURED, PERIOD = 16, 8
-"""Steps at the start in which curvatures are measured and nothing moves. Later, each eighth step measures them: x and v rest."""
+"""Steps at the start that measure curvatures, in which nothing moves. Later, one in PERIOD does, in which x and v rest."""
 
 SLOW = 0.02
 """Weight of the newest value in slow means: of curvatures, of directions of y and v, of the share drawn, of the usual L."""
@@ -248,20 +248,8 @@ class AdaptiveSOBA(Method):
         start = torch.randn(len(here_y), generator=generator, dtype=torch.float64).to(here_y)
         usual = here_x.abs().mean()
         ones = {"rate": FIRST * torch.where(usual > 0, usual, 1.0), "rate_y": 1.0, "rate_v": 1.0}
-        zeros = [
-            "L",
-            "usual",
-            "reach",
-            "share",
-            "steps",
-            "energy",
-            "last_energy",
-            "open",
-            "waited",
-            "lag_y",
-            "lag_v",
-            "last_lag",
-        ]
+        zeros = ["L", "usual", "reach", "share", "steps", "energy", "last_energy", "open", "waited"]
+        zeros += ["lag_y", "lag_v", "last_lag"]
         zeros += [name + end for name in LEVELS for end in ("_covariance", "_variance")]
         numbers = {**ones, **dict.fromkeys(zeros, 0.0)}
         blank = {name: torch.zeros_like(here_y) for name in ("v", "diagonal", "rows", "mean_y", "mean_v")}
@@ -305,8 +293,10 @@ class AdaptiveSOBA(Method):
         return {"upper": found["upper"], "lower": found["lower"], "d_x": d_x, "rate": numbers["rate"].clone()}
 
     def _derivatives(self, oracle: Oracle, state: AdaptiveSOBAState, batch: Any, at: At) -> dict[str, Tensor]:
-        """Return F, f, their gradients, and the product of f_yy with the unit vector ``probe``, which is that of v unless the step
-        measures curvature; f_xy [v] and f_yy [v] are products with the probe, times the length of v."""
+        """Return F, f, their gradients, and the product of f_yy with the unit vector ``probe``.
+
+        In steps that do not measure curvature the probe is v / |v|; f_xy [v] and f_yy [v] are products with it, times |v|.
+        """
         flat_x, flat_y, point, system = Flat(state.x), Flat(state.y), state.point.value, state.system.value
         dtype, reach = point["y"].dtype, state.numbers.value["reach"]
         torch.maximum(reach, torch.linalg.vector_norm(point["y"]), out=reach)
