@@ -306,7 +306,8 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
     for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
     to :class:`~meha.stochastic.AdaptiveSOBA`; a network y with batches to :class:`~meha.stochastic.NetworkSOBA`; other modules,
-    and batches beside a non-smooth term or a set Y or where x and y are of one form, to :class:`~meha.StochasticMEHA`.
+    and batches beside a non-smooth term or a set Y, or where x and y are of one form (y may have it once for each task), to
+    :class:`~meha.StochasticMEHA`.
 
     >>> import meha
     >>> problem = meha.problems.sine(n=1)
@@ -327,8 +328,11 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     if not noisy:
         return Default()
     simple = problem.nonsmooth is None and problem.y_set is None and problem._selected_response is None
-    # Where x is a start for models of the same form, y may belong to the batch, which StochasticMEHA finds out.
-    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) == form(y0)
+    # Where x is a start for models of the same form, or for one model for each task, y may belong to the batch, which
+    # StochasticMEHA finds out.
+    shapes = form(y0)
+    of_tasks = {name: shape[1:] for name, shape in shapes.items()}
+    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) in (shapes, of_tasks)
     if not simple or alike or problem._without_x:
         return StochasticMEHA()
     if not modules:

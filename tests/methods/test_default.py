@@ -299,6 +299,17 @@ def test_which_method_is_taken():
     batches = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
     found = meha.solve(batches, torch.ones(2), torch.ones(2), batches=[torch.ones(2)], max_steps=1)
     assert found.method.name == "AdaptiveSOBA"
+    of_networks = meha.Problem(lambda x, y, b: y(b).square().sum(), lambda x, y, b: (y(b) - x).square().sum())
+    found = meha.solve(of_networks, torch.ones(1), network, batches=[torch.ones(3, 2)], max_steps=1)
+    assert found.method.name == "NetworkSOBA"
+
+
+@pytest.mark.parametrize("tasks", [(), (4,)], ids=["one", "for each task"])
+def test_models_of_the_form_of_x_may_belong_to_the_batch(tasks):
+    """The common start of few-shot learning, with one model or one for each task; its lower level is not strongly convex."""
+    problem = meha.Problem(lambda x, y, b: (y["w"] - b).square().sum(), lambda x, y, b: (y["w"] - x["w"] - b).square().sum())
+    x0, y0 = {"w": torch.ones(2, 3)}, {"w": torch.ones(*tasks, 2, 3)}
+    assert meha.solve(problem, x0, y0, batches=[torch.ones(2, 3)], max_steps=1).method.name == "StochasticMEHA"
 
 
 def test_the_second_run_cut_short():

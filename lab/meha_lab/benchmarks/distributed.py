@@ -31,6 +31,7 @@ METHODS = {
     "MEHA(gradients=3)": meha.MEHA(**STEPS, gamma=5.0, c=2.0, gradients=3),
     "MEHA(gradients=2)": meha.MEHA(**STEPS, gamma=5.0, c=2.0, gradients=2),
     "StochasticMEHA": meha.StochasticMEHA(warm_start=True),
+    "NetworkSOBA": meha.stochastic.NetworkSOBA(),
 }
 
 
