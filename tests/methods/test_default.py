@@ -300,7 +300,7 @@ def test_which_method_is_taken():
     found = meha.solve(batches, torch.ones(2), torch.ones(2), batches=[torch.ones(2)], max_steps=1)
     assert found.method.name == "AdaptiveSOBA"
     of_networks = meha.Problem(lambda x, y, b: y(b).square().sum(), lambda x, y, b: (y(b) - x).square().sum())
-    found = meha.solve(of_networks, torch.ones(1), network, batches=[torch.ones(3, 2)], max_steps=1)
+    found = meha.solve(of_networks, torch.ones(1), nn.Linear(2, 1), batches=[torch.ones(3, 2)], max_steps=1)
     assert found.method.name == "NetworkSOBA"
 
 
