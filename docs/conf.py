@@ -69,7 +69,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "filename_pattern": rf"/({'|'.join(QUICK)})\.py$"
     if os.environ.get("MEHA_GALLERY") == "check"
-    else r"/(?!llm_domain_weights)\w+\.py$",  # which torchrun starts
+    else r"/(?!llm_domain_weights)\w+\.py$",  # which takes minutes
     "ignore_pattern": r"__init__\.py|/_",
     "within_subsection_order": ExplicitOrder(
         [
@@ -88,6 +88,7 @@ sphinx_gallery_conf = {
             "which_y.py",
             "broken_problem.py",
             "long_run.py",
+            "own_loop.py",
             "compiled.py",
             "own_prox.py",
             "own_method.py",

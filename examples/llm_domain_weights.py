@@ -2,21 +2,31 @@
 Weights of text sources for a language model
 ============================================
 
-Which text helps? Weights of sources, learned under FSDP2 in two processes, started by torchrun::
+Which text helps, and how much of each? Weights of sources, found while a small transformer trains on them::
 
-    torchrun --nproc-per-node=2 examples/llm_domain_weights.py
+    python examples/llm_domain_weights.py                         # one process, two minutes on a CPU
+    torchrun --nproc-per-node=2 examples/llm_domain_weights.py    # FSDP2
+    python examples/llm_domain_weights.py --lora                  # adapters on a frozen base, also with torchrun
 
-A small transformer learns bytes from four sources: prose (docstrings of the standard library), code (its source), the letters
-of the prose in random order, and random numbers. The lower level trains it on the sources, weighted by x on the simplex; the
-upper level is its loss on other prose. Then two new models are trained on as many tokens, drawn equally, and drawn by the
-weights found.
+The model learns bytes from five sources: docstrings, comments and code of the standard library, the letters of the docstrings
+in random order, and random numbers. The lower level trains it on the sources, weighted by x on the simplex; the upper level is
+its loss on the language reference, which is not one of the sources. Then new models are trained on as many tokens, drawn by the
+weights found, and by those that one would try by hand: each source alone, equal weights, weights in proportion to size, and in
+one process all pairs. `Weights of text sources <../domain-weights.html>`_ has this on a GPU, with more controls, several seeds
+and two sizes of model.
 """
 
 import argparse
 import ast
+import copy
+import io
+import itertools
 import random
 import sysconfig
+import tokenize
+import zlib
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import matplotlib.pyplot as plt
 import torch
@@ -29,7 +39,10 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 import meha
 
 BYTES, LENGTH, WIDTH, HEADS, LAYERS = 128, 64, 64, 4, 2
-SOURCES = ("prose", "code", "shuffled", "numbers")
+SOURCES = {"docstrings": 100_000, "comments": 100_000, "code": 300_000, "shuffled": 100_000, "numbers": 300_000}
+
+# %%
+# The model, and adapters of low rank for it. All copies of an adapted model that a method makes share its frozen base.
 
 
 class Block(nn.Module):
@@ -37,15 +50,14 @@ class Block(nn.Module):
         super().__init__()
         self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.think = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, z):
-        query, key, value = (
-            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.mix(self.first(z)).chunk(3, dim=-1)
-        )
+        parts = self.mix(self.first(z)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
         heads = scaled_dot_product_attention(query, key, value, is_causal=True)
         z = z + self.out(heads.transpose(1, 2).flatten(-2))
-        return z + self.think(self.second(z))
+        return z + self.narrow(torch.nn.functional.gelu(self.wide(self.second(z))))
 
 
 class Model(nn.Module):
@@ -56,25 +68,58 @@ class Model(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, BYTES)
 
     def forward(self, text):
+        """The logits of the next tokens, one row for each token."""
         z = self.tokens(text) + self.places.weight[: text.shape[1]]
-        return self.head(self.norm(self.blocks(z)))
+        return self.head(self.norm(self.blocks(z)).flatten(0, 1))
 
 
-def build(mesh, seed=0):
+class Adapted(nn.Module):
+    """A frozen layer with a correction of low rank, which is zero at first."""
+
+    def __init__(self, base, rank=8):
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, z):
+        return self.base(z) + self.up(self.down(z))
+
+
+def build(mesh=None, base=None, seed=0):
+    """A new model, or new adapters on the base; sharded over the mesh."""
     torch.manual_seed(seed)
-    model = Model()
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    model = Model() if base is None else copy.deepcopy(base).requires_grad_(False)
+    if base is not None:
+        for block in model.blocks:
+            for name in ("mix", "out", "wide", "narrow"):
+                setattr(block, name, Adapted(getattr(block, name)))
+    if mesh is not None:
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh)
+    return model
 
 
-def docstrings(path):
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError):
-        return ""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
-    return "\n".join(filter(None, (ast.get_docstring(node) for node in nodes)))
+# %%
+# The texts, which every Python has, and windows of them.
+
+
+def documented(tree):
+    """The nodes with a docstring."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node)]
+
+
+def pieces(path):
+    """The docstrings, the comments and the code of a module."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lexed = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = "\n".join(token.string.lstrip("# ") for token in lexed if token.type == tokenize.COMMENT)
+    tree = ast.parse(text)
+    docstrings = "\n".join(ast.get_docstring(node) for node in documented(tree))
+    for node in documented(tree):
+        node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return docstrings, comments, ast.unparse(tree)
 
 
 def tokens(text):
@@ -82,98 +127,142 @@ def tokens(text):
 
 
 def texts():
-    """The sources, and prose of other modules for the upper level and for the test."""
-    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    prose = ["\n".join(docstrings(path) for path in files[i::3]) for i in range(3)]
-    code = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files[::3])[: 3 * len(prose[0])]
+    """The sources, and text of the target for the upper level and for the test."""
+    parts = dict.fromkeys(SOURCES, "")
+    paths = Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
+    for path in sorted(paths, key=lambda path: zlib.crc32(path.name.encode())):
+        for name, piece in zip(SOURCES, pieces(path), strict=False):
+            parts[name] += piece + "\n"
+        if all(len(parts[name]) >= SOURCES[name] for name in ("docstrings", "comments", "code")):
+            break
     draw = random.Random(0)
-    shuffled = "".join(draw.sample(prose[0], len(prose[0])))
-    numbers = " ".join(str(draw.randrange(10**6)) for _ in range(len(prose[0]) // 6))
-    sources = dict(zip(SOURCES, map(tokens, (prose[0], code, shuffled, numbers)), strict=True))
-    return sources, tokens(prose[1]), tokens(prose[2])
+    parts["shuffled"] = "".join(draw.sample(parts["docstrings"], len(parts["docstrings"])))
+    parts["numbers"] = " ".join(str(draw.randrange(10**6)) for _ in range(60_000))
+    paragraphs = dict.fromkeys(itertools.chain(*(topics[name].split("\n\n") for name in sorted(topics))))  # each once
+    target = tokens("\n\n".join(paragraphs))
+    return {name: tokens(parts[name][:size]) for name, size in SOURCES.items()}, target[:60_000], target[60_000:180_000]
 
 
 def windows(text, number, generator):
-    begin = torch.randint(len(text) - LENGTH - 1, (number,), generator=generator)
+    begin = torch.randint(len(text) - LENGTH, (number,), generator=generator)
     return text[begin[:, None] + torch.arange(LENGTH + 1)]
 
 
-def loss(model, text, reduction="mean"):
-    logits = model(text[:, :-1])
-    return cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction=reduction)
+def losses(model, text):
+    """The mean loss of each window."""
+    return cross_entropy(model(text[:, :-1]), text[:, 1:].flatten(), reduction="none").view(len(text), -1).mean(dim=1)
+
+
+# %%
+# The two levels. A batch has a number of windows of each source, and as many of the target.
 
 
 class Draws:
-    """Batches of this process, without end: ``number`` windows of each source, and as many of the upper level."""
+    """Batches of this process, without end."""
 
-    def __init__(self, sources, clean, number, seed):
-        self.sources, self.clean, self.number = sources, clean, number
+    def __init__(self, sources, target, number, seed):
+        self.sources, self.target, self.number = sources, target, number
         self.generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self):
         while True:
             parts = [windows(text, self.number, self.generator) for text in self.sources.values()]
-            yield torch.cat(parts), windows(self.clean, self.number, self.generator)
+            yield torch.cat(parts), windows(self.target, len(parts) * self.number, self.generator)
 
 
 def upper(x, y, batch):
-    return loss(y, batch[1])
+    return losses(y, batch[1]).mean()
 
 
 def lower(x, y, batch):
-    losses = loss(y, batch[0], reduction="none").view(len(SOURCES), -1)
-    return x @ losses.mean(dim=1)
+    return x @ losses(y, batch[0]).view(len(SOURCES), -1).mean(dim=1)
 
 
-def train(mesh, sources, weights, steps, number, seed):
-    """A new model, trained on windows that are drawn by the weights."""
-    model, generator = build(mesh, seed=1), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+# %%
+# The comparison: a model is trained on windows that are drawn by weights.
+
+
+def train(model, sources, weights, steps, number, seed, rate=3e-3):
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW([leaf for leaf in model.parameters() if leaf.requires_grad], lr=rate)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
     for _ in range(steps):
-        chosen = torch.multinomial(weights, len(SOURCES) * number, replacement=True, generator=generator)
-        text = torch.cat([windows(sources[SOURCES[i]], 1, generator) for i in chosen.tolist()])
+        counts = torch.multinomial(weights, len(sources) * number, replacement=True, generator=generator).bincount()
+        drawn = [windows(text, count, generator) for text, count in zip(sources.values(), counts.tolist(), strict=False)]
         optimizer.zero_grad()
-        loss(model, text).backward()
+        losses(model, torch.cat(drawn)).mean().backward()
         optimizer.step()
+        scheduler.step()
     return model
 
 
-def test(model, text):
-    with torch.no_grad():
-        value = loss(model, windows(text, 256, torch.Generator().manual_seed(5)))
-    dist.all_reduce(value)
-    return float(value) / dist.get_world_size()
+@torch.no_grad()
+def judge(model, text, number):
+    """The mean loss on some windows of a text, which are the same for all models."""
+    return float(losses(model, windows(text, number, torch.Generator().manual_seed(5))).mean())
 
 
-def main():
+def controls(pairs):
+    """The weights that one would try by hand, with pairs or without."""
+    alone = dict(zip(SOURCES, torch.eye(len(SOURCES)), strict=True))
+    sizes = torch.tensor([float(size) for size in SOURCES.values()])
+    rows = {f"{name} alone": weights for name, weights in alone.items()}
+    if pairs:
+        rows |= {f"{a} and {b}": (alone[a] + alone[b]) / 2 for a, b in itertools.combinations(SOURCES, 2)}
+    return {**rows, "equal": torch.full((len(SOURCES),), 1 / len(SOURCES)), "in proportion to size": sizes / sizes.sum()}
+
+
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--windows", type=int, default=4, help="of each source, in a batch of a process")
-    parser.add_argument("--checkpoint", help="a folder, from which the run goes on after a kill (torchrun --max-restarts=3)")
-    arguments = parser.parse_args()
-    dist.init_process_group("cpu:gloo")
-    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
-    sources, clean, unseen = texts()
+    parser.add_argument("--lora", action="store_true", help="train a base on equal weights, then find weights for adapters")
+    parser.add_argument("--checkpoint", help="a file (with torchrun a folder), from which the search goes on after a kill")
+    options = parser.parse_args(arguments)
+    rank, mesh = 0, None
+    if dist.is_torchelastic_launched():
+        dist.init_process_group("cpu:gloo")
+        rank, mesh = dist.get_rank(), init_device_mesh("cpu", (dist.get_world_size(),))
+    sources, validation, test = texts()
+    rows, base = controls(pairs=mesh is None), None
+    if options.lora:  # the same in each process
+        base = train(build(), sources, rows["equal"], options.steps, options.windows, seed=0)
 
     problem = meha.Problem(upper, lower, x_set=meha.sets.Simplex())
-    x0 = torch.full((len(SOURCES),), 1 / len(SOURCES))
-    batches = Draws(sources, clean, arguments.windows, seed=rank)
-    options = {"max_steps": arguments.steps, "tol": None, "checkpoint": arguments.checkpoint}
-    solution = meha.solve(problem, x0, build(mesh), batches=batches, **options)
+    batches, curve = Draws(sources, validation, options.windows, seed=rank), []
+    solution = meha.solve(
+        problem,
+        rows["equal"],
+        build(mesh, base),
+        batches=batches,
+        max_steps=options.steps,
+        tol=None,
+        checkpoint=options.checkpoint,
+        callbacks=lambda run, info: curve.append(run.x.tolist()),
+    )
+    rows["found"] = solution.x
 
     results = {}
-    for name, weights in (("equal", x0), ("found", solution.x)):
-        model = train(mesh, sources, weights, arguments.steps, arguments.windows, seed=10 + rank)
-        results[name] = test(model, unseen)
+    for name, weights in rows.items():
+        model = train(build(mesh, base, seed=1), sources, weights, options.steps, options.windows, seed=10 + rank)
+        results[name] = [judge(model, text, 250 * options.windows) for text in (validation, test)]
     if rank == 0:
         print(solution)
         print("weights:", ", ".join(f"{name} {weight:.2f}" for name, weight in zip(SOURCES, solution.x.tolist(), strict=True)))
-        tokens_seen = arguments.steps * arguments.windows * len(SOURCES) * LENGTH * dist.get_world_size()
-        plt.bar(SOURCES, solution.x.tolist())
+        pairs = [name for name in rows if " and " in name]
+        best = min(pairs, key=results.get, default="")  # by the first number, the loss on the text of the upper level
+        print("loss on unseen text of the reference:")
+        for name in rows:
+            if name == best or name not in pairs:
+                print(f"{results[name][1]:7.3f}  {f'best pair: {name}' if name == best else name}")
+        plt.plot(curve, label=[*SOURCES])
+        plt.xlabel("step")
         plt.ylabel("weight")
+        plt.legend()
         plt.show()
-        print(f"loss on unseen prose after {tokens_seen:,} tokens: equal {results['equal']:.3f}, found {results['found']:.3f}")
-    dist.destroy_process_group()
+    if mesh is not None:
+        dist.destroy_process_group()
+    return results
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from meha.running.checkpoints import Checkpoint, SharedCheckpoint
 from meha.running.cross_validation import cross_validation
 from meha.running.solution import Solution
 from meha.running.solve import solve
+from meha.running.start import TrainingRun, start
 from meha.running.verify import Verification, verify
 
 __version__ = "0.1.0"
@@ -96,6 +97,7 @@ __all__ = [
     "Status",
     "StepInfo",
     "StochasticMEHA",
+    "TrainingRun",
     "TrainingWarning",
     "Uniform",
     "Verdict",
@@ -116,6 +118,7 @@ __all__ = [
     "schedules",
     "sets",
     "solve",
+    "start",
     "stochastic",
     "stopping",
     "theory",

@@ -18,12 +18,12 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 29_920
+LINES = 31_170
 LAYERS = 12
 SINGLE_IMPORTERS = 20
-PUBLIC_NAMES = 181
+PUBLIC_NAMES = 183
 REPEATED_CLASSES = 0
-NAMED_NUMBERS = 115
+NAMED_NUMBERS = 118
 COMMENTS = 8.0  # per 100 lines of code, at least
 CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 
@@ -91,8 +91,8 @@ def test_a_method_has_seven_hooks_and_two_are_required():
         assert kind is Method or functions - {"_abc_impl"} <= HOOKS, kind
 
 
-def test_solve_has_twelve_parameters():
-    assert len(inspect.signature(meha.solve).parameters) <= 12
+def test_solve_has_thirteen_parameters():
+    assert len(inspect.signature(meha.solve).parameters) <= 13
 
 
 def test_the_default_method_is_decided_in_one_place():

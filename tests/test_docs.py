@@ -15,8 +15,8 @@ import meha
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-LAUNCHED = ("llm_domain_weights",)
-"""Examples that torchrun starts."""
+TESTED = ("llm_domain_weights",)
+"""Examples with options, and tests of their own."""
 MODULES = [
     "nonsmooth",
     "sets",
@@ -160,7 +160,7 @@ def test_examples_have_a_title_and_a_place_in_the_gallery():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")  # of numpy, where matplotlib draws tensors
-@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in LAUNCHED], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in TESTED], ids=lambda path: path.stem)
 def test_examples_run(path, capsys):
     mpl.use("Agg")
     from matplotlib import pyplot

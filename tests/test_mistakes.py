@@ -88,6 +88,18 @@ def test_objectives(name, method):
         call(upper, method=method, max_steps=5)
 
 
+@pytest.mark.parametrize("method", [None, meha.MEHA(), meha.StochasticMEHA(), meha.F2SA()], ids=str)
+def test_a_module_from_outside_in_place_of_y_is_refused(method):
+    """The method's copies of y would be ignored, and x would never move."""
+    net, data = nn.Linear(2, 1), torch.ones(4, 2)
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (net(data) - 1).square().mean(),
+        lower=lambda x, y, batch: (x.sigmoid() * net(data)[:, 0].square()).mean(),
+    )
+    with pytest.raises(ValueError, match=r"(upper|lower): gets a copy of the module y, and .* use the y that it gets, not the"):
+        meha.solve(problem, torch.zeros(4), net, method, batches=[0], max_steps=3)
+
+
 CALLBACKS = {
     "class": (Recorder, r"callbacks: Recorder is a class; make an observer of it, as in Recorder\(\)"),
     "one argument": (

@@ -187,7 +187,7 @@ def test_a_race_in_small(tmp_path, capsys):
     assert ran.count("seed 10") == 2 * 2, "two settings on each family"
     records = Store(tmp_path).records("batches")
     assert {record["method"] for record in records} == {"default", "F2SA"}
-    assert all(record["calls"][-1] >= 400 or record["status"] == "stopped by callback" for record in records)
+    assert all(record["calls"][-1] >= 400 or record["status"] == "stopped" for record in records)
     chosen = [row["chosen"] for row in Store(tmp_path).records("batches_parts") if row["method"] == "F2SA"]
     assert len(chosen) == 2
     assert all(set(row) == {"0.1", "0.01", "0.001", "all"} for row in chosen)

@@ -52,6 +52,7 @@ class Engine(Method):
     """
 
     refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
+    refuses_scaler: ClassVar[str] = "it compares differences that half precision rounds away"
     projects_start: ClassVar[bool] = True
     repeats: ClassVar[str] = "it compares values"
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +23,12 @@ from meha.lower.newton_on_faces import Factor, LowerResponse, NewtonLower, Smoot
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.method import Numbers
-from meha.method.status import Status, Verdict
+from meha.method.status import Status, Verdict, first_line
 from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
 from meha.numerics.line_search import LONGER, TRIALS, LineTrial, line_search
 from meha.numerics.quadratic_program import solve_program
 from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, NEAR, PROBES, SAME, SMALL, TIGHT
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import Oracle, lack
 from meha.problem.problem import Problem
 from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS
@@ -441,7 +442,9 @@ class HyperDescent(Saved):
         except BudgetError:
             self.verdict = Verdict(Status.FINISHED, "Gradient budget exhausted (max_gradients).")
         except (*BREAKDOWNS, RuntimeError) as error:  # such as a function without second derivatives
-            self.verdict = Verdict(Status.BROKE_DOWN, f"{type(error).__name__}: {error}".split("\n", 1)[0])
+            lacking = isinstance(error, RuntimeError) and lack(error)
+            message = f"Torch has no second derivatives of this problem ({lacking})." if lacking else first_line(error)
+            self.verdict = Verdict(Status.BROKE_DOWN, message)
         if (at := self.now) is None or not math.isfinite(at.F):
             return {}
         self.flat_x.write(at.x)
@@ -763,6 +766,9 @@ class ImplicitNewton(Engine):
     """
 
     tol: float = 1e-6
+
+    def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
+        return f"Take the default, which has other engines for hard problems. {super().advice(problem, x, y, batch)}"
 
     def init(self, oracle: Oracle, x: Variable, y: Variable) -> EngineState:
         why = refusal(oracle.problem, x, y)

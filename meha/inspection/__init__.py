@@ -19,11 +19,12 @@ def check(problem: Problem, x0: Any, y0: Any, batch: Any = None, other_batch: An
     """Examine a problem before a run from (x0, y0): what may go wrong, and what to do about it.
 
     The check covers values at the start, dependence on x and y, gradients against finite differences, whether repeated calls
-    return the same values, kinks, the convexity of f in y, its basins if it is not convex, directions of y which the lower
-    level leaves open at its solution, and scales; for problems with constraints that couple x and y, the constraints at the
-    start, a feasible point of the lower level there, its active constraints and their gradients. It visits the start and
-    some points around it; what does not show there is not reported. It takes about 30 gradients of F and 100 of f, up to 400 of
-    f to count basins and as many to solve the lower level, fewer with modules and slow objectives.
+    return the same values, kinks, whether f can be differentiated twice, the convexity of f in y, its basins if it is not
+    convex, directions of y which the lower level leaves open at its solution, and scales; for problems with constraints that
+    couple x and y, the constraints at the start, a feasible point of the lower level there, its active constraints and their
+    gradients. It visits the start and some points around it; what does not show there is not reported. It takes about 30
+    gradients of F and 100 of f, up to 400 of f to count basins and as many to solve the lower level, fewer with modules and
+    slow objectives.
     Modules, tensors and random number generators stay unchanged.
 
     Args:

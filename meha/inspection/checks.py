@@ -18,12 +18,13 @@ from meha.lower.curvature import flatten, probe
 from meha.lower.flat_problem import BudgetError, FlatProblem
 from meha.lower.multistart import LowerMultistart
 from meha.lower.nearest import solve_nearest
-from meha.methods import StochasticMEHA, default_method, stochastic
+from meha.methods import RHG, StochasticMEHA, default_method, stochastic
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.quadratic_program import Array
+from meha.problem.oracle import Function, lack
 from meha.problem.problem import Problem
 from meha.reduce.nonlinear_program import NonlinearProgram
-from meha.tensors.variables import Leaves, Variable, add_, copy_, norm
+from meha.tensors.variables import Leaves, Variable, add_, copy_, inner, norm
 
 SLOW = 0.1  # seconds for a gradient, beyond which, as with modules, only the most important points are visited
 UNEVEN = 1e4  # gradients in coordinates of x that differ by more than this factor count as badly scaled
@@ -51,6 +52,7 @@ class Inspection:
         self.batch, self.other_batch = batch, other_batch
         self.original = x, y
         method = default_method(problem, x.value, y.value, None if batch is None else [batch])
+        self.unrolled = isinstance(method, RHG)
         self.stochastic = isinstance(method, StochasticMEHA | stochastic.AdaptiveSOBA | stochastic.NetworkSOBA)
         self.result = Report(method=method.name)
         self.seconds = {"F": math.nan, "f": math.nan}
@@ -71,6 +73,7 @@ class Inspection:
                 self.check_basins()
                 check_open(self)
                 check_carried(self)
+                self.check_second()
             self.check_scales()
             if self.around.outside:
                 self.warn(f"nonsmooth: has no value at some points of X near the start. {self.around.outside}")
@@ -290,6 +293,46 @@ class Inspection:
         for key in jumps:
             kink = f"has a kink as a function of {key[-1]} (abs, relu, max, sort?), where methods stall"
             self.warn(f"{LEVELS[key[0]]}: {kink}; {MOVE if key == 'f in y' else ''}{SMOOTH}.")
+
+    def check_second(self) -> None:
+        """Differentiate a slope of f in y again, and compare the result with differences of gradients."""
+        around, lower, v = self.around, self.around.oracle.lower, self.around.noise(self.y)
+
+        def slope(x: Variable, y: Variable, batch: Any) -> Tensor:
+            gradient = around.oracle._differentiated([(1.0, lower, x, y)], y, batch)
+            with torch.enable_grad():
+                value = inner(gradient, v)
+            if torch.is_grad_enabled():
+                return value
+            self.result.counts.lower += 1  # the oracle counts those with a gradient
+            return value.detach()
+
+        function = Function("lower", slope, self.y.device)
+        try:
+            around.gradient(function, self.y, strict=True)
+        except RuntimeError as error:
+            if not (why := lack(error)):
+                raise
+            self.result.twice = False
+            self.find("second", f"torch cannot differentiate f twice ({why}); products are differences of two gradients.")
+            if self.unrolled:
+                self.warn(
+                    f"lower: cannot be differentiated twice ({why}), as {self.result.method} does; differences of gradients"
+                    " take the place of such products, with 9 digits in double and 4 in single precision. For exact ones, use"
+                    " a module that is not compiled, and leave the kernel of attention to torch."
+                )
+            return
+        _, line = next(around.lines(self.y, 0.01))
+        deviation, wrong = around.deviation(function, self.y, line)
+        around.go_back()
+        self.result.twice = not wrong
+        self.find("second", f"derivatives of f in y {'deviate from' if wrong else 'agree with'} differences of gradients.")
+        if wrong:
+            self.warn(
+                f"lower: its second derivative in y deviates from differences of gradients (relative error {deviation:.1e}), so"
+                " that RHG, CG and SOBA would go wrong; look for a backward() that cannot be differentiated and does not say"
+                " so, mark it with torch.autograd.function.once_differentiable, or take a method with first derivatives."
+            )
 
     def check_convexity(self) -> None:
         """Classify f in y by its curvatures."""

@@ -26,6 +26,7 @@ class Report:
         unused: leaves that neither level uses.
         deviations: of gradients from finite differences, relative and beyond rounding; ``"f in x"`` stands for f + g.
         repeatable: whether the objectives return the same values when called again; None if this was not checked.
+        twice: whether f can be differentiated twice in y, with a result that agrees with differences; None if not checked.
         kinks: jumps of gradients relative to their largest size nearby, for ``"f in y"`` and so on, where there is a kink.
         convexity: of f in y: ``"strongly convex"``, ``"convex with flat directions"``, ``"non-convex"``, ``"linear"`` or
             ``"unknown"``, as far as the points that were visited show.
@@ -50,6 +51,7 @@ class Report:
     unused: list[str] = field(default_factory=list)
     deviations: dict[str, float] = field(default_factory=dict)
     repeatable: bool | None = None
+    twice: bool | None = None
     kinks: dict[str, float] = field(default_factory=dict)
     convexity: str = "unknown"
     curvature: tuple[float, float] = (math.nan, math.nan)

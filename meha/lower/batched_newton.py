@@ -16,6 +16,7 @@ from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import matches_quadratic
 from meha.numerics.line_search import DECREASE, SHORTER
 from meha.numerics.tolerances import DIFFERENCE, LOOSE, ROUNDING, STEPS
+from meha.tensors.gradients import PlainAttention
 from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back
 from meha.tensors.variables import Variable
@@ -73,7 +74,7 @@ class Batch(Saved):
         """F at all points."""
         oracle, begin = self._lower.oracle, time.perf_counter()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), PlainAttention():  # torch maps fused kernels one by one
                 F: Tensor = vmap(lambda a, b: oracle.upper(*self._variables(a, b)))(x, y)
         except (*BREAKDOWNS, RuntimeError):  # torch cannot map every objective over a batch
             return None
@@ -139,7 +140,7 @@ class Batch(Saved):
         counts, n = lower.oracle.counts, y.shape[1]
         if counts.lower + counts.hvp + len(y) > lower.limit:
             raise BudgetError
-        with torch.enable_grad():
+        with torch.enable_grad(), PlainAttention():
             at = y.detach().requires_grad_()
             values = vmap(lambda a, b: lower.oracle.lower(*self._variables(a, b)))(x, at)
             (gradients,) = backward(values.sum(), (at,), graph=True)  # rows are independent: one pass for all gradients

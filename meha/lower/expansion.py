@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from meha.problem.losses import record_known_hessians
 from meha.problem.oracle import Oracle
-from meha.tensors.gradients import differentiate, fill
+from meha.tensors.gradients import PlainAttention, differentiate, fill
 from meha.tensors.torch_private import backward, pull_back
 from meha.tensors.variables import Leaves, Variable
 from meha.tensors.vectors import Clock, Flat
@@ -40,8 +40,9 @@ class Expansion:
         self._oracle, self._x, self._flat_x, self._flat_y, self._clock = oracle, x, flat_x, flat_y, clock
         self.y = y
         self._y = flat_y.at(y)
-        with torch.enable_grad():
+        with torch.enable_grad(), PlainAttention():
             f = oracle.lower(x, self._y)
+            oracle.check_twice(f, oracle.lower)
             self._first = differentiate(f, self._y.leaves)
             g = oracle.g(x, self._y)
             curved = isinstance(g, Tensor) and g.requires_grad  # without g it is the number 0
@@ -112,7 +113,7 @@ class Expansion:
         """
         begin = time.perf_counter()
         matrix, leaves = None, self._y.leaves
-        with torch.enable_grad(), record_known_hessians(leaves) as calls:
+        with torch.enable_grad(), PlainAttention(), record_known_hessians(leaves) as calls:
             f = self._oracle.lower(self._x, self._y)
             # The factors of the losses in f, then the gradient of all other terms.
             gradient = differentiate(f, [*(call.value for call in calls), *leaves]) if calls else []

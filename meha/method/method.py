@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
 
 from meha.lower.estimation import Probe
-from meha.method.optimizers import text
-from meha.method.status import Status, Verdict
+from meha.lower.training import complete
+from meha.method.optimizers import RunningOptimizer, held, text
+from meha.method.status import Status, TrainingWarning, Verdict
 from meha.problem.constants import Constants
 from meha.problem.constraints import takes
 from meha.problem.oracle import Counts, Oracle
@@ -164,10 +166,16 @@ class Run:
             raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
         if torch.is_inference_mode_enabled():  # tensors made in it could never record gradients
             raise RuntimeError("torch.inference_mode() is on, so gradients are not available; start the run outside it.")
-        second = Variable(y, "y")  # first: without x, the dummy x takes its dtype and device
+        for field in dataclasses.fields(method):
+            if field.type in (bool, "bool"):  # the dataclass checks no types, and a string such as "no" would count as True
+                check_switch(field.name, getattr(method, field.name))
+        method = _following(method, problem)
+        x_shared, y_shared = (held(getattr(method, name, None)) for name in ("x_optimizer", "y_optimizer"))
+        second = Variable(y, "y", y_shared)  # first: without x, the dummy x takes its dtype and device
         problem, x = problem._with_dummy_x(x, second)
+        first = Variable(x, "x", x_shared)
+        self._check_response(problem, method, first, second)
         method.check(problem)
-        first = Variable(x, "x")
         self.group = self._gather(problem, method, first, second, group)
         if method.projects_start:
             problem._project_start(first, second)
@@ -176,6 +184,7 @@ class Run:
         self.constants: Constants | None = None
         self.batch: Any = None
         self.last: int | None = None
+        self._told = False  # whether the warning about second derivatives was issued
         self.rounded = False  # whether the warning about half precision was issued
         self.oracle = Oracle(problem, first, second, self.group)
         self.oracle.response_term.hold(second)
@@ -191,6 +200,25 @@ class Run:
         if not self._needs_batch:
             self._resolve(None)
         self.seconds = time.perf_counter() - begin
+
+    @staticmethod
+    def _check_response(problem: Problem, method: Method, x: Variable, y: Variable) -> None:
+        """Raise if the method cannot follow the response of the problem, and name those that can for such x and y."""
+        response, others = problem._selected_response, "RHG or F2SA"
+        if response is None or isinstance(response, method.follows):
+            return
+        if not isinstance(response, Trained):
+            others = "RHG or CG"
+            if x.has_modules or y.has_modules:
+                others += ", or say how y is trained, response=meha.responses.Trained()"
+            elif not takes(problem.upper, 3):
+                others = "the default, RHG or CG"
+            elif not problem.needs_batch:
+                others += ", or the default without batches"
+        raise ValueError(
+            f"response: {method.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others}, or"
+            ' leave response out of the problem ("optimistic").'
+        )
 
     @staticmethod
     def _gather(problem: Problem, method: Method, x: Variable, y: Variable, where: Any) -> Group | None:
@@ -230,8 +258,27 @@ class Run:
         """Choose the numbers that the user left out."""
         if self.problem.needs_batch:
             self._weigh(self.state.x, self.state.y, batch)
-        self.method, self.constants = self._given.resolve(self.oracle, self.state.x, self.state.y, batch)
+        response, term = self.problem._selected_response, self.oracle.response_term
+        if isinstance(response, Trained) and not response.complete:
+            with torch.no_grad():
+                found, note = complete(self.oracle, self.state.x, self.state.y, batch, response)
+            term.found = {"steps": found.steps, "lr": found.lr, "note": note}
+            self._take_response()
+        self.method, self.constants = self._stated.resolve(self.oracle, self.state.x, self.state.y, batch)
         self._resolved = True
+
+    def _take_response(self) -> None:
+        """Put the numbers of training that were found into the problem, for the run and for its solution."""
+        term = self.oracle.response_term
+        numbers = {name: term.found[name] for name in ("steps", "lr") if term.found}
+        if numbers:
+            term.response = dataclasses.replace(cast(Trained, term.response), **numbers)
+            self.problem = self.oracle.problem = dataclasses.replace(self.problem, response=term.response)
+
+    @property
+    def _stated(self) -> Method:
+        """The hyper-parameters as the user and the response state them."""
+        return _following(self._given, self.problem)
 
     def begin_again(self, start: Leaves) -> None:
         """Go back to the start, with the steps that the run chose itself shortened by the factors of the method.
@@ -244,6 +291,9 @@ class Run:
         shorter = {name: step * self.method.shorter[name] for name, step in self.chosen_steps.items()}
         self.method = dataclasses.replace(self.method, **shorter)
         x, y = self.state.x, self.state.y
+        for part in vars(self.state).values():
+            if isinstance(part, RunningOptimizer):
+                part.begin_again()
         with torch.no_grad():
             copy_([leaf.detach() for leaf in x.leaves + y.leaves], start)
             self.state = self.method.init(self.oracle, x, y)
@@ -252,7 +302,7 @@ class Run:
     @property
     def chosen_steps(self) -> dict[str, float]:
         """The step sizes that the run chose because the user left them out, by name."""
-        given, now = vars(self._given), vars(self.method)
+        given, now = vars(self._stated), vars(self.method)
         return {n: now[n] for n in self.method.shorter if n in now and given[n] is None and isinstance(now[n], float)}
 
     def _following_copies(self) -> list[Variable]:
@@ -353,7 +403,24 @@ class Run:
         else:
             state.k += 1
         self.seconds += time.perf_counter() - begin
+        self._tell()
         return StepInfo(state.k, numbers)
+
+    def _tell(self) -> None:
+        """Warn once where products with second derivatives are differences."""
+        if not self.oracle.lacking or self._told:
+            return
+        self._told = True
+        if self.main:
+            warnings.warn(
+                f"torch cannot differentiate the gradients of this problem again ({self.oracle.lacking}), so that"
+                f" {self.method.name} takes products with second derivatives as differences of two gradients, right to some 4"
+                " digits in float32 and hardly one in half precision; for exact ones, leave out torch.compile, kernels of your"
+                " own choice and functions that can be differentiated once, or take a method with first derivatives, such as"
+                " F2SA.",
+                TrainingWarning,
+                stacklevel=3,
+            )
 
     def _misfit(self, batch: Any) -> str:
         """The message that says why the objectives cannot be called with this batch, or without one."""
@@ -373,7 +440,7 @@ class Run:
 
         Load it with ``torch.load(path, weights_only=True)``.
         """
-        given, now = vars(self._given), vars(self.method)  # numbers that were chosen are saved, not estimated again
+        given, now = vars(self._stated), vars(self.method)  # numbers that were chosen are saved, not estimated again
         return {
             "method": self.method.name,
             "given": self._given.describe(exact=True),
@@ -403,13 +470,16 @@ class Run:
                 " start the run with the same method."
             )
         try:
-            method, counts = dataclasses.replace(self._given, **state["chosen"]), Counts(**state["counts"])
+            counts = Counts(**state["counts"])
+            dataclasses.replace(self._given, **state["chosen"])
         except (TypeError, ValueError) as error:
             raise ValueError(f"state: its chosen numbers or counts cannot be read ({error}); it is damaged.") from error
         # First what may be refused: a failure leaves the run as it was.
         self.state.load_state_dict(state["state"])
         self.oracle.response_term.load_state_dict(state["selection"])
-        self.method, self.oracle.counts, self._verdict = method, counts, None
+        self._take_response()
+        self.method = dataclasses.replace(self._stated, **state["chosen"])
+        self.oracle.counts, self._verdict = counts, None
         self._resolved = self._resolved or self.k > 0
 
 
@@ -433,6 +503,11 @@ class State(Saved):
     def engine(self) -> str:
         """The name of the engine that gave the present answer; empty if that is the method itself."""
         return ""
+
+    @property
+    def restarts(self) -> bool:
+        """Whether y is trained afresh in each step, from its start."""
+        return self.start is not None
 
     def restart(self, *variables: Variable) -> None:
         """Reset lower variables to ``start`` and clear their optimizers; nothing happens with warm starts."""
@@ -474,6 +549,7 @@ class Method(ABC):
         projects_start: whether a start outside X or Y is moved to the nearest point of the set, and not refused.
         refuses_nonsmooth, refuses_y_set: why the method cannot take a non-smooth term, or a set Y; empty when it can.
         refuses_group, refuses_shards: why it cannot run in several processes, or on variables that are divided among them.
+        refuses_scaler: why it cannot take a scaler of float16 gradients (:func:`meha.start`).
         follows: kinds of selected responses (:mod:`meha.responses`) that the method can follow.
         vanishes: whether the method drives the weight of the proximal term of ``Nearest()`` to 0; otherwise it stays small.
         differentiates_start: whether it differentiates in the start of y, so that this may depend on x.
@@ -490,6 +566,7 @@ class Method(ABC):
     refuses_y_set: ClassVar[str] = ""
     refuses_group: ClassVar[str] = ""
     refuses_shards: ClassVar[str] = ""
+    refuses_scaler: ClassVar[str] = ""
     follows: ClassVar[tuple[type[Response], ...]] = ()
     vanishes: ClassVar[bool] = False
     differentiates_start: ClassVar[bool] = False
@@ -505,7 +582,7 @@ class Method(ABC):
         return type(self).__name__
 
     def start(self, problem: Problem, x: Any, y: Any, *, group: Any = None) -> Run:
-        """Start a run from (x, y). Tensors are copied; modules are trained in place.
+        """Start a run from (x, y). Tensors are copied, but for those of a built optimizer; modules are trained in place.
 
         Args:
             group: the processes that take part, see :func:`meha.solve`.
@@ -513,13 +590,7 @@ class Method(ABC):
         Raises:
             TypeError, ValueError: the start does not fit the problem; the message names the argument and the remedy.
         """
-        for field in dataclasses.fields(self):
-            if field.type in (
-                bool,
-                "bool",
-            ):  # a frozen dataclass checks no types, and a string such as "no" would count as True
-                check_switch(field.name, getattr(self, field.name))
-        return Run(_following(self, problem), problem, x, y, group)
+        return Run(self, problem, x, y, group)
 
     def describe(self, *, exact: bool = False) -> str:
         """The hyper-parameters that are set, as text; functions and factories by their names.
@@ -552,7 +623,9 @@ class Method(ABC):
 
     def report(self, run: Run) -> Mapping[str, str]:
         """What the run learned about the problem, as text by heading, for the printed solution."""
-        return {}
+        lacking, found = run.oracle.lacking, run.oracle.response_term.found
+        lines = {"training": found["note"]} if found else {}
+        return lines | ({"products": f"with second derivatives by differences of gradients ({lacking})"} if lacking else {})
 
     def check(self, problem: Problem) -> None:
         """Raise if the method cannot take this problem."""
@@ -568,13 +641,6 @@ class Method(ABC):
                     f"{argument}: {self.name} cannot take {type(value).__name__}, because {reason}; use MEHA, or leave"
                     f" {argument} out of the problem."
                 )
-        response = problem._selected_response
-        if response is not None and not isinstance(response, self.follows):
-            others = "RHG" if isinstance(response, Trained) else "the default, RHG or CG"
-            raise ValueError(
-                f"response: {self.name} looks for the best y for F and cannot follow {type(response).__name__}; use {others},"
-                ' or leave response out of the problem ("optimistic").'
-            )
 
     def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
         """The method with every number that was left out chosen for this problem, and the problem's constants if known."""
@@ -592,9 +658,11 @@ def _following(method: Method, problem: Problem) -> Method:
         return method
     beta = getattr(method, "beta", None)
     if method.differentiates_start and beta not in (None, response.lr):
-        raise ValueError(f"beta: is {beta!r}, but the response takes steps of lr={response.lr:g}; leave beta out.")
+        takes = "finds its steps" if response.lr is None else f"takes steps of lr={response.lr:g}"
+        raise ValueError(f"beta: is {beta!r}, but the response {takes}; leave beta out, or give it as lr to Trained.")
     free = [name for name in ("beta", "eta") if hasattr(method, name) and getattr(method, name) is None]
     # An optimizer of the user has its own learning rate, and takes the place of beta.
     free = [name for name in free if getattr(method, {"beta": "y_optimizer"}.get(name, ""), None) is None]
-    numbers: dict[str, Any] = {"inner_steps": response.steps, "warm_start": False}
-    return dataclasses.replace(method, **numbers, **dict.fromkeys(free, response.lr))
+    # What the response leaves out is found before the first step.
+    steps = {} if response.steps is None else {"inner_steps": response.steps}
+    return dataclasses.replace(method, **cast(Any, {**steps, "warm_start": False, **dict.fromkeys(free, response.lr)}))

@@ -27,7 +27,8 @@ class Status(enum.Enum):
     NON_FINITE = "non-finite"
     BROKE_DOWN = "broke down"
     MAX_STEPS = "max steps"
-    STOPPED = "stopped by callback"
+    STOPPED = "stopped"
+    """By a callback, or in a loop of your own."""
     INTERRUPTED = "interrupted"
     """By Ctrl-C."""
 

@@ -68,6 +68,7 @@ class BAMM(SteppingMethod):
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
     refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
+    refuses_scaler: ClassVar[str] = "it takes second derivatives, whose passes are not scaled"
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
     penalties: ClassVar[tuple[str, ...]] = ("mu",)
 

@@ -305,7 +305,7 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
 
     A response :class:`~meha.responses.Trained` goes to :class:`~meha.RHG`, which differentiates through its steps, with Adam
     for x if there are modules or batches. Otherwise, tensors without batches go to :class:`~meha.Default`; tensors with batches
-    to :class:`~meha.stochastic.AdaptiveSOBA`; a network y with batches to :class:`~meha.stochastic.NetworkSOBA`; other modules,
+    to :class:`~meha.stochastic.AdaptiveSOBA`; a network y to :class:`~meha.stochastic.NetworkSOBA`; other modules,
     and batches beside a non-smooth term or a set Y, or where x and y are of one form (y may have it once for each task), to
     :class:`~meha.StochasticMEHA`.
 
@@ -331,13 +331,13 @@ def default_method(problem: Problem, x0: Any, y0: Any, batches: Iterable[Any] | 
     # Where x is a start for models of the same form, or for one model for each task, y may belong to the batch, which
     # StochasticMEHA finds out.
     shapes = form(y0)
-    of_tasks = {name: shape[1:] for name, shape in shapes.items()}
-    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) in (shapes, of_tasks)
+    of_a_task = {name: shape[1:] for name, shape in shapes.items()}
+    alike = not isinstance(y0, torch.Tensor) and x0 is not None and form(x0) in (shapes, of_a_task)
     if not simple or alike or problem._without_x:
         return StochasticMEHA()
     if not modules:
         return AdaptiveSOBA()
-    trained = next(modules_of(y0), None) is not None and (batches is not None or problem.needs_batch)
+    trained = next(modules_of(y0), None) is not None
     return NetworkSOBA() if trained else StochasticMEHA()
 
 

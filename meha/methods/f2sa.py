@@ -33,8 +33,8 @@ class F2SA(PenaltyMethod):
         alpha, beta, eta, inner_steps, x_optimizer, y_optimizer: see :class:`~meha.methods.frames.PenaltyMethod`.
 
     It follows :class:`~meha.responses.Trained`: y and z then begin afresh, and T and, if they are left out, beta and eta are
-    those of the response. F draws y away from the response by T beta / c, so give a large constant c, and an alpha of that
-    order.
+    those of the response, or of what is found for it. F draws y away from the response by T beta / c, so give a large
+    constant c, and an alpha of that order.
 
     MEHA differs by a proximal term in the problem of z. The paper's theory is for f strongly convex in y; with a growing weight
     it also solves :func:`meha.problems.merely_convex`.

@@ -14,7 +14,7 @@ from meha.analysis.theory import Constants
 from meha.method.method import At, Method, Numbers, State
 from meha.method.optimizers import OptimizerFactory, RunningOptimizer, build_optimizer
 from meha.methods.parameters import OPTIMIZERS, complete, hypergradient_steps, penalty_steps
-from meha.problem.oracle import Hessian, Oracle, Term
+from meha.problem.oracle import Hessian, Oracle, Term, refusing_lack
 from meha.problem.problem import Prox
 from meha.problem.schedules import Schedule, check_schedule
 from meha.tensors.checks import check_count
@@ -27,9 +27,10 @@ def check_step(name: str, step: Schedule | None, optimizer: str = "", factory: O
         check_schedule(name, step)
         if factory is not None:
             raise ValueError(f"{name} and {optimizer}: give one of them; with an optimizer the step is its lr.")
-    if factory is not None and not callable(factory):
+    if factory is not None and not callable(factory) and not isinstance(factory, torch.optim.Optimizer):
         raise TypeError(
-            f"{optimizer}: expected a factory such as partial(torch.optim.Adam, lr=1e-3), got {type(factory).__name__}."
+            f"{optimizer}: expected a factory such as partial(torch.optim.Adam, lr=1e-3), or an optimizer that is built, got"
+            f" {type(factory).__name__}."
         )
 
 
@@ -108,6 +109,10 @@ def descend(
         oracle.prox(x.value, y.leaves, step)
 
 
+GRAPH = "leave keep_graph out, and products with second derivatives are differences of gradients"
+"""The remedy where the steps cannot be differentiated."""
+
+
 class Trajectory:
     """The iterates y_0, ..., y_T of the steps of :func:`descend`, through which gradients of F are pulled back.
 
@@ -156,7 +161,8 @@ class Trajectory:
         self.graph = [Variable.of(y.like([leaf.detach().clone().requires_grad_() for leaf in y.leaves]), y.argument)]
         for t in range(first, steps):
             last = self.graph[-1]
-            direction = oracle.traced(last, self.objective(t, last), batch)
+            with refusing_lack("keep_graph", GRAPH):
+                direction = oracle.traced(last, self.objective(t, last), batch)
             with torch.enable_grad():
                 leaves = [leaf - step * d for leaf, d in zip(last.leaves, direction, strict=True)]
                 self.graph.append(Variable.of(last.like(leaves), y.argument))
@@ -179,7 +185,8 @@ class Trajectory:
         oracle, x, y, step, last = self.oracle, self.x, self.y, self.step, self._last
         steps = t % len(self.iterates)
         if self.graph:
-            upper, (h, q) = oracle.pull_back(oracle.upper, x, self.graph[: steps + 1], self.batch)
+            with refusing_lack("keep_graph", GRAPH):
+                upper, (h, q) = oracle.pull_back(oracle.upper, x, self.graph[: steps + 1], self.batch)
             return upper, h, q
         self._last = None  # only the local name holds the graph now
         with y.at(self.iterates[steps]) as there:
@@ -224,8 +231,12 @@ class SteppingMethod(Method):
 
     def optimizers(self, oracle: Oracle, **levels: Variable) -> dict[str, Any]:
         """Return the optimizers of these variables by their names in the state."""
-        names = {f"{level}_optimizer": variable for level, variable in levels.items()}
-        return {name: build_optimizer(name, getattr(self, name), v, oracle.problem) for name, v in names.items()}
+        built: dict[str, Any] = {}
+        for name, variable in ((f"{level}_optimizer", variable) for level, variable in levels.items()):
+            # theta is a copy of y, and may have the optimizer of y, which is there before.
+            leader = built.get("y_optimizer") if name == "theta_optimizer" else None
+            built[name] = build_optimizer(name, getattr(self, name), variable, oracle.problem, leader)
+        return built
 
     def move_x(self, oracle: Oracle, state: Any, at: At, direction: Leaves) -> Tensor:
         """Set x <- proj_X(x - alpha * direction), and return the norm of the direction."""
@@ -263,6 +274,7 @@ class HypergradientMethod(SteppingMethod):
 
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
     refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
+    refuses_scaler: ClassVar[str] = "it takes second derivatives, whose passes are not scaled"
     repeats: ClassVar[str] = "it computes derivatives again at points where it has been"
     alpha: Schedule | None = None
     beta: Schedule | None = None

@@ -35,8 +35,8 @@ class RHG(HypergradientMethod):
     n = 10, where the time goes into calls, and three quarters for n = 10^5.
 
     It follows every response of :mod:`meha.responses`. With :class:`~meha.responses.Trained`, the number and the size of the
-    lower steps are those of the response, every step starts afresh, and where the start depends on x, h has this part as well
-    (with ``terms``, as if the other steps left y where it is: first-order MAML).
+    lower steps are those of the response, or found if it leaves them out, every step starts afresh, and where the start depends
+    on x, h has this part as well (with ``terms``, as if the other steps left y where it is: first-order MAML).
 
     What the lower level leaves open stays where it started: on :func:`meha.problems.merely_convex` the second half of y never
     moves and x ends near 1/2 instead of 1. Warm and cold starts then give different answers. On

@@ -154,6 +154,7 @@ class Search(Method):
     """
 
     refuses_shards: ClassVar[str] = "it works on x and y as whole vectors"
+    refuses_scaler: ClassVar[str] = "it compares differences that half precision rounds away"
 
     space: Space
     to_x: Callable[[dict[str, float]], Any] | None = None

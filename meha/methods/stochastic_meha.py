@@ -40,7 +40,6 @@ class Rates:
         pull: the share of its distance to theta that y loses in each step.
         width: rates are for layers with up to this number of inputs; wider ones, whose inputs act together, have
             proportionally smaller rates.
-        linear: whether F is differentiated at theta, so that y is the response of theta to F, to first order.
     """
 
     lr: float
@@ -50,23 +49,19 @@ class Rates:
     weight: float
     pull: float
     width: float
-    linear: bool
 
     def age(self, k: int) -> float:
         """Return the number by which the rates are divided in step k."""
         return (1 + k / self.patience) ** self.power
 
 
-BATCHES = Rates(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64, linear=True)
-"""With batches: theta is the result of training. The sum of its rates grows as log k, so that a longer run changes little:
-networks memorise wrong labels only when they move far."""
+RATES = Rates(lr=0.003, x_lr=0.01, patience=100, power=1.0, weight=10.0, pull=0.01, width=64)
+"""theta is the result of training. The sum of its rates grows as log k, so that a longer run changes little: networks memorise
+wrong labels only when they move far."""
 
 DIRECT = 10.0
-"""With batches, and an F that depends on x itself: factor of c. The response then must keep its distance to theta, since F_x
-and what it says about x are added, and a small distance serves as well."""
-
-WHOLE = Rates(lr=0.01, x_lr=0.05, patience=1000, power=0.5, weight=0.01, pull=0.001, width=math.inf, linear=False)
-"""With all data in every step: nothing is noise, and F may choose among the solutions of the lower level, as in MEHA."""
+"""Where F depends on x itself: factor of c. The response then must keep its distance to theta, since F_x and what it says about
+x are added, and a small distance serves as well."""
 
 TENSORS = 5.0
 """Rate of y without modules relative to networks, whose numbers act together."""
@@ -126,6 +121,10 @@ class StochasticMEHAState(State):
     theta_optimizer: RunningOptimizer | None = None
     fresh: bool = False
     direct: bool = False
+
+    @property
+    def restarts(self) -> bool:
+        return self.fresh
 
 
 def fresh_age(k: int) -> float:
@@ -240,8 +239,9 @@ def slope(gradient: Leaves, old_gradient: Leaves, point: Leaves, old_point: Leav
 class StochasticMEHA(Method):
     """MEHA for batches and networks: one loop, noisy gradients, and steps in a metric that the gradients themselves provide.
 
-    The default for networks without batches; with batches, for problems with a non-smooth term, a set Y or no x, and where x
-    and y are dicts or lists of one form. Other tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`.
+    The default for batches and for modules where there is a non-smooth term, a set Y or no x, where x and y are dicts or lists
+    of one form, and for modules that are in x alone. Other tensors with batches go to
+    :class:`~meha.stochastic.AdaptiveSOBA`, other networks to :class:`~meha.stochastic.NetworkSOBA`.
 
     Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
 
@@ -258,13 +258,12 @@ class StochasticMEHA(Method):
     training gives; F is never seen at a y that fits the data of the upper level directly. Where F depends on x itself,
     s_k = 0.01 / (1 + t) falls with r_k, so that the response keeps its proportion to F_x, and c = 100 q.
 
-    Without batches, F is taken at y, rates fall with the root of 1 + k / 1000, and c = q / 100, s_k = 0.001: then F chooses
-    among the solutions of the lower level. What makes it work for networks:
+    Without batches, all data are one batch. What makes it work for networks:
 
     - y and theta share a batch and a metric: D holds the roots of the mean squares of both directions. The noise of f then
       moves both alike, and leaves y - theta, which is all that x learns from.
     - Rates fall as 1/k, so that networks do not memorise doubtful examples, and a longer run is not worse.
-    - With batches, the rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
+    - The rate of a matrix with n > 64 inputs is that of a smaller one times 64/n: its inputs act together.
     - D_x is the mean size of the directions of a tensor: a weight of an example that is rarely drawn moves as far in a pass as
       others do. The rate of a matrix in x is divided by the root of its number of columns.
 
@@ -276,9 +275,8 @@ class StochasticMEHA(Method):
     it never waits for the device. Memory: docs/automatic.md counts it.
 
     Args:
-        lr: the length of the first steps of each coordinate of y; by default 0.003, or 0.01 without batches; five times
-            that where y has no modules.
-        x_lr: the mean length of the first steps of the coordinates of x; by default 0.01, or 0.05 without batches.
+        lr: the length of the first steps of each coordinate of y; by default 0.003, and 0.015 where y has no modules.
+        x_lr: the mean length of the first steps of the coordinates of x.
         inner_steps: T, the steps of theta and y for one of x: by default 1, or 5 where they restart.
         warm_start: True if y continues from batch to batch, False if it restarts at y0 with each; by default the run decides.
         momentum: the share of the running means that a step keeps; 0 for none.
@@ -288,7 +286,7 @@ class StochasticMEHA(Method):
     A set of intervals is projected on. For other sets, and with a non-smooth g, only steps that scale all coordinates alike are
     correct: D is then the root of the mean over all coordinates, and each step waits for it.
 
-    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta), or F(x, y) without batches,
+    The numbers of a step, at the point where x begins to move: ``upper`` F(x, theta),
     ``lower`` (f+g)(x, y), ``gap`` (f+g)(x, y) - (f+g)(x, theta), ``d_x`` the norm of the direction of x before the mean is
     taken, ``c`` the penalty.
 
@@ -307,7 +305,7 @@ class StochasticMEHA(Method):
     open_ended: ClassVar[bool] = True
 
     lr: float | None = None
-    x_lr: float | None = None
+    x_lr: float = RATES.x_lr
     inner_steps: int | None = None
     warm_start: bool | None = None
     momentum: float = 0.9
@@ -315,9 +313,9 @@ class StochasticMEHA(Method):
     y_optimizer: OptimizerFactory | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lr", "x_lr"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+        if self.lr is not None:
+            check_positive("lr", self.lr)
+        check_positive("x_lr", self.x_lr)
         if self.inner_steps is not None:
             check_count("inner_steps", self.inner_steps)
         if self.warm_start is not None:
@@ -329,17 +327,16 @@ class StochasticMEHA(Method):
             raise ValueError("y_optimizer: with warm_start=False, y takes plain steps whose size is measured; leave it out.")
 
     def advice(self, problem: Problem, x: Variable, y: Variable, batch: Any) -> str:
-        course = self._course(batch, y.has_modules)
+        course = self._course(y.has_modules)
         return f"Take smaller steps, such as StochasticMEHA(lr={course.lr / SMALLER:g}, x_lr={course.x_lr / SMALLER:g})."
 
-    def _course(self, batch: Any, modules: bool) -> Rates:
-        """Return the constants for steps with or without batches."""
-        course = WHOLE if batch is None else BATCHES
-        return replace(course, lr=self.lr or course.lr * (1 if modules else TENSORS), x_lr=self.x_lr or course.x_lr)
+    def _course(self, modules: bool) -> Rates:
+        """Return the constants of the run."""
+        return replace(RATES, lr=self.lr or RATES.lr * (1 if modules else TENSORS), x_lr=self.x_lr)
 
     def report(self, run: Run) -> dict[str, str]:
         """Report the steepness of F relative to f, the rates of the last step, and whether y restarts with each batch."""
-        state, course = run.state, self._course(run.batch, run.state.y.has_modules)
+        state, course = run.state, self._course(run.state.y.has_modules)
         numbers = {name: float(number) for name, number in state.numbers.value.items()}
         q = numbers["steepness"]
         if not state.k or not math.isfinite(q):
@@ -360,6 +357,7 @@ class StochasticMEHA(Method):
         fresh, theta = self.warm_start is False, y.copy()
         dtype = torch.promote_types(y.leaves[0].dtype, torch.float32)  # half precision would round small additions away
         names = ("steepness", "excess", "curvature_y", "curvature_theta")
+        y_optimizer = build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem)
         numbers = {name: torch.ones((), dtype=dtype, device=y.device) for name in names}
         return StochasticMEHAState(
             x,
@@ -375,8 +373,8 @@ class StochasticMEHA(Method):
             origin=y.copy() if self.warm_start is None else None,
             numbers=Variable.of(numbers, "numbers"),
             x_optimizer=build_optimizer("x_optimizer", self.x_optimizer, x, oracle.problem),
-            y_optimizer=build_optimizer("y_optimizer", self.y_optimizer, y, oracle.problem),
-            theta_optimizer=build_optimizer("y_optimizer", self.y_optimizer, theta, oracle.problem),
+            y_optimizer=y_optimizer,
+            theta_optimizer=build_optimizer("y_optimizer", self.y_optimizer, theta, oracle.problem, y_optimizer),
             fresh=fresh,
         )
 
@@ -389,17 +387,17 @@ class StochasticMEHA(Method):
                 copy_(variable.leaves, begin(state).leaves)
         if k == 0:
             self._measure(oracle, state, batch)
-        steps, course = self.inner_steps or (FRESH_STEPS if state.fresh else 1), self._course(batch, y.has_modules)
+        steps, course = self.inner_steps or (FRESH_STEPS if state.fresh else 1), self._course(y.has_modules)
         c = state.numbers.value["steepness"] * (penalty(k) if state.fresh else self._weight(state, course))
         if state.fresh:
             descend(oracle, state, steps, c, batch)
             values, (d_x,) = find_directions(oracle, state, (x,), c, batch)
         else:
             for j in range(k * steps + 1, (k + 1) * steps):  # the last of the inner steps shares its gradients with x
-                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=course.linear)
+                _, lower_directions = find_directions(oracle, state, (y, theta), c, batch, linear=True)
                 self._move_lower(oracle, state, lower_directions, c, j, course)
             values, (d_x, *lower_directions) = find_directions(
-                oracle, state, (x, y, theta), c, batch, linear=course.linear, together=k == 0 and steps == 1
+                oracle, state, (x, y, theta), c, batch, linear=True, together=k == 0 and steps == 1
             )
             self._move_lower(oracle, state, lower_directions, c, (k + 1) * steps, course)
         size = norm(d_x)
@@ -410,7 +408,7 @@ class StochasticMEHA(Method):
     @staticmethod
     def _weight(state: StochasticMEHAState, course: Rates) -> float:
         """Return c / q where y continues from step to step."""
-        return course.weight * (DIRECT if state.direct and course.linear else 1.0)
+        return course.weight * (DIRECT if state.direct else 1.0)
 
     def _watch(self, oracle: Oracle, state: StochasticMEHAState, batch: Any) -> None:
         """Compare f at theta with f at its start on a new batch, and decide after some steps whether theta restarts."""
@@ -495,6 +493,7 @@ class StochasticMEHA(Method):
         def gradients(at: Variable) -> list[Leaves]:
             return [oracle.gradient(at, [(1.0, function, x, at)], batch)[1] for function in (oracle.upper, oracle.lower)]
 
+        copy_(theta.leaves, y.leaves)  # a step that a scaler has skipped may have left it elsewhere
         _, (_, upper_here) = oracle.gradients((x, y), [(1.0, oracle.upper, x, y)], batch)
         state.direct = oracle.upper_uses_x  # the first gradient in x has shown it
         here, root = [upper_here, oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)[1]], math.sqrt(y.numel)

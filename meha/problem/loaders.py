@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
+from abc import abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -206,6 +208,16 @@ class Endless(Iterator[Any]):
                 return self._take(self._batches)
         return self._take(self._restart())
 
+    def rest(self) -> Any:
+        """The next batch of this pass; StopIteration where it ends."""
+        batches = self.begin() if self._batches is None or self._restored else self._batches
+        return self._take(batches)
+
+    def begin(self) -> Iterator[Any]:
+        """Begin a pass."""
+        self._restored = False
+        return self._restart()
+
     def _restart(self) -> Iterator[Any]:
         fixed = isinstance(self.loader, Sequence | Tensor | Stateful)  # need no random states, which take time
         self._start_states, self.taken = {} if fixed else random_states(self.loader), 0
@@ -263,52 +275,140 @@ class Endless(Iterator[Any]):
             raise ValueError(f"batches: the loader sets its sampler to {mismatch}; give a plain DataLoader instead.")
 
 
-class Together(Iterator[Any]):
-    """Combine one batch of each loader into a named tuple, forever; loaders of any length restart when they end.
+class Epochs(Iterator[Any]):
+    """Batches without end by ``next``, and those of one epoch in a ``for`` loop; both move the same place.
 
-    The position can be saved, as that of :class:`Endless`.
-
-    Args:
-        loaders: iterables of batches, by name.
-
-    >>> batches = Together(clean=[1, 2], noisy=["a", "b", "c"])
-    >>> [next(batches) for _ in range(4)]
-    [Batch(clean=1, noisy='a'), Batch(clean=2, noisy='b'), Batch(clean=1, noisy='c'), Batch(clean=2, noisy='a')]
-    >>> next(batches).noisy
-    'b'
+    Attributes:
+        taken: number of batches taken in this epoch.
     """
 
-    def __init__(self, **loaders: Iterable[Any]) -> None:
-        if not loaders:
-            raise ValueError("Together: expected loaders by name, as in Together(clean=first, noisy=second); got none.")
-        for name, loader in loaders.items():
-            if not isinstance(loader, Iterable):
-                raise TypeError(f"Together: {name} must be an iterable of batches, got {type(loader).__name__}.")
-        self.loaders = loaders
-        self.parts = {name: Endless(loader) for name, loader in loaders.items()}
-        self._form: Any = namedtuple("Batch", loaders)  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.taken = 0
+        self._restored = self._inside = False
+
+    @abstractmethod
+    def _count(self) -> int | None:
+        """Return the number of batches in an epoch; None where no loader has a length."""
+
+    @property
+    @abstractmethod
+    def _first(self) -> Endless:
+        """The stream whose pass is an epoch where no loader has a length."""
+
+    @abstractmethod
+    def _draw(self, *, inside: bool) -> Any:
+        """Return the next batch; with ``inside``, raise StopIteration where the first stream would begin another pass."""
+
+    def __len__(self) -> int:
+        count = self._count()
+        if count is None:
+            raise TypeError(
+                f"{type(self).__name__}: no loader has a length, so an epoch ends where the first of them does; count the"
+                " batches yourself, or pass a loader with a length, such as a DataLoader of a map-style data set."
+            )
+        return count
+
+    def __bool__(self) -> bool:
+        return True  # without it, Python would ask for the length
 
     def __next__(self) -> Any:
-        batches = []
+        if self.taken == self._count():
+            self.taken = 0
+        inside, self._inside, self._restored = self._inside, False, False
+        batch = self._draw(inside=inside)
+        self.taken += 1
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go on to the end of the epoch; a loop that was broken off, or resumed from a saved position, is finished."""
+        count = self._count()
+        if self.taken == count and not self._restored:  # a position that was saved in the last turn of a loop: it ends here
+            self.taken = 0
+        self._restored = False
+        if count is None and not self.taken:
+            self._first.begin()
+        while count is None or self.taken < count:
+            self._inside = count is None
+            try:
+                batch = next(self)  # which a subclass may override
+            except StopIteration:  # must not leave a generator
+                break
+            yield batch
+        self.taken = 0
+
+
+class Together(Epochs):
+    """Combine one batch of each loader: ``for batch in Together(train, valid)`` ends with the epoch, ``next`` never.
+
+    An epoch is a pass through the longest loader; shorter ones restart when they end, and a new epoch goes on with them where
+    they are. Loaders without a length, such as those of an ``IterableDataset``, do not count; where no loader has one, an epoch
+    is a pass through the first of them. ``solve(..., batches=...)`` takes one epoch after the other.
+
+    The position can be saved, as that of :class:`Endless`, also in the middle of an epoch: a ``for`` loop then goes on to the
+    end of this epoch.
+
+    Args:
+        in_order: iterables of batches; a batch is then a tuple.
+        by_name: iterables of batches by name, instead; a batch is then a named tuple.
+
+    >>> batches = Together(clean=[1, 2], noisy=["a", "b", "c"])
+    >>> len(batches), [next(batches) for _ in range(4)]
+    (3, [Batch(clean=1, noisy='a'), Batch(clean=2, noisy='b'), Batch(clean=1, noisy='c'), Batch(clean=2, noisy='a')])
+    >>> next(batches).noisy
+    'b'
+    >>> for train, valid in Together(["a", "b", "c"], [1, 2]):
+    ...     print(train, valid)
+    a 1
+    b 2
+    c 1
+    """
+
+    def __init__(self, *in_order: Iterable[Any], **by_name: Iterable[Any]) -> None:
+        super().__init__()
+        if bool(in_order) == bool(by_name):
+            got = "both" if in_order else "none"
+            raise ValueError(
+                "Together: expected loaders in order, as in Together(train, valid), or by name, as in Together(clean=first,"
+                f" noisy=second); got {got}."
+            )
+        self.loaders = by_name or {f"loader {i}": loader for i, loader in enumerate(in_order, 1)}
+        for name, loader in self.loaders.items():
+            if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Mapping):
+                raise TypeError(f"Together: {name} must be an iterable of batches, got {type(loader).__name__}.")
+        self.parts = {name: Endless(loader) for name, loader in self.loaders.items()}
+        named: Any = namedtuple("Batch", by_name)  # type: ignore[misc]
+        self._form = named._make if by_name else tuple
+
+    def _count(self) -> int | None:
+        return max(length(loader) or 0 for loader in self.loaders.values()) or None
+
+    @property
+    def _first(self) -> Endless:
+        return next(iter(self.parts.values()))
+
+    def _draw(self, *, inside: bool) -> Any:
+        batches: list[Any] = []
         for name, part in self.parts.items():
             try:
-                batches.append(next(part))
+                batches.append(part.rest() if inside and not batches else next(part))
             except StopIteration:
                 if part.fruitful:  # one that ended is no mistake of the user
                     raise
                 raise ValueError(f"batches: {name} yields nothing; {EMPTY}.") from None
-        return self._form._make(batches)
+        return self._form(batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of all loaders, by name."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        """Return the place in the epoch, and the positions of all loaders by name."""
+        return {"taken": self.taken, "loaders": {name: part.state_dict() for name, part in self.parts.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the positions of all loaders. This uses the random number generators; set their states afterwards."""
-        if set(state) != set(self.parts):
-            raise ValueError(f"batches: the state is for loaders {sorted(state)}, got {sorted(self.parts)}; pass the same.")
+        saved = state.get("loaders", {})
+        if set(saved) != set(self.parts):
+            raise ValueError(f"batches: the state is for loaders {sorted(saved)}, got {sorted(self.parts)}; pass the same.")
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+            part.load_state_dict(saved[name])
+        self.taken, self._restored = state["taken"], True
 
 
 class Draw(NamedTuple):
@@ -512,39 +612,47 @@ class Owned:
         return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, batch)
 
 
-class Accumulated(Saved, Iterator[Any]):
-    """Group n successive batches of a loader into :class:`MicroBatches`, forever: ``batches=Accumulated(loader, 4)``.
+class Accumulated(Saved, Epochs):
+    """Group n successive batches of a loader into :class:`MicroBatches`: ``batches=Accumulated(loader, 4)``.
 
-    A step then averages the objectives over n batches, with the memory of one. The loader restarts when it ends, also within a
-    group; if it yields nothing more, an incomplete group is dropped. The position can be saved, as that of :class:`Endless`.
+    A step then averages the objectives over n batches, with the memory of one. ``next`` never ends: the loader restarts when it
+    ends, also within a group; if it yields nothing more, an incomplete group is dropped. A ``for`` loop ends with the epoch,
+    after as many groups as hold a pass through the loader; if this has no length, with the last whole group of its pass. The
+    position can be saved, as that of :class:`Endless`.
 
     Args:
-        loader: an iterable of batches.
+        loader: an iterable of batches, or several loaders in a tuple.
         n: the number of batches per group.
 
     >>> batches = Accumulated(["a", "b", "c"], 2)
-    >>> next(batches), next(batches)
-    (('a', 'b'), ('c', 'a'))
+    >>> next(batches), next(batches), len(batches)
+    (('a', 'b'), ('c', 'a'), 2)
     >>> list(Accumulated(iter("abc"), 2))
     [('a', 'b')]
     """
 
-    saves = ("n", "stream")
+    saves = ("n", "stream", "taken")
 
     def __init__(self, loader: Iterable[Any], n: int) -> None:
+        super().__init__()
         check_count("Accumulated: n", n)
-        self.loader, self.n = loader, n
-        self.stream = Endless(loader)
+        self.loader, self.n = joined(loader), n
+        self.stream = Endless(self.loader)
 
-    def __next__(self) -> MicroBatches:
+    def _count(self) -> int | None:
+        return -(-(length(self.loader) or 0) // self.n) or None
+
+    @property
+    def _first(self) -> Endless:
+        return self.stream
+
+    def _draw(self, *, inside: bool) -> MicroBatches:
         own, group = Owned(), []
-        for batch in itertools.islice(self.stream, self.n):
-            group.append(own(batch))
+        for _ in range(self.n):
+            group.append(own(self.stream.rest() if inside else next(self.stream)))
             if own.copies:
                 reason = "writes into the tensors of the batch before, which the group still needs"
                 raise ValueError(f"batches: the loader {reason}; yield new tensors, such as tensor.clone().")
-        if len(group) < self.n:
-            raise StopIteration
         return MicroBatches(group)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -552,6 +660,50 @@ class Accumulated(Saved, Iterator[Any]):
         if state["n"] != self.n:
             raise ValueError(f"batches: the state is for Accumulated with n = {state['n']}, got n = {self.n}; pass the same.")
         super().load_state_dict(state)
+        self._restored = True
+
+
+def length(loader: Any) -> int | None:
+    """The number of batches in a pass through a loader; None if it has no end, or nobody knows.
+
+    >>> length(["a", "b"]), length(iter(["a", "b"]))
+    (2, None)
+    """
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # also of a DataLoader whose data set has no length
+        return None
+
+
+def from_start(loader: Any) -> Any:
+    """A loader that begins at the start, whose batches leave the place of this one where it is.
+
+    >>> batches = Together([1, 2, 3], ["a", "b"])
+    >>> next(batches), next(from_start(batches)), next(batches)
+    ((1, 'a'), (1, 'a'), (2, 'b'))
+    """
+    if isinstance(loader, Together):
+        other = copy.copy(loader)
+        other.loaders = {name: from_start(part) for name, part in loader.loaders.items()}
+        other.parts, other.taken = {name: Endless(part) for name, part in other.loaders.items()}, 0
+        return other
+    if isinstance(loader, Accumulated):
+        return Accumulated(from_start(loader.loader), loader.n)
+    return Endless(from_start(loader.loader)) if isinstance(loader, Endless) else loader
+
+
+def joined(batches: Any) -> Any:
+    """Loaders in a tuple as one, for whoever takes batches; anything else as it is.
+
+    >>> len(joined((iter([1, 2]), torch.utils.data.DataLoader([1, 2, 3]))))
+    3
+    >>> joined((torch.zeros(2), torch.ones(2)))  # two batches
+    (tensor([0., 0.]), tensor([1., 1.]))
+    """
+    if type(batches) is not tuple or not batches:
+        return batches
+    several = all(isinstance(p, Iterable) and not isinstance(p, Tensor | np.ndarray | Sequence | Mapping) for p in batches)
+    return Together(*batches) if several else batches
 
 
 def position(batches: Endless) -> str:

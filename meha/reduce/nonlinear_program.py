@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from meha.numerics.quadratic_program import Array
 from meha.problem.constraints import Constraint
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import Oracle, refusing_lack
 from meha.problem.sets.base import Rows
 from meha.reduce.as_constraints import Epigraph, Membership, lacking
+from meha.tensors.gradients import PlainAttention
 from meha.tensors.state import Saved
 from meha.tensors.variables import Variable
 from meha.tensors.vectors import Flat, split
@@ -29,6 +30,7 @@ PROBES = 12  # points at which a function is compared with its quadratic model
 QUADRATIC = 1e6  # rounding errors, relative to the size of a function and its model, within which both agree
 COARSE = 1e-4  # upper bound of this tolerance, which matters in single precision only
 REACH = 10.0  # distance from the start, beyond its size, within which unbounded unknowns are drawn
+FIRST = "use functions that can be differentiated twice, or LVHBA() or BiCGAFFA(), which take first derivatives"
 LARGEST = 1 << 27  # numbers in the Hessians of all functions, beyond which a problem is refused: 1 GB
 MEMORY = 1000  # points at which values are remembered
 
@@ -172,7 +174,7 @@ class NonlinearProgram(Saved):
         """Return the values of all functions at many points, one row each; in one batched call if the objectives allow it."""
         if not self.quadratic.all():
             # Not all functions can be batched: some branch on values.
-            with suppress(RuntimeError, ValueError, TypeError), torch.no_grad():
+            with suppress(RuntimeError, ValueError, TypeError), torch.no_grad(), PlainAttention():
                 leaves = torch.from_numpy(points).to(self.flat[0].variable.device, self.dtype)
                 return torch.vmap(lambda leaf: self._stack(self._split(leaf)))(leaves).double().cpu().numpy()
         return np.stack([self.values(z) for z in points])
@@ -275,9 +277,11 @@ class NonlinearProgram(Saved):
         counts.lower += int(which[1])
         parts, where = self._groups(which)
         position = {int(k): i for i, k in enumerate(where)}
-        with torch.enable_grad():
+        with refusing_lack("upper, lower", FIRST), torch.enable_grad(), PlainAttention() if second else nullcontext():
             leaf, at = self._torch(z)
             values = self._stack(at, parts)
+            if second:
+                self.oracle.check_twice(values, self)
             for k in np.flatnonzero(which):
                 if not values.requires_grad:  # all are constants, with derivatives of zero
                     break
@@ -299,7 +303,7 @@ class NonlinearProgram(Saved):
         weights = np.where(self.quadratic, 0.0, weights)  # their third derivatives are zero
         if not weights.any() or not mu.any():
             return none
-        with torch.enable_grad():
+        with torch.enable_grad(), PlainAttention():
             leaf, at = self._torch(z)
             parts, where = self._groups(weights != 0)
             total = self._stack(at, parts) @ torch.from_numpy(weights[where]).to(leaf)

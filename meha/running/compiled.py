@@ -824,6 +824,8 @@ class Recorded(Compiled):
             if isinstance(part, Variable):
                 tensors += [tensor.detach() for tensor in [*part.leaves, *part.buffers().values()]]
                 continue
+            if part.built:
+                raise TracingError(f"{name} was built outside of the run, where its options may change between steps")
             if not part.make_capturable():
                 raise TracingError(f"{name} cannot keep its step number on the GPU")
             self._optimizers[name] = part
@@ -981,5 +983,10 @@ def _build(run: Run) -> Compiled:
         raise TracingError("several processes take part, and send messages in each step")
     if run.problem._selected_response is not None:
         raise TracingError("the problem has a selected response, which may begin elsewhere in each step")
+    if run.oracle.lacking:
+        raise TracingError(
+            f"torch has no second derivatives here ({run.oracle.lacking}), and both gradients of a difference"
+            " must draw the same random numbers"
+        )
     parts = vars(run.state).values()
     return Recorded(run) if any(isinstance(part, Variable) and part.has_modules for part in parts) else Traced(run)

@@ -9,20 +9,21 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from meha.method.method import Run, StepInfo
+from meha.method.method import Run, State, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
 from meha.problem.loaders import BatchSource, Group, random_states, set_random_states
 from meha.problem.nonsmooth import NonSmooth
 from meha.problem.oracle import Function
+from meha.problem.responses import Trained
 from meha.problem.sets import ConvexSet
 from meha.running.checkpoints import Checkpoint, SharedCheckpoint, checksum
 from meha.running.compiled import Compiled, CompiledPace, Eager
-from meha.running.observers import DivergenceGuard, Recorder, SkipBadBatches, work
+from meha.running.observers import DivergenceGuard, History, Recorder, SkipBadBatches, work
 from meha.running.solution import Solution
 from meha.tensors.state import Stateful, pack, unpack
 from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
@@ -117,13 +118,16 @@ def bad_numbers(batch: Any) -> str:
     return ", ".join(bad_tensors)
 
 
-def values_of(run: Run, x: Variable, y: Variable, batch: Any) -> dict[Function, float]:
-    """F, f and f + g at (x, y), without those that break down."""
+def values_of(
+    run: Run, x: Variable, y: Variable, batch: Any, *levels: Literal["upper", "lower", "phi"]
+) -> dict[Function, float]:
+    """F, f and f + g at (x, y), or those that are named, without those that break down."""
     oracle, found = run.oracle, {}
     buffers = [(buffer, buffer.clone()) for module in _modules(x, y) for buffer in module.buffers(recurse=False)]
     states = random_states()
     try:
-        for function in dict.fromkeys((oracle.upper, oracle.lower, oracle.phi)):  # without g, phi is lower, and is called once
+        functions = [getattr(oracle, level) for level in levels or ("upper", "lower", "phi")]
+        for function in dict.fromkeys(functions):  # without g, phi is lower, and is called once
             with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
                 found[function] = float(function(x, y, batch))
         return found
@@ -165,7 +169,7 @@ def warn_about_modules(run: Run, *, resumes: bool) -> None:
             # Equal versions: nobody has written into the parameters since then, so they are still those of the last run.
             if not resumes and _trained.get(module) == _versions(module):
                 messages.append(
-                    f"{argument}0: solve has trained this module before, and goes on from where it is; to start afresh, build"
+                    f"{argument}0: a run has trained this module before, and goes on from where it is; to start afresh, build"
                     " a new one, and pass copy=True to each run, which then trains a copy."
                 )
     for message in messages if run.main else []:
@@ -254,6 +258,41 @@ FALL = 100.0  # a function that falls by this many times 1 + its size at the sta
 
 # Numbers of a step that must be finite, by their names in messages: log(1 - y) is NaN beyond y = 1, its gradient is not.
 CHECKED = {"upper": "F", "lower": "f + g"}
+
+
+def finished(run: Run) -> Verdict:
+    """The verdict of a run that never ends by itself, after its last step."""
+    return Verdict(Status.FINISHED, "The only step was taken." if run.k == 1 else f"All {run.k} steps were taken.")
+
+
+def solution_of(run: Run, verdict: Verdict, history: History, y0: Leaves) -> Solution:
+    """The solution where a run is now; what later steps would change is copied, except for modules."""
+    return Solution(
+        problem=run.problem,
+        method=run.method,
+        x=None if run.problem._without_x else run.state.x.snapshot(),
+        y=run.state.y.snapshot(),
+        status=verdict.status,
+        message=verdict.message,
+        upper=_upper(run, history),
+        steps=run.k,
+        seconds=run.seconds,
+        counts=dataclasses.replace(run.counts),
+        history=history,
+        engine=run.engine,
+        constants=run.constants,
+        batch=run.batch,
+        report=run.method.report(run),
+        y0=y0,
+        group=run.group,
+    )
+
+
+def _upper(run: Run, history: History) -> float | None:
+    """Return F(x, y); with several processes, one of which may fail alone, the last F that a step reported."""
+    if run.group is None and not (run.problem.needs_batch and run.batch is None):
+        return values_of(run, run.state.x, run.state.y, run.batch, "upper").get(run.oracle.upper)
+    return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
 
 
 class Loop:
@@ -564,35 +603,26 @@ class Loop:
         run = self.run
         assert self.verdict is not None
         self.recorder.end(run)
-        # Validate puts its best iterate into x and y, so this must come before they are copied into the solution.
-        kept = [upper for observer in self.observers if (upper := getattr(observer, "restore", _nothing)(run)) is not None]
-        return Solution(
-            problem=run.problem,
-            method=run.method,
-            x=None if run.problem._without_x else run.state.x.snapshot(),
-            y=run.state.y.snapshot(),
-            status=self.verdict.status,
-            message=self.verdict.message + self._story,
-            upper=kept[0] if kept and self.modules else self._upper(),
-            steps=run.k,
-            seconds=run.seconds,
-            counts=run.counts,
-            history=self.recorder.history,
-            engine=run.engine,
-            constants=run.constants,
-            batch=run.batch,
-            report={**run.method.report(run), **({"restarts": self._story.strip()} if self.restarts else {})},
-            y0=self.guard.start[len(run.state.x.leaves) :],
-            group=run.group,
+        for observer in self.observers:  # Validate puts its best iterate into x and y, before they are copied
+            getattr(observer, "restore", _nothing)(run)
+        verdict = dataclasses.replace(self.verdict, message=self.verdict.message + self._story)
+        solution = solution_of(run, verdict, self.recorder.history, self.guard.start[len(run.state.x.leaves) :])
+        return dataclasses.replace(
+            solution, report={**solution.report, **({"restarts": self._story.strip()} if self.restarts else {})}
         )
 
-    def _upper(self) -> float | None:
-        """Return F(x, y); with modules, whose buffers a further pass would change, the last F that a step reported."""
-        run, history = self.run, self.recorder.history
-        if not (self.modules or run.group is not None or (run.problem.needs_batch and run.batch is None)):
-            with torch.no_grad(), contextlib.suppress(*BREAKDOWNS):
-                return float(run.oracle.upper(run.state.x, run.state.y, run.batch))
-        return next((value for value in reversed(history.get("upper", [])) if math.isfinite(value)), None)
+    @property
+    def can_refit(self) -> bool:
+        """Whether new networks, trained at x and at x0, can tell what x is worth."""
+        run, state = self.run, self.run.state
+        ended = self.verdict is not None and not (self.verdict.status.failed or self.verdict.status is Status.INTERRUPTED)
+        plain = state.y.has_modules and not state.y.sharded and not run.problem._without_x
+        return ended and plain and not state.restarts and not isinstance(run.problem._selected_response, Trained)
+
+    def release(self) -> None:
+        """Free the memory of a run that is over; x, y and the start remain."""
+        self.run.state = State(self.run.state.x, self.run.state.y, k=self.run.k)
+        self._stepper = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on, in plain tensors, numbers and text."""

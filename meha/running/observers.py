@@ -90,7 +90,6 @@ class Validate(Saved):
         sign = -1 if self.larger_is_better else 1
         if math.isnan(self.best) or sign * score < sign * self.best:  # a score that is NaN is never better
             if not math.isnan(score):
-                # The step's own F: where modules are trained, it cannot be computed again for the solution.
                 self.best, self.step, self.upper, self.since = score, info.step, info.get("upper", math.nan), 0
                 self._kept = {"x": run.state.x.state_dict(), "y": run.state.y.state_dict()}
         else:
@@ -111,13 +110,10 @@ class Validate(Saved):
             )
         return {"score": score}
 
-    def restore(self, run: Run) -> float | None:
-        """Put the best iterate into the variables of a run that is over, and return F of its step; None without a score."""
-        if not self._kept:
-            return None
-        run.state.x.load_state_dict(self._kept["x"])
-        run.state.y.load_state_dict(self._kept["y"])
-        return self.upper
+    def restore(self, run: Run) -> None:
+        """Put the best iterate into the variables of a run that is over."""
+        for name, state in self._kept.items():
+            getattr(run.state, name).load_state_dict(state)
 
 
 Observer = Callable[[Run, StepInfo], Verdict | Mapping[str, float] | bool | None]

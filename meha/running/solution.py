@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LinearLR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,11 +23,11 @@ from meha.analysis.theory import Constants
 from meha.lower.curvature import flatten, probe, write
 from meha.lower.flat_problem import FlatProblem
 from meha.lower.nearest import solve_nearest
-from meha.method.optimizers import OptimizerFactory, build_optimizer
+from meha.method.optimizers import Optimizer, OptimizerFactory, build_optimizer
 from meha.method.status import Status
 from meha.methods import Method
 from meha.methods.frames import move
-from meha.problem.loaders import Endless
+from meha.problem.loaders import Endless, from_start, joined, length
 from meha.problem.oracle import Counts, Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained, redraw
@@ -39,6 +41,11 @@ ACCURACY = 1e-7  # relative, of a lower level that is solved again
 PROBES = 4  # power steps by which the curvature of f is measured first
 LR = 1e-3  # learning rate of Adam, which trains y by default; that of Kingma and Ba (2015)
 MOST = 100  # upper bound on the batches over which F is averaged, as a loader may have no end
+SHARE = 0.2  # of the gradients of a run; as many more train new networks at its end
+FEWEST = 50  # a network that was trained for fewer steps says nothing about x
+FRESH_LR = 6e-3  # of Adam, falls to 0; a short training, of some hundred steps, needs longer ones than Adam's 1e-3
+WORSE = 0.02  # a relative difference of F below which two values of x are as good
+TRAINED = 0.5  # y0 was trained before where f is smaller there by this share than at new parameters
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,6 +60,8 @@ class Refit:
         metrics: by name, the pair of the measure at the new y and at that of the solution.
         counts: gradients that were taken.
         how: where y began, and what was done.
+        start: F(x0, y) with a y trained in the same way at x0; None where :meth:`Solution.refit` made this.
+        worse: whether x serves a new y less well than x0 does, beyond what batches explain.
     """
 
     y: Any
@@ -62,6 +71,8 @@ class Refit:
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     how: str = ""
+    start: float | None = None
+    worse: bool = False
 
     def __repr__(self) -> str:
         return f"Refit(F={self.upper:.6g}, returned={self.returned:.6g})"
@@ -70,6 +81,7 @@ class Refit:
         pairs = {"F": (self.upper, self.returned), **self.metrics}
         width = max(map(len, pairs))
         lines = [f"  {name:<{width}}  fresh {fresh:.6g}, returned {old:.6g}" for name, (fresh, old) in pairs.items()]
+        lines[0] += "" if self.start is None else f", fresh at x0 {self.start:.6g}"
         return "\n".join([f"refit: {self.how}, {self.counts.lower} gradient{'s' * (self.counts.lower != 1)} of f", *lines])
 
 
@@ -107,34 +119,96 @@ def _solve(oracle: Oracle, x: Variable, y: Variable) -> float:
 
 def _train(
     oracle: Oracle,
-    x: Variable,
-    y: Variable,
+    pairs: Sequence[tuple[Variable, Variable]],
     stream: Iterator[Any],
     steps: int,
     lr: float | None,
     factory: OptimizerFactory | None,
-) -> float:
-    """Train y on the lower level, and return f + g in the last step."""
+) -> list[float]:
+    """Train each y of the pairs (x, y) on the lower level, all on the same batches, and return f + g in the last step."""
     if lr is None and factory is None:
         factory = partial(torch.optim.Adam, lr=LR)
-    running = build_optimizer("optimizer", factory, y, oracle.problem)
-    value = float("nan")
+    running = [build_optimizer("optimizer", factory, y, oracle.problem) for _, y in pairs]
+    values = [math.nan] * len(pairs)
     for _ in range(steps):
-        (lower,), direction = oracle.gradient(y, [(1.0, oracle.lower, x, y)], next(stream))
-        value = float(lower) + float(oracle.g(x, y))
-        move(y, direction, lr, oracle.prox, x.value, running)
-    return value
+        batch, states = next(stream), oracle.random_states()
+        for i, (x, y) in enumerate(pairs):
+            oracle.set_random_states(states)  # the same dropout masks, so that the pairs differ in x alone
+            (lower,), direction = oracle.gradient(y, [(1.0, oracle.lower, x, y)], batch)
+            values[i] = float(lower) + float(oracle.g(x, y))
+            move(y, direction, lr, oracle.prox, x.value, running[i])
+    return values
 
 
-def _uppers(oracle: Oracle, x: Variable, ys: Sequence[Variable], stream: Iterator[Any], batches: Any) -> tuple[float, float]:
-    """F for both y, each the mean over one pass through the batches."""
-    number = 1 if batches is None else min(MOST, len(batches) if isinstance(batches, Sized) else MOST)
-    totals = [0.0, 0.0]
-    for _ in range(number):
-        batch = next(stream)  # the same one for both, so that they can be compared
-        for i, y in enumerate(ys):
-            totals[i] += float(oracle.upper(x, y, batch)) / number
-    return totals[0], totals[1]
+def _uppers(oracle: Oracle, pairs: Sequence[tuple[Variable, Variable]], stream: Iterator[Any], count: int) -> Tensor:
+    """F at each pair (x, y), a row for each of the batches; the buffers of modules, such as those of batch norm, stay."""
+    buffers = [(buffer, buffer.clone()) for pair in pairs for variable in pair for buffer in variable.buffers().values()]
+    rows = []
+    for _ in range(count):
+        batch, states = next(stream), oracle.random_states()
+        row = []
+        for x, y in pairs:
+            oracle.set_random_states(states)  # and the same batch, so that they can be compared
+            row.append(float(oracle.upper(x, y, batch)))
+        rows.append(row)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def _count(batches: Any) -> int:
+    """The number of batches over which F is averaged: one pass, as far as its end is known and near."""
+    return 1 if batches is None else min(MOST, length(batches) or MOST)
+
+
+def train_fresh(solution: Solution, x0: Leaves, stream: Iterator[Any], batches: Any) -> Refit | None:
+    """Train two new networks on the lower level, one at x and one at x0, and compare F; None where this says nothing.
+
+    A network can fit the data of F directly, or x can fit this one network; then F of the returned y is small, and x is worth
+    nothing to a network that is trained afresh. Both networks begin alike and see the same batches. They take a SHARE of the
+    gradients of the run.
+    """
+    spent = solution.counts
+    steps = min(solution.steps, int(SHARE * (spent.upper + spent.lower + spent.hvp) / 2))
+    if steps < FEWEST:
+        return None
+    problem, returned, x = solution.problem, Variable(solution.y, "y"), Variable(solution.x, "x")
+    before, y, y_before = x.copy(), returned.copy(), returned.copy()
+    copy_(before.leaves, x0)
+    copy_(y.leaves, solution.y0)
+    oracle = Oracle(problem, x, y, solution.group)
+    oracle.response_term.hold(y)
+    first = next(stream)
+    where = _renew(oracle, before, y, y_before, first)
+    copy_(y_before.leaves, y.leaves)
+    falling = partial(LinearLR, start_factor=1.0, end_factor=1 / steps, total_iters=steps)
+    fused = y.device.type in ("cpu", "cuda")  # other forms make two temporary tensors of the size of y
+    own = getattr(solution.method, "y_optimizer", None)
+    factory = own or Optimizer(torch.optim.Adam, lr=FRESH_LR, fused=fused, scheduler=falling)
+    pairs = [(x, y), (before, y_before)]
+    lower, _ = _train(oracle, pairs, chain([first], stream), steps, None, factory)
+    uppers = _uppers(oracle, [*pairs, (x, returned)], stream, max(1, min(_count(batches), steps // 2)))
+    (upper, start, old), differences = uppers.mean(0).tolist(), uppers[:, 0] - uppers[:, 1]
+    noise = float(differences.std()) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+    worse = not upper - start <= max(WORSE * abs(start), 2 * noise) and math.isfinite(start)  # so that NaN at x is worse
+    how = f"{steps} steps from {where}"
+    return Refit(y.snapshot(), upper, old, lower, counts=oracle.counts, how=how, start=start, worse=worse)
+
+
+def _renew(oracle: Oracle, x0: Variable, y: Variable, spare: Variable, batch: Any) -> str:
+    """Draw the parameters of y again, unless they cannot be or were trained before the run; say where y begins then."""
+    copy_(spare.leaves, y.leaves)
+    try:
+        redraw(spare)  # x is often made for the path from y0, and of no use on another one
+    except ValueError:
+        return "y0"
+    if oracle.group is not None:
+        oracle.group.broadcast_(spare.tensors().values())
+    here, there = (float(oracle.lower(x0, start, batch)) for start in (y, spare))
+    if there - here > TRAINED * abs(there):
+        return "y0"
+    copy_(y.leaves, spare.leaves)
+    return "new random parameters"
 
 
 WIDTH = 100  # columns of printed text
@@ -174,7 +248,7 @@ class Solution:
         x, y: the solution, in the structure of the start.
         status: how the run ended.
         message: the reason in a sentence, with what to try when it went wrong.
-        upper: F(x, y). With modules or batches, F on the last batch, where the last step began. None if unknown.
+        upper: F(x, y); with batches, the mean over those on which ``fresh`` was judged, or F on the last one. None if unknown.
         steps: number of steps taken.
         seconds: time of the start, where left-out numbers are chosen, and of the steps; not of observers and checkpoints.
         counts: gradients of F and of f, Hessian-vector products.
@@ -185,6 +259,7 @@ class Solution:
         report: what the run learned about the problem, in lines by heading.
         y0: the leaves of y at the start, where :meth:`refit` begins.
         group: the processes that took part; None for this one alone.
+        fresh: for networks, how good x is for a network that is trained afresh; None if that was not tried.
     """
 
     problem: Problem
@@ -204,6 +279,7 @@ class Solution:
     report: Mapping[str, str] = field(default_factory=dict)
     y0: Leaves = field(default_factory=list)
     group: Group | None = None
+    fresh: Refit | None = None
 
     @property
     def converged(self) -> bool:
@@ -294,6 +370,7 @@ class Solution:
                 "steps: a network, or a y trained on batches, needs their number; pass it, such as refit(steps=1000)."
             )
         x, y = Variable(x_value, "x"), returned.copy()  # the solution itself stays as it is
+        batches = from_start(joined(batches))  # a loop that draws from them as well goes on where it is
         oracle, stream = Oracle(problem, x, y, self.group), repeat(None) if batches is None else Endless(batches)
         devices = [y.device] if y.device.type == "cuda" else []
         # The generators of the caller are restored afterwards.
@@ -305,9 +382,9 @@ class Solution:
             if steps is None:
                 lower, done = _solve(oracle, x, y), "lower level solved"
             else:
-                lower = _train(oracle, x, y, stream, steps, lr, optimizer)
+                (lower,) = _train(oracle, [(x, y)], stream, steps, lr, optimizer)
                 done = f"{steps} step{'s' * (steps != 1)}"
-            upper, old = _uppers(oracle, x, (y, returned), stream, batches)
+            upper, old = _uppers(oracle, [(x, y), (x, returned)], stream, _count(batches)).mean(0).tolist()
             values = {
                 name: (float(measure(x_value, y.detached())), float(measure(x_value, self.y)))
                 for name, measure in (metrics or {}).items()
@@ -348,9 +425,16 @@ class Solution:
         upper, hvp = self.counts.upper, self.counts.hvp
         work = f"{upper} gradient{'s' * (upper != 1)} of F, {self.counts.lower} of f"
         work += f", {hvp} Hessian-vector product{'s' * (hvp != 1)}" if hvp else ""
-        estimates = [f"{name} {self._last(name):.2g}" for name in ("gap", "residual") if self._last(name) is not None]
-        accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)} (the run's own estimates)" if estimates else "")
+        last = {
+            name: value for name in ("gap", "residual") if (value := self._last(name)) is not None and not math.isnan(value)
+        }
+        words = {"gap": " (below 0, so the lower level is not solved)"} if last.get("gap", 0.0) < 0 else {}
+        estimates = [f"{name} {value:.2g}{words.get(name, '')}" for name, value in last.items()]
+        accuracy = self.report.get("accuracy") or (f"{', '.join(estimates)}; the run's own estimates" if estimates else "")
         rows = {"F": "unknown" if self.upper is None else f"{self.upper:.6g}", "accuracy": accuracy, "work": work}
+        if self.fresh is not None:
+            parts = f"F = {self.fresh.upper:.6g} with y trained afresh at x, {self.fresh.start:.6g} at x0"
+            rows["fresh"] = f"{parts} ({self.fresh.how}, {self.fresh.counts.lower} further gradients of f)"
         lines = [_line(heading, text) for heading, text in (rows | {"note": self.message}).items() if text]
         return [f"{self._headline()}, {self.seconds:.2f} s", *lines]
 

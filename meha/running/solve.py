@@ -11,19 +11,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, cast
 
+import torch
+
 from meha.method.method import Run
 from meha.method.optimizers import RunningOptimizer
-from meha.method.status import Status, TrainingWarning, Verdict
+from meha.method.status import Status, TrainingWarning, Verdict, first_line
 from meha.methods import Method, default_method
-from meha.problem.loaders import EMPTY, BatchSource, Group, check_divided, check_resumable, random_states, set_random_states
+from meha.problem.loaders import (
+    EMPTY,
+    BatchSource,
+    Group,
+    check_divided,
+    check_resumable,
+    joined,
+    random_states,
+    set_random_states,
+)
 from meha.problem.problem import Problem
 from meha.running.checkpoints import REMEDY, Checkpoint, SharedCheckpoint
 from meha.running.compiled import CompiledPace
-from meha.running.loop import Loop, mark_trained, warn_about_modules
+from meha.running.loop import Loop, finished, mark_trained, warn_about_modules
 from meha.running.observers import Observer
-from meha.running.solution import Solution
+from meha.running.solution import Solution, train_fresh
 from meha.running.stopping import RelativeChange
 from meha.tensors.checks import check_count, check_switch, check_tolerance
+from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, map_tensors, modules_of, sharing
 
 CHANGE = 1e-8  # default tolerance on the relative change of (x, y), near the root of the rounding error of double precision
@@ -43,13 +55,14 @@ def solve(
     compile: bool | Literal["auto"] = False,
     copy: bool = False,
     group: Any = None,
+    refit: bool = True,
 ) -> Solution:
     """Solve a bilevel problem from (x0, y0).
 
     Args:
         problem: the problem.
-        x0, y0: the start. Tensors are not changed; modules are trained in place, and a second run goes on from there, unless
-            ``copy=True``. ``x0=None`` for a problem without x.
+        x0, y0: the start. Tensors are not changed, but for those that a built optimizer of the method holds; modules are
+            trained in place, and a second run goes on from there, unless ``copy=True``. ``x0=None`` for a problem without x.
         method: the method; by default the one that :func:`meha.methods.default_method` chooses, with nothing to tune.
             Tensors without batches go to :class:`Default`, which finds accurate solutions of deterministic problems;
             tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, networks with batches to
@@ -58,8 +71,8 @@ def solve(
         tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
             default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative
             change of (x, y) in a step falls to it, by default 1e-8.
-        batches: an iterable of batches for the objectives, repeated when it ends (if it can be). :class:`meha.loaders.Together`
-            joins several loaders, and :class:`meha.loaders.Accumulated` makes steps on several batches.
+        batches: an iterable of batches for the objectives, repeated when it ends (if it can be). Several loaders in a tuple are
+            joined, as :class:`meha.loaders.Together` does; :class:`meha.loaders.Accumulated` makes steps on several batches.
         callbacks: observers (:mod:`meha.observers`), called as ``callback(run, info)`` after each step: stopping rules
             (:mod:`meha.stopping`), loggers (:mod:`meha.loggers`), :class:`~meha.observers.Progress` and functions of your own.
             A :class:`~meha.observers.Recorder` or :class:`~meha.observers.DivergenceGuard` among them replaces the default.
@@ -83,6 +96,10 @@ def solve(
             values in them. The start is that of the first. By default, the processes among which y0 or x0 is divided, by
             ``fully_shard`` or as a DTensor; if neither is, this process alone. ``checkpoint`` is then a folder, or
             :class:`meha.SharedCheckpoint`. docs/distributed.md shows how.
+        refit: where y is a network, train two new ones at the end, at the x found and at x0, with a fifth as many gradients as
+            the run took; ``solution.fresh`` and the printed solution compare F of the returned y and of the new ones. A warning
+            says when x is worth less than x0 to a new network: y fits the data of F directly, or x fits this y alone. Left out
+            after short runs, for a y that each step trains afresh, and for sharded modules.
 
     A run that diverges on step sizes that it chose itself, because the method leaves them out, goes back to the start with
     shorter ones, five times at most; numbers that were given never change. The message says so, and lost work is counted.
@@ -110,11 +127,13 @@ def solve(
             f"batches: a {type(batches).__name__} yields its {'keys' if isinstance(batches, Mapping) else 'letters'}, not"
             " batches; pass a list of batches, such as [batch], or a loader."
         )
+    batches = joined(batches)
     if batches is not None and not isinstance(batches, Iterable):
         raise TypeError(f"batches: expected an iterable of batches, got {type(batches).__name__}.")
     if compile not in (True, False, "auto"):
         raise ValueError(f'compile: must be True, False or "auto", got {compile!r}.')
     check_switch("copy", copy)
+    check_switch("refit", refit)
     if copy:
         x0, y0 = (map_tensors(z, lambda tensor: tensor, {id(part): deepcopy(part) for part in modules_of(z)}) for z in (x0, y0))
     if method is not None and not isinstance(method, Method):
@@ -153,7 +172,49 @@ def solve(
             loop.annotate(error, pace)
             raise
     mark_trained(run)
-    return loop.solution()
+    solution = loop.solution()
+    if refit and loop.can_refit:
+        del pace  # and with it a copy of y
+        _refit(loop, solution)
+    return solution
+
+
+HOLLOW = (  # what to say of an x that is worth less than x0 to a new network
+    "Warning: the x found is worth less than x0 to a network that is trained afresh: F = {upper:.3g}, and {start:.3g} at x0;"
+    " F = {returned:.3g} at the returned y. F has too few data, its y fits them directly, or x fits this y alone. See"
+    " docs/responses.md."
+)
+
+
+def _refit(loop: Loop, solution: Solution) -> None:
+    """Train new networks at x and at x0, and note what this shows; random numbers of later runs do not depend on it."""
+    source, batches = loop.source, loop.source.loader
+    x0 = loop.guard.start[: len(loop.run.state.x.leaves)]
+    loop.release()  # which makes room for the new networks
+    states = random_states(batches)
+    try:
+        with torch.no_grad():
+            solution.fresh = train_fresh(solution, x0, source, batches)
+    except (StopIteration, KeyboardInterrupt, *BREAKDOWNS):  # batches that end are no mistake, and the run itself is whole
+        return
+    except Exception as error:
+        warnings.warn(
+            f"refit: a new network could not be trained at the x found ({first_line(error)}); objectives must use the y that"
+            " they get. Pass refit=False to leave this out.",
+            TrainingWarning,
+            stacklevel=3,
+        )
+    finally:
+        set_random_states(states, batches)
+    if solution.fresh is None:
+        return
+    solution.upper = solution.fresh.returned
+    if solution.fresh.worse:
+        fresh = solution.fresh
+        warning = HOLLOW.format(upper=fresh.upper, start=fresh.start, returned=fresh.returned)
+        solution.message = f"{solution.message} {warning}"
+        if loop.run.main:
+            warnings.warn(warning.removeprefix("Warning: "), TrainingWarning, stacklevel=3)
 
 
 def _open(checkpoint: Any, run: Run) -> Checkpoint | SharedCheckpoint | None:
@@ -213,7 +274,7 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
     if loop.verdict is None and run.k < loop.max_steps:
         loop.verdict = Verdict(Status.MAX_STEPS, f"The batches ran out after {run.k} of {loop.max_steps} steps.")
     elif loop.verdict is None and run.method.open_ended:
-        loop.verdict = Verdict(Status.FINISHED, "The only step was taken." if run.k == 1 else f"All {run.k} steps were taken.")
+        loop.verdict = finished(run)
     elif loop.verdict is None:
         remedy = ", or relax tol." if run.settled else "."
         loop.verdict = Verdict(Status.MAX_STEPS, f"No stopping rule was met; allow more steps{remedy}")

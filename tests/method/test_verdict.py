@@ -178,8 +178,8 @@ def test_one_function_decides_the_default():
         (noisy, ZERO, ZERO, [ZERO], meha.stochastic.AdaptiveSOBA),
         (replace(noisy, y_set=meha.sets.Box(-1.0, 1.0)), ZERO, ZERO, [ZERO], meha.StochasticMEHA),
         (replace(noisy, nonsmooth=meha.nonsmooth.L1(0.1)), ZERO, ZERO, [ZERO], meha.StochasticMEHA),
-        (on_network, torch.ones(1), network, None, meha.StochasticMEHA),
-        (on_network, torch.ones(1), {"net": [network]}, None, meha.StochasticMEHA),
+        (on_network, torch.ones(1), network, None, meha.stochastic.NetworkSOBA),
+        (on_network, torch.ones(1), {"net": [network]}, None, meha.stochastic.NetworkSOBA),
     ):
         assert type(methods.default_method(problem, x, y, batches)) is expected
     solution = meha.solve(noisy, ZERO, ZERO, batches=[ZERO], max_steps=1)

@@ -295,7 +295,7 @@ def test_which_method_is_taken():
     assert solved(problem, max_steps=1).method.name == "Default"
     network = nn.Linear(2, 1)
     problem = meha.Problem(lambda x, y: y(x).sum().square(), lambda x, y: (y(x) - 1).square().sum())
-    assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "StochasticMEHA"
+    assert meha.solve(problem, torch.ones(2), network, max_steps=1).method.name == "NetworkSOBA"
     batches = meha.Problem(lambda x, y, b: (y - b).square().sum(), lambda x, y, b: (y - x).square().sum())
     found = meha.solve(batches, torch.ones(2), torch.ones(2), batches=[torch.ones(2)], max_steps=1)
     assert found.method.name == "AdaptiveSOBA"

@@ -45,7 +45,7 @@ def falling(k, steps, least):
     return 2 / max(steps, least) * max(1 - (k + 0.5) / steps, 0.5 / steps)
 
 
-def transcribed(batches, last, way, x_way, refit=0.3):
+def transcribed(batches, last, way, x_way, refit=0.3, both_sides=False):
     """The documented formulas in numpy."""
     n = batches[0].shape[1]
     x, y, v = np.full(n, 0.3), np.linspace(-1, 1, n), np.zeros(n)
@@ -70,6 +70,7 @@ def transcribed(batches, last, way, x_way, refit=0.3):
             most = length / np.linalg.norm(v)
             s = max(gain, 0) / curvature if curvature * most > max(gain, 0) else most
             e = np.clip(s, np.finfo(float).eps ** (1 / 3) * most, 0.1 * most)
+            e = -e if both_sides and bin(k).count("1") % 2 else e
             gain += max(1 / k, 0.03) * (-F_y @ v - gain)
             bent = f(x, y + e * v, second) - f(x, y, second) - e * f_y @ v
             curvature += max(1 / k, 0.03) * (2 * bent / e**2 - curvature)
@@ -84,14 +85,17 @@ def transcribed(batches, last, way, x_way, refit=0.3):
     return x, y, v
 
 
-@pytest.mark.parametrize(("last", "both_levels"), [(None, True), (60, True), (100, False), (2000, True)])
-def test_the_step_is_that_of_the_documentation(last, both_levels):
+@pytest.mark.parametrize(
+    ("last", "both_levels", "both_sides"),
+    [(None, True, None), (60, True, None), (100, False, None), (2000, True, None), (2000, True, True)],
+)
+def test_the_step_is_that_of_the_documentation(last, both_levels, both_sides):
     """100 steps: means have a weight of their own after 33; a run may also go on beyond its last step."""
     batches = noises(3, 100)
-    run = start(NetworkSOBA(way=3.0, x_way=2.0, both_levels=both_levels), last=last)
+    run = start(NetworkSOBA(way=3.0, x_way=2.0, both_levels=both_levels, both_sides=both_sides), last=last)
     for batch in batches:
         run.step(batch)
-    x, y, v = transcribed([batch.numpy() for batch in batches], last, 3.0, 2.0, 0.3 if both_levels else 0.0)
+    x, y, v = transcribed([batch.numpy() for batch in batches], last, 3.0, 2.0, 0.3 if both_levels else 0.0, both_sides)
     assert np.allclose(run.x, x, rtol=1e-8)
     assert np.allclose(run.y, y, rtol=1e-8)
     assert np.allclose(run.state.response.leaves[0], v, rtol=1e-8)
@@ -123,6 +127,23 @@ def test_the_way_of_a_run_is_that_of_its_rates():
             run.step()
         assert float(run.y.mean()) == pytest.approx(-0.5 * share, rel=1e-3)
         assert float(run.x.mean()) == pytest.approx(-5 * share, rel=1e-2)
+
+
+@pytest.mark.parametrize(("both_sides", "least", "most"), [(False, 0.4, 1.0), (True, 0.0, 0.05), (None, 0.0, 0.05)])
+def test_a_share_that_does_nothing_for_the_upper_level_does_not_win(both_sides, least, most):
+    """F cannot be reached, so that v stays long; along it, the terms of two shares are curved and that of the third is flat."""
+    one, wish = torch.tensor([1.0] * 10 + [0.0] * 10), torch.tensor([0.2] * 10 + [3.0] * 10)
+
+    def lower(x, y, noise):
+        terms = [(y[:20] - one).square().sum(), (y[:20] + one).square().sum(), (y[20:] - 1).square().sum()]
+        return x @ torch.stack(terms)
+
+    problem = meha.Problem(lambda x, y, noise: (y[:20] - wish - noise).square().sum(), lower, x_set=Simplex())
+    run = NetworkSOBA(way=5.0, both_sides=both_sides).start(problem, torch.full((3,), 1 / 3), torch.zeros(30))
+    run.last = 600
+    for noise in 0.5 * torch.randn(600, 20, generator=torch.Generator().manual_seed(0)):
+        run.step(noise)
+    assert least <= float(run.x[2]) <= most
 
 
 def test_x_rests_at_the_end_and_y_learns_from_both_levels():
@@ -269,6 +290,12 @@ def test_memory(saved, tmp_path):
     assert peak(lambda: meha.solve(**call, **options)) / size(call["y0"]) < 8.1
 
 
+def test_memory_of_the_new_networks_at_the_end():
+    """Two networks with Adam, a gradient, y0 and what is left of the run."""
+    call = wide(4_000) | {"max_steps": 200}
+    assert peak(lambda: meha.solve(**call)) / size(call["y0"]) < 10.1
+
+
 def test_sets_of_x():
     run = start(NetworkSOBA(), curved(Box(0.29, 0.31)), width=0.5)
     for batch in noises(3, 60):
@@ -286,6 +313,8 @@ def test_what_it_cannot_take_is_refused():
         start(NetworkSOBA(), curved(y_set=Box(-1.0, 1.0)))
     with pytest.raises(ValueError, match="way: must be"):
         NetworkSOBA(way=-1.0)
+    with pytest.raises(TypeError, match="both_sides: must be True or False"):
+        NetworkSOBA(both_sides="no")
 
 
 def test_optimizers_take_the_steps():

@@ -12,6 +12,7 @@ import torch
 from test_compiled import without_compiler
 
 import meha
+from meha.methods.frames import SteppingMethod
 from meha.methods.stochastic import (
     BSA,
     FSLA,
@@ -116,9 +117,7 @@ class Sums:
         )
 
 
-KINDS = [
-    getattr(meha.stochastic, name) for name in meha.stochastic.__all__ if name not in ("AdaptiveSOBA", "NetworkSOBA")
-]  # which have no rates
+KINDS = [kind for name in meha.stochastic.__all__ if issubclass(kind := getattr(meha.stochastic, name), SteppingMethod)]
 
 
 def into_X(x):

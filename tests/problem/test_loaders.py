@@ -2,11 +2,12 @@
 
 import itertools
 import random
+from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import meha
 from meha.problem.loaders import (
@@ -16,6 +17,8 @@ from meha.problem.loaders import (
     MicroBatches,
     Together,
     check_resumable,
+    from_start,
+    joined,
     random_states,
     set_random_states,
 )
@@ -59,7 +62,9 @@ def test_a_shuffled_loader_resumes_despite_other_draws(own):
 
 def test_together_has_loaders_of_unequal_lengths():
     batches = Together(clean=[1, 2], noisy=(c for c in "abcde"))
-    seen = list(batches)
+    seen = take(batches, 5)
+    with pytest.raises(StopIteration):  # a generator cannot restart
+        next(batches)
     assert [batch.clean for batch in seen] == [1, 2, 1, 2, 1]
     assert "".join(batch.noisy for batch in seen) == "abcde"
     clean, noisy = seen[-1]
@@ -85,6 +90,173 @@ def test_together_resumes():
         Together(a=[1]).load_state_dict(place)
 
 
+# Epochs
+
+
+class Stream(IterableDataset):
+    """Numbers that nobody has counted."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+
+def streamed(count):
+    return DataLoader(Stream(count), batch_size=None)
+
+
+def epochs(loader, count):
+    return [list(loader) for _ in range(count)]
+
+
+def test_a_for_loop_ends_with_the_epoch_of_the_longest_loader():
+    """The batches are those of next, which are those of two cycles."""
+    batches = Together(list("abc"), [1, 2, 3, 4, 5])
+    assert len(batches) == 5
+    found = epochs(batches, 3)
+    assert [len(epoch) for epoch in found] == [5, 5, 5]
+    cycles = list(itertools.islice(zip(itertools.cycle("abc"), itertools.cycle([1, 2, 3, 4, 5]), strict=False), 15))
+    assert [batch for epoch in found for batch in epoch] == cycles
+    assert take(Together(list("abc"), [1, 2, 3, 4, 5]), 15) == cycles
+    assert take(Endless(Together(list("abc"), [1, 2, 3, 4, 5])), 15) == cycles
+    assert all(type(batch) is tuple for batch in cycles)
+
+
+def test_a_loop_that_was_broken_off_goes_on():
+    batches = Together([1, 2, 3, 4], [5, 6])
+    assert [first for first, _ in itertools.islice(batches, 3)] == [1, 2, 3]
+    assert list(batches) == [(4, 6)]
+    assert [first for first, _ in batches] == [1, 2, 3, 4]
+    take(batches, 4)  # a whole epoch by next
+    assert len(list(batches)) == 4
+    take(batches, 5)
+    assert len(list(batches)) == 3
+    for batch in batches:  # a break in the last turn
+        if batch[0] == 4:
+            break
+    assert len(list(batches)) == 4
+
+
+def test_loaders_without_a_length():
+    batches = Together(streamed(3), streamed(2))
+    with pytest.raises(TypeError, match="Together: no loader has a length, so an epoch ends where the first of them does"):
+        len(batches)
+    assert batches, "it is true"
+    assert epochs(batches, 2) == [[(0, 0), (1, 1), (2, 0)], [(0, 1), (1, 0), (2, 1)]]
+    assert take(batches, 4) == [(0, 0), (1, 1), (2, 0), (0, 1)]
+    assert list(batches) == [(1, 0), (2, 1)]
+    assert epochs(Together(streamed(9), [1, 2]), 2) == [[(0, 1), (1, 2)], [(2, 1), (3, 2)]]  # one has a length
+    assert epochs(Together(iter([1, 2, 3]), iter("ab")), 2) == [[(1, "a"), (2, "b")], []]  # iterators cannot restart
+    assert epochs(Together([1, 2, 3], iter("ab")), 2) == [[(1, "a"), (2, "b")], []]
+    with pytest.raises(ValueError, match="batches: loader 2 yields nothing; pass a loader with at least one batch"):
+        list(Together([1], []))
+    for empty in (Together(first=[]), Together(first=streamed(0))):
+        with pytest.raises(ValueError, match="batches: first yields nothing"):
+            list(empty)
+
+
+def test_accumulated_ends_with_the_epoch():
+    """Five batches in groups of two: three groups hold a pass, and the next epoch goes on within the second pass."""
+    batches = Accumulated([1, 2, 3, 4, 5], 2)
+    assert len(batches) == 3
+    assert epochs(batches, 2) == [[(1, 2), (3, 4), (5, 1)], [(2, 3), (4, 5), (1, 2)]]
+    assert take(Accumulated([1, 2, 3, 4, 5], 2), 6) == take(Endless(Accumulated([1, 2, 3, 4, 5], 2)), 6)
+    assert epochs(Accumulated(streamed(5), 2), 2) == [[(0, 1), (2, 3)]] * 2  # without a length, the last one is dropped
+    assert take(Accumulated(streamed(5), 2), 3)[2] == (4, 0)
+    pairs = Accumulated(Together([1, 2, 3], list("ab")), 2)
+    assert epochs(pairs, 2) == [[((1, "a"), (2, "b")), ((3, "a"), (1, "b"))], [((2, "a"), (3, "b")), ((1, "a"), (2, "b"))]]
+    assert len(Together(Accumulated(range(6), 3), [1])) == 2
+    with pytest.raises(TypeError, match="Accumulated: no loader has a length"):
+        len(Accumulated(streamed(5), 2))
+
+
+def looped(batches, after, count):
+    """Batches of a loop over epochs with random numbers in between, and the state after some of them."""
+    seen, state = [], None
+    for epoch in range(count):
+        for batch in itertools.islice(batches, count - len(seen)):
+            seen.append((epoch, plain(batch)))
+            torch.rand(2)
+            if len(seen) == after:
+                state = batches.state_dict(), random_states(batches)
+    return seen, state
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda seed: Together(numbered(seed), shuffled()),
+        lambda seed: Together(shuffled(), DataLoader(Stream(11), batch_size=3)),
+        lambda seed: Together(DataLoader(Stream(11), batch_size=3), shuffled()),
+        lambda seed: Accumulated(Together(a=numbered(seed), b=shuffled()), 3),
+        lambda seed: Accumulated(DataLoader(Stream(11), batch_size=2), 2),
+        lambda seed: Together(Accumulated(numbered(seed), 2), shuffled()),
+    ],
+    ids=["two", "a stream second", "a stream first", "accumulated", "an accumulated stream", "in Together"],
+)
+def test_a_loop_over_epochs_resumes_from_everywhere(build):
+    """In the middle of an epoch, in its last turn, and in the first of the next."""
+    torch.manual_seed(0)
+    whole, _ = looped(build(0), 0, 14)
+    assert len({epoch for epoch, _ in whole}) > 2
+    for after in range(1, 13):
+        torch.manual_seed(0)
+        _, (state, states) = looped(build(0), after, after)
+        torch.manual_seed(1)
+        other = build(1)
+        take(other, 2)
+        other.load_state_dict(state)
+        set_random_states(states, other)
+        first = whole[after - 1][0]  # the loop begins with the epoch that it was in
+        rest = [(first + i, plain(batch)) for i in range(14) for batch in _with_numbers(other)]
+        assert rest[: 14 - after] == whole[after:]
+
+
+def _with_numbers(batches):
+    for batch in batches:
+        yield batch
+        torch.rand(2)
+
+
+def test_a_loop_tells_samplers_the_number_of_the_epoch():
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=0, seed=3)
+    reference = DistributedSampler(range(8), num_replicas=2, rank=0, seed=3)
+    batches = Together(DataLoader(range(8), 2, sampler=sampler), [1])
+    for epoch in range(3):
+        reference.set_epoch(epoch)
+        assert [number for batch, _ in batches for number in batch.tolist()] == list(reference)
+
+
+def test_loaders_in_a_tuple_are_joined():
+    loaders = DataLoader([1.0, 2.0, 3.0], batch_size=1), DataLoader([4.0, 5.0], batch_size=1)
+    problem = meha.Problem(
+        upper=lambda x, y, batch: (y - batch[1]).square().sum() + x.square().sum(),
+        lower=lambda x, y, batch: (y - x - batch[0]).square().sum(),
+    )
+    method = meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0, c=1.0)
+    one, seen = torch.ones(1), []
+    for batches in (loaders, Together(*loaders)):
+        solution = meha.solve(
+            problem, one, one, method, batches=batches, max_steps=5, callbacks=lambda run, info: seen.append(run.batch)
+        )
+        assert solution.refit(steps=2, batches=batches).upper == solution.refit(steps=2, batches=loaders).upper
+    assert seen[:5] == seen[5:] == [(1, 4), (2, 5), (3, 4), (1, 5), (2, 4)]
+    assert len(Accumulated(loaders, 2)) == 2
+    for kept in ((torch.zeros(1), torch.ones(1)), ([1], [2]), ("a", "b"), (np.zeros(1),), ({}, {}), (), (iter([1]), 2)):
+        assert joined(kept) is kept
+    assert joined(pair := Pair(iter([1]), iter([2]))) is pair
+
+
+def test_a_loader_from_the_start_leaves_the_place_where_it_is():
+    nested = Accumulated(Together([1, 2, 3], Endless(["a", "b"])), 2)
+    first = take(nested, 2)
+    state = nested.state_dict()
+    assert take(from_start(nested), 2) == first
+    assert nested.state_dict() == state
+
+
 def test_random_states():
     def draw():
         return torch.rand(1).item(), random.random(), np.random.rand(), np.random.randn(), own.initial_seed(), norm(own)
@@ -107,7 +279,7 @@ def test_arguments_that_are_not_loaders():
         Endless(3)
     with pytest.raises(TypeError, match="Together: noisy must be an iterable of batches, got int"):
         Together(clean=[1], noisy=3)
-    with pytest.raises(ValueError, match="Together: expected loaders by name"):
+    with pytest.raises(ValueError, match=r"Together: expected loaders in order, .* got none"):
         Together()
     with pytest.raises(TypeError, match="loader: expected an iterable of batches, got int"):
         Accumulated(3, 2)
@@ -127,6 +299,9 @@ def test_accumulated_drops_an_incomplete_group_and_ends():
     assert list(batches) == [(0, 1), (2, 3)]
     assert list(batches) == []
     assert list(Accumulated([], 2)) == []
+
+
+Pair = namedtuple("Pair", ["first", "second"])
 
 
 def plain(batch):

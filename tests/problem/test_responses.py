@@ -286,6 +286,179 @@ def test_first_order_methods_refuse_a_start_that_depends_on_x():
         run.step()
 
 
+# Numbers of Trained that are left out
+
+
+def weighted(y, **parts):
+    """Weights of examples for a network, or for the same model as a tensor; the batch is a slice of the examples."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(40, 2, generator=generator, dtype=DOUBLE)
+    targets = inputs.sum(1, keepdim=True).tanh()
+
+    def errors(y, rows):
+        return ((y(inputs[rows]) if callable(y) else inputs[rows] @ y) - targets[rows]).square().squeeze(-1)
+
+    def lower(x, y, rows=slice(0, 20)):
+        return (x.exp()[rows] * errors(y, rows)).mean()
+
+    def upper(x, y, rows=None):
+        return errors(y, slice(20, 40)).mean()
+
+    return meha.Problem(upper, lower, **parts), zeros(20), y
+
+
+def without_batches(problem):
+    return dataclasses.replace(problem, upper=lambda x, y: problem.upper(x, y), lower=lambda x, y: problem.lower(x, y))
+
+
+def with_batches(problem):
+    return dataclasses.replace(
+        problem, upper=lambda x, y, rows: problem.upper(x, y), lower=lambda x, y, r: problem.lower(x, y, r)
+    )
+
+
+BATCHES = [slice(0, 10), slice(10, 20)]
+
+
+@pytest.mark.parametrize("model", [network, lambda: zeros(2)[:, None]], ids=["network", "tensor"])
+@pytest.mark.parametrize("batches", [False, True], ids=["whole", "batches"])
+def test_the_default_finds_the_numbers_that_are_left_out(model, batches):
+    problem, x0, y0 = weighted(model(), response=Trained())
+    problem, loader = (with_batches(problem), BATCHES) if batches else (without_batches(problem), None)
+    solution = meha.solve(problem, x0, y0, batches=loader, max_steps=5, tol=None)
+    found = solution.problem.response
+    assert solution.method.name == "RHG"
+    assert (solution.method.inner_steps, solution.method.beta, solution.method.warm_start) == (found.steps, found.lr, False)
+    assert 1 <= found.steps <= 50
+    assert solution.report["training"].startswith(f"{found.steps} step")
+    assert solution.counts.lower > 5 * found.steps + 50  # those that found the numbers count
+    assert f"{found.steps} step" in solution.refit(batches=loader).how
+    assert float(solution.x.abs().max()) > 1e-4
+    # The same as when the numbers are given.
+    y0 = model()
+    given = dataclasses.replace(problem, response=found)
+    again = meha.solve(given, x0, y0, batches=loader, max_steps=5, tol=None)
+    assert torch.equal(again.x, solution.x)
+
+
+def test_numbers_are_found_from_redrawn_networks():
+    torch.manual_seed(0)
+    problem = dataclasses.replace(distillation("redraw"), response=Trained(start="redraw"))
+    x0 = torch.ones(2, 2, dtype=DOUBLE)
+    solution = meha.solve(problem, x0, network(), max_steps=3, tol=None)
+    assert solution.problem.response.complete
+    assert solution.problem.response.start == "redraw"
+    assert float((solution.x - x0).abs().max()) > 1e-3
+
+
+def test_numbers_are_found_from_a_start_at_x():
+    """f has the curvatures 2 and 0.2: the step is 1 / 2, and x acts by what is left of the second coordinate."""
+    curved, x0 = torch.tensor([1.0, 0.1], dtype=DOUBLE), torch.tensor([0.3, -0.7], dtype=DOUBLE)
+    problem = dataclasses.replace(
+        meta(), lower=lambda x, y: (curved * (y - DATA).square()).sum(), response=Trained(start=lambda x: x)
+    )
+    run = meha.RHG(alpha=1.0).start(problem, x0, zeros(2))
+    found = run.problem.response
+    assert found.lr == pytest.approx(0.5, rel=1e-3)
+    errors = (curved * ((x0 - DATA) * (1 - 2 * found.lr * curved) ** torch.arange(51)[:, None]).square()).sum(1)
+    assert found.steps == int((errors <= errors[0] - 0.99 * (errors[0] - errors[-1])).int().argmax())
+    run.step()
+    left = (1 - 2 * found.lr * curved) ** found.steps
+    torch.testing.assert_close(x0 - run.x, 2 * (DATA + (x0 - DATA) * left - 2) * left)
+
+
+def test_one_of_the_numbers_may_be_given():
+    problem, x0, y0 = weighted(network(), response=Trained(steps=4))
+    run = meha.RHG(alpha=1.0).start(without_batches(problem), x0, y0)
+    assert (run.method.inner_steps, run.method.beta) == (4, run.problem.response.lr)
+    problem, x0, y0 = weighted(network(), response=Trained(lr=0.03))
+    run = meha.RHG(alpha=1.0).start(without_batches(problem), x0, y0)
+    assert (run.method.inner_steps, run.method.beta) == (run.problem.response.steps, 0.03)
+    with pytest.raises(ValueError, match=r"beta: is 0.5, but the response finds its steps; leave beta out, or give it as lr"):
+        meha.RHG(beta=0.5).start(without_batches(weighted(network(), response=Trained())[0]), x0, y0)
+
+
+def test_f2sa_takes_the_numbers_that_were_found():
+    problem, x0, y0 = weighted(network(), response=Trained())
+    run = meha.F2SA(alpha=10.0, c=100.0).start(without_batches(problem), x0, y0)
+    found = run.problem.response
+    assert (run.method.inner_steps, run.method.beta, run.method.eta) == (found.steps, found.lr, found.lr)
+    before = run.x.clone()
+    run.step()
+    assert float((run.x - before).abs().max()) > 1e-6
+    assert run.method.report(run)["training"].startswith(f"{found.steps} step")
+
+
+def test_what_was_found_is_saved_and_not_found_again(tmp_path):
+    problem, x0, _ = weighted(network(), response=Trained())
+    problem = with_batches(problem)
+
+    def solve(steps, batches, **options):
+        return meha.solve(problem, x0, network(), meha.RHG(alpha=1.0), batches=batches, max_steps=steps, tol=None, **options)
+
+    whole = solve(6, BATCHES)
+    file = tmp_path / "run.pt"
+    solve(3, BATCHES, checkpoint=file)
+    again = solve(6, BATCHES, checkpoint=file)
+    assert torch.equal(again.x, whole.x)
+    assert again.counts == whole.counts
+    assert again.problem.response == whole.problem.response
+    assert again.report["training"] == whole.report["training"]
+    run = meha.RHG(alpha=1.0).start(problem, x0, network())
+    run.step(slice(0, 1))  # another first batch leads to other numbers
+    assert run.problem.response != whole.problem.response
+    other = meha.RHG(alpha=1.0).start(problem, x0, network())
+    other.load_state_dict(run.state_dict())
+    assert other.problem.response == run.problem.response
+    assert other.method == run.method
+    assert run.step(BATCHES[0])["upper"] == other.step(BATCHES[0])["upper"]
+
+
+def test_steps_that_were_found_for_training_stay_when_a_run_begins_again():
+    """The steps of x become shorter; those of training belong to the problem."""
+    problem, x0, y0 = weighted(network(), response=Trained())
+    run = meha.RHG().start(without_batches(problem), x0, y0)
+    assert set(run.chosen_steps) == {"alpha"}
+    alpha, beta = run.method.alpha, run.method.beta
+    run.begin_again([leaf.detach().clone() for leaf in run.state.x.leaves + run.state.y.leaves])
+    assert (run.method.alpha, run.method.beta) == (alpha / 4, beta)
+
+
+# What can follow Nearest
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "remedy", "wrong"),
+    [
+        (network, False, r"use RHG or CG, or say how y is trained, response=meha.responses.Trained\(\)", "default"),
+        (network, True, r"use RHG or CG, or say how y is trained, response=meha.responses.Trained\(\)", "default"),
+        (lambda: zeros(2)[:, None], True, "use RHG or CG, or leave response out", "default"),
+        (lambda: zeros(2)[:, None], False, "use the default, RHG or CG", "Trained"),
+    ],
+    ids=["network", "network, batches", "tensor, batches", "tensor"],
+)
+def test_the_remedy_for_nearest_can_be_followed(model, batches, remedy, wrong):
+    """Who took the default is not told to; and those that are named take the problem."""
+    problem, x0, _ = weighted(model(), response=Nearest())
+    problem, loader = (with_batches(problem), BATCHES) if batches else (without_batches(problem), None)
+    method = meha.BOME() if "default" in remedy else None
+    with pytest.raises(ValueError, match=f"cannot follow Nearest; {remedy}") as raised:
+        meha.solve(problem, x0, model(), method, batches=loader)
+    assert wrong not in str(raised.value)
+    named = [meha.RHG(alpha=0.1), meha.CG(alpha=0.1, damping=1.0), *([None] if "default" in remedy else [])]
+    for other in named:
+        assert not meha.solve(problem, x0, model(), other, batches=loader, max_steps=3).status.failed
+    if "Trained" in remedy:
+        trained = dataclasses.replace(problem, response=Trained())
+        assert not meha.solve(trained, x0, model(), batches=loader, max_steps=2).status.failed
+
+
+def test_tensors_with_optional_batches_have_the_default_without():
+    problem, x0, y0 = weighted(zeros(2)[:, None], response=Nearest())
+    with pytest.raises(ValueError, match="use RHG or CG, or the default without batches"):
+        meha.solve(problem, x0, y0, batches=BATCHES)
+
+
 # Errors
 
 

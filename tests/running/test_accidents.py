@@ -153,7 +153,7 @@ def test_skipping_survives_a_checkpoint(tmp_path):
     "method",
     [
         *(kind(alpha=0.1, beta=0.1, eta=0.1) for kind in (meha.F2SA, meha.VPBGD, meha.BOME)),
-        *(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0), meha.MEHA(**MOMENT), meha.StochasticMEHA()),
+        *(meha.MEHA(alpha=0.1, beta=0.1, eta=0.1, gamma=1.0), meha.MEHA(**MOMENT), meha.StochasticMEHA(lr=0.1, x_lr=0.1)),
         *(meha.RHG(alpha=0.1, beta=0.1), meha.CG(alpha=0.1, beta=0.1)),
     ],
     ids=lambda method: method.name,
@@ -433,7 +433,7 @@ def test_dropout_is_pointed_out_where_values_must_repeat(method):
 def test_a_second_run_on_one_module_does_not_go_on_silently(tmp_path):
     call = training()
     meha.solve(**call)
-    with pytest.warns(TrainingWarning, match=r"y0: solve has trained this module before, .* copy=True"):
+    with pytest.warns(TrainingWarning, match=r"y0: a run has trained this module before, .* copy=True"):
         meha.solve(**call)
     meha.solve(**{**call, "y0": copy.deepcopy(call["y0"])})
     with torch.no_grad():

@@ -38,6 +38,7 @@ from processes import (
     upper,
 )
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -201,6 +202,45 @@ def test_numbers_are_chosen_from_shards():
 
 def test_second_order_methods_take_whole_modules():
     in_processes(2, methods_on_modules, SECOND_ORDER, False)
+
+
+class TanhOnce(torch.autograd.Function):
+    """tanh, which cannot be differentiated twice."""
+
+    @staticmethod
+    def forward(context, z):
+        context.save_for_backward(z.tanh())
+        return z.tanh()
+
+    @staticmethod
+    @once_differentiable
+    def backward(context, gradient):
+        (value,) = context.saved_tensors
+        return gradient * (1 - value.square())
+
+
+class Once(nn.Module):
+    def forward(self, z):
+        return TanhOnce.apply(z)
+
+
+def differences():
+    """Both gradients of a difference are means over the processes."""
+    method, options = meha.RHG(alpha=50.0, beta=0.05, inner_steps=3), {"max_steps": 3, "tol": None}
+    expected = meha.solve(PROBLEM, weights(), network(), method, batches=[examples()], **options)
+    y = network(dist.get_rank())
+    y[1] = Once()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = meha.solve(PROBLEM, weights(), y, method, batches=[mine()], group=dist.group.WORLD, **options)
+    assert sum(warning.category is meha.TrainingWarning for warning in told) == (dist.get_rank() == 0)
+    assert found.counts.hvp == 0 < expected.counts.hvp
+    torch.testing.assert_close(found.x, expected.x, rtol=0, atol=1e-9)
+    assert float((found.x - weights()).abs().max()) > 1e-3
+
+
+def test_differences_in_place_of_second_derivatives_are_averaged():
+    in_processes(2, differences)
 
 
 def ridge(features, targets, decay=0.0):
@@ -461,6 +501,31 @@ def test_processes_stop_and_log_together(tmp_path):
     assert len((tmp_path / "log-0.csv").read_text().splitlines()) == 4
 
 
+def loops():
+    """A loop of one's own equals solve; gradients that overflow in one process end the step in both."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    expected = meha.solve(PROBLEM, weights(), network(), batches=[mine()], max_steps=4, tol=None, group=group)
+    run = meha.start(PROBLEM, weights(), network(), max_steps=4, group=group)
+    for _ in range(4):
+        run.step(mine())
+    assert torch.equal(run.x, expected.x)
+    assert all(map(torch.equal, run.y.parameters(), expected.y.parameters()))
+    assert run.solution().upper == expected.upper
+
+    large = dataclasses.replace(mine(), inputs=torch.full_like(mine().inputs, torch.inf)) if rank == 1 else mine()
+    run = meha.start(PROBLEM, weights(), network(), group=group, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+    assert run.step(mine())["skipped"] == 0.0
+    x = run.x.clone()
+    assert run.step(large)["skipped"] == 1.0
+    assert (run.k, run.scaler.get_scale()) == (1, 2.0**39)
+    assert torch.equal(run.x, x)
+    assert run.step(mine())["skipped"] == 0.0
+
+
+def test_a_loop_in_several_processes():
+    in_processes(2, loops)
+
+
 def test_samplers_get_the_number_of_the_pass():
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0, seed=3)
     batches = Endless(DataLoader(range(8), 2, sampler=sampler))
@@ -678,7 +743,7 @@ def rounding():
             warnings.simplefilter("always")
             y = shard(network(dtype=torch.float32), line(), mp_policy=MixedPrecisionPolicy(param_dtype=half))
             problem = Problem(upper, flat_lower)
-            meha.solve(problem, weights(torch.float32), y, batches=[data], max_steps=16, tol=None)
+            meha.solve(problem, weights(torch.float32), y, batches=[data], max_steps=24, tol=None)
         found = [str(warning.message) for warning in caught if issubclass(warning.category, meha.TrainingWarning)]
         assert len(found) == (count if dist.get_rank() == 0 else 0), found
         assert all("at step 16" in text and "bfloat16" in text for text in found)

@@ -1,7 +1,7 @@
 """The same numbers on a GPU as on the CPU, without a host synchronisation in a step."""
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import meha_lab.problems
@@ -9,6 +9,8 @@ import meha_lab.reproduce.architecture
 import meha_lab.tasks
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 import meha
 from meha.lower.batched_newton import Batch
@@ -254,6 +256,39 @@ def test_autocast():
     values = [run.step()["upper"] for _ in range(50)]
     assert values[-1] < 0.9 * values[0]
     assert model[0].weight.dtype == torch.float32
+
+
+def test_a_scaler_in_a_loop():
+    """The losses are so small that gradients in float16 are zero without it; a scale that is too large is halved."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(64, 8, device="cuda"), torch.randn(64, 1, device="cuda")
+
+    def loss(x, y, batch):
+        return 1e-7 * (x.sigmoid()[:, None] * (y(inputs) - targets).float().square()).mean()
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**50)
+    x = torch.zeros(64, device="cuda")
+    run = meha.start(meha.Problem(loss, loss), x, model, y_optimizer=optimizer, max_steps=60, scaler=scaler)
+    values = []
+    while run.k < 60:
+        with torch.autocast("cuda", dtype=torch.float16):
+            info = run.step(0)
+        values += [] if info["skipped"] else [info["upper"]]
+    assert 1.0 < scaler.get_scale() < 2.0**50
+    assert values[-1] < 0.9 * values[0]
+    assert run.state_dict()["loop"]["scaler"] == scaler.state_dict()
+
+
+def test_steps_with_a_built_optimizer_are_not_recorded():
+    """Its rate may change between steps, and a CUDA graph would not see that."""
+    model = torch.nn.Linear(8, 1).cuda()
+    inputs, targets = torch.randn(64, 8, device="cuda"), torch.randn(64, 1, device="cuda")
+    problem = meha.Problem(*[lambda x, y: (x.exp() * (y(inputs) - targets).square()).mean()] * 2)
+    method = meha.StochasticMEHA(y_optimizer=torch.optim.AdamW(model.parameters(), capturable=True))
+    with pytest.warns(UserWarning, match="y_optimizer was built outside of the run, where its options may change"):
+        meha.solve(problem, torch.zeros(1, device="cuda"), model, method, max_steps=40, compile=True)
 
 
 def test_mixed_devices_are_refused():
@@ -565,3 +600,55 @@ def test_projection_on_a_polyhedron_equals_the_cpu():
     there = domain.project(z.cuda())
     assert there.is_cuda
     assert torch.allclose(there.cpu(), domain.project(z), atol=1e-10)
+
+
+class Reader(torch.nn.Module):
+    """Causal attention between two linear layers, by a kernel of torch's choice, of the user's, or by hand."""
+
+    def __init__(self, kernel=None):
+        super().__init__()
+        self.kernel, self.into, self.out = kernel, torch.nn.Linear(16, 192), torch.nn.Linear(64, 16)
+
+    def forward(self, tokens):
+        q, k, v = self.into(tokens).unflatten(-1, (4, 48)).transpose(1, 2).chunk(3, -1)
+        if self.kernel == "by hand":
+            future = torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device).triu(1).bool()
+            heads = (q @ k.mT / 4).masked_fill(future, -torch.inf).softmax(-1) @ v
+        else:
+            with sdpa_kernel(self.kernel) if self.kernel else nullcontext():
+                heads = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(heads.transpose(1, 2).flatten(-2))
+
+
+def read(kernel, half=False):
+    """x after a step of RHG, and what the run reports."""
+    torch.manual_seed(0)
+    y, (tokens, targets) = Reader(kernel).cuda(), torch.randn(2, 8, 32, 16, device="cuda")
+
+    def errors(y):
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            return (y(tokens) - targets).float().square().mean((1, 2))
+
+    problem = meha.Problem(lambda x, y: errors(y)[4:].mean(), lambda x, y: (x.exp() * errors(y)[:4]).mean())
+    run = meha.RHG(alpha=1.0, beta=0.5, inner_steps=3).start(problem, torch.zeros(4, device="cuda"), y)
+    run.step()
+    return run.x, run.method.report(run)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_attention_is_differentiated_twice(half):
+    """Torch would take fused kernels of its own here, which have no second derivative."""
+    exact, _ = read("by hand", half)
+    found, report = read(None, half)
+    assert not report
+    torch.testing.assert_close(found, exact, rtol=0.05 if half else 1e-4, atol=0)
+    assert float(exact.abs().min()) > 1e-6
+
+
+def test_differences_take_the_place_of_a_fused_kernel():
+    exact, _ = read("by hand")
+    with pytest.warns(meha.TrainingWarning, match="efficient_attention_backward is not implemented"):
+        found, _ = read(SDPBackend.EFFICIENT_ATTENTION)
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+    with pytest.warns(meha.TrainingWarning, match="flash_attention_backward is not implemented"):
+        read(SDPBackend.FLASH_ATTENTION, half=True)  # which takes half precision only: there, differences are mostly rounding

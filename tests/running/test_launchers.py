@@ -59,6 +59,7 @@ def expected():
     return meha.solve(problem(), *start(), batches=batches, max_steps=STEPS).x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("title", "package", "launcher"),
     [

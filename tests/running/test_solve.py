@@ -213,7 +213,7 @@ def test_callbacks():
 
     solution = solve(problem, callbacks=[error, enough], max_steps=100)
     assert solution.status is Status.STOPPED
-    assert str(solution.status) == "stopped by callback"
+    assert str(solution.status) == "stopped"
     assert "enough" in solution.message
     assert seen == list(range(1, 13))
     assert solution.history["error"][-1] == pytest.approx(problem.distance(solution.x, solution.y).x)

@@ -1,6 +1,9 @@
 """Variables of all kinds: leaves, names, copies, structure."""
 
 import collections
+import functools
+import threading
+import types
 
 import pytest
 import torch
@@ -103,9 +106,95 @@ def test_a_state_holds_frozen_parameters_once():
     variable = Variable(model, "y")
     assert set(variable.state_dict()) == {"weight", "bias"}
     assert set(variable.copy().state_dict()) == {"bias"}
+    state = variable.state_dict()
+    assert state["weight"].data_ptr() == model.weight.data_ptr()  # a large base is not copied
+    assert state["bias"].data_ptr() != model.bias.data_ptr()
     saved = {name: tensor + 1 for name, tensor in variable.state_dict().items()}
     variable.load_state_dict(saved)
     assert torch.equal(model.weight, saved["weight"])
+
+
+def wrapped(module):
+    forward = module.forward
+    module.forward = lambda z: 2 * forward(z)
+
+
+def method(module):
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def doubled(self, z, *, factor=2.0):
+        return factor * forward(z)
+
+    module.forward = types.MethodType(doubled, module)
+
+
+def part(module):
+    forward = module.forward
+    module.forward = functools.partial(lambda factor, own, z: factor * forward(z) + own[0].weight.sum(), 2.0, module)
+
+
+def recursive(module):
+    forward = module[0].forward
+
+    def again(z, depth=1):
+        return forward(z) if depth == 0 else again(z, depth - 1)
+
+    module[0].forward = again
+
+
+def hook(module):
+    module.register_forward_hook(lambda own, inputs, out: out + module[0].weight.sum())
+
+
+def pre_hook(module):
+    module[2].register_forward_pre_hook(lambda own, inputs: (inputs[0] + module[0].weight.sum(),))
+
+
+def compiled(module):
+    module.forward = torch.compile(module.forward, backend="eager")
+
+
+@pytest.mark.parametrize("change", [wrapped, method, part, recursive, hook, pre_hook, compiled])
+def test_a_copy_computes_with_its_own_parameters(change):
+    """Functions that were set on a module refer to it, and in a copy to the copy."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    change(module)
+    variable, z = Variable(module, "y"), torch.ones(4, 2)
+    copy, before = variable.copy(), module(z)
+    with torch.no_grad():
+        for leaf in variable.leaves:
+            leaf.zero_()
+    out = copy.value(z)
+    assert torch.equal(out, before)
+    assert all(part is not None for part in torch.autograd.grad(out.sum(), copy.leaves, allow_unused=True))
+    assert not module(z).any()
+
+
+def test_functions_without_a_module_are_shared():
+    module, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    module.teacher = lambda z: other(z)
+    module.activation = torch.tanh
+    copy = Variable(module, "y").copy().value
+    assert copy.activation is torch.tanh
+    assert torch.equal(copy.teacher(torch.ones(1, 2)), other(torch.ones(1, 2)))
+
+
+def test_results_of_an_earlier_pass_do_not_keep_a_module_from_being_copied():
+    module = torch.nn.Linear(2, 1)
+    module.last = module(torch.ones(1, 2))
+    copy = Variable(module, "y").copy().value
+    assert not copy.last.requires_grad
+    module.first = module.weight[0]  # a copy of this one would compute with the parameters of the original
+    with pytest.raises(TypeError, match=r"y: cannot be copied \(Only Tensors .*; take away what it holds besides"):
+        Variable(module, "y").copy()
+
+
+def test_modules_that_cannot_be_copied_are_refused():
+    module = torch.nn.Linear(2, 1)
+    module.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"y: cannot be copied \(cannot pickle .*lock.*; take away .* such as a file, a lock"):
+        Variable(module, "y").copy()
 
 
 def test_empty_tensors_are_refused():

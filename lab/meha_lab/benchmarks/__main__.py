@@ -1,7 +1,7 @@
 """The benchmarks, and their tables in the documentation.
 
 python -m meha_lab.benchmarks            # what there is
-python -m meha_lab.benchmarks --draw     # draw all tables of docs/ that come from records, and out/pages/speed.png
+python -m meha_lab.benchmarks --draw     # draw all tables of docs/ that come from records, and both figures
 """
 
 import argparse
@@ -9,12 +9,12 @@ import ast
 from pathlib import Path
 
 from meha_lab import pages
-from meha_lab.benchmarks import batches, estimators, newton, speed, structured
+from meha_lab.benchmarks import batches, domain_weights, estimators, hollow_networks, loops, newton, speed, structured
 from meha_lab.paths import RECORDS
 from meha_lab.store import Store
 from meha_lab.tools import learning_tasks
 
-OWNERS = (speed, structured, newton, estimators, learning_tasks, batches)
+OWNERS = (speed, structured, newton, estimators, learning_tasks, batches, domain_weights, hollow_networks, loops)
 TABLES: pages.Tables = {name: table for owner in OWNERS for name, table in owner.TABLES.items()}
 
 
@@ -30,9 +30,10 @@ def described() -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", action="store_true", help="draw the tables and the figure from the records")
+    parser.add_argument("--draw", action="store_true", help="draw the tables and the figures from the records")
     if parser.parse_args().draw:
         pages.draw(TABLES)
         speed.figure(Store(RECORDS))
+        domain_weights.figure(Store(RECORDS))
     else:
         print("\n".join(described()))

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from meha_lab import pages
+from meha_lab import ablation, pages
 from meha_lab.benchmarks import network
 from meha_lab.benchmarks.finite_sums import FAMILIES, FiniteSum, Size, ValueFunction, curvatures, flat, least, leaves
 from meha_lab.paths import RECORDS
@@ -535,7 +535,7 @@ PARTS = {
     ),
     "ablation": (
         "The numbers of the default: calls to 1e-2 with a number three times as large and as small, by those without a change",
-        ("", "value", "a third", "three times", "levels missed of 24"),
+        ("", "value", "a third", "three times", "not reached, of 24 (4 families, 3 levels, 2 values)"),
     ),
 }
 
@@ -659,32 +659,28 @@ def measure_ablation(options: argparse.Namespace, store: Store) -> None:
     instances = [Instance.of(family, options.tuned[0], options.size, store, options.dtype) for family in VARIED]
     budget = options.budget // 3
 
-    def calls_to(levels: Sequence[float]) -> list[float]:
+    def calls_to() -> list[float]:
+        """The calls to all levels on all instances."""
         found = []
         for instance in instances:
             judge = Judge(instance, budget)
             solution, _ = solve(instance.model, None, budget, judge, False)
             record = {"status": solution.status.value, "calls": judge.calls, "values": judge.values}
-            found += [reached(record, level, instance.known["best"], instance.known["h0"]) for level in levels]
+            found += [reached(record, level, instance.known["best"], instance.known["h0"]) for level in LEVELS]
         return found
 
     def cost(found: Sequence[float]) -> float:
         """Of the middle level; one that was not reached counts as twice the budget."""
         return statistics.fmean(math.log(min(calls, 2 * budget)) for calls in found[1 :: len(LEVELS)])
 
-    base = cost(calls_to(LEVELS))
+    base = cost(calls_to())
     for name, value in vars(adaptive_soba).items():
         if not (name.isupper() and isinstance(value, int | float)):
             continue
         shares, missed = [], 0
-        for factor in (1 / 3, 3.0):
-            setattr(
-                adaptive_soba, name, type(value)(max(1, round(value * factor)) if isinstance(value, int) else value * factor)
-            )
-            try:
-                found = calls_to(LEVELS)
-            finally:
-                setattr(adaptive_soba, name, value)
+        for factor in sorted(ablation.FACTORS):
+            with ablation.changed(ablation.Number(adaptive_soba.__name__, "", name), factor):
+                found = calls_to()
             shares.append(math.exp(cost(found) - base))
             missed += sum(math.isinf(calls) for calls in found)
         keep(store, "ablation", [f"`{name}`", f"{value:g}", *(f"{share:.2f}" for share in shares), str(missed)])

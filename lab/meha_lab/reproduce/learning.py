@@ -13,16 +13,33 @@ from typing import Any
 
 import torch
 
-from meha.methods import Method, Optimizer, default_method
+from meha.methods import Method, Optimizer, Run, default_method
+from meha.methods.stochastic import NetworkSOBA
 from meha.problem.loaders import Endless
 from meha.problem.schedules import InversePower, Power, Ramp
 from meha_lab.reproduce.cells import Cell, Record, ended
 from meha_lab.reproduce.contenders import Setting
 
-__all__ = ["Attempt", "Attempts", "attempted", "best", "build", "chosen", "device", "lines", "loss", "shipped", "train"]
+__all__ = [
+    "Attempt",
+    "Attempts",
+    "announce",
+    "attempted",
+    "best",
+    "build",
+    "chosen",
+    "device",
+    "lines",
+    "loss",
+    "shipped",
+    "train",
+]
 
 
 WARM_STEPS = 2
+
+COST = 2.7
+"""Mean gradients in a step of NetworkSOBA: two while x rests, else three."""
 
 Attempt = list[Any]
 """A setting that was tried, with accuracy and F1 for "hyper-cleaning", or batches and seconds to the target for "few-shot".
@@ -124,6 +141,7 @@ def train(cell: Cell) -> Record:
     method = _method(cell, task)
     _throw_away(method, task)
     run, batches = method.start(task.problem, *task.start()), Endless(task.batches())
+    announce(run, case.work, case.steps)
     seconds, rows, next_look, outcome = 0.0, list[dict[str, float]](), 0.0, ""
     while not outcome:
         counts = run.counts
@@ -158,6 +176,12 @@ def _method(cell: Cell, task: Any) -> Method:
         batches = None if next(iter(task.batches())) is None else task.batches()  # a task on all data yields no batches
         return replace(default_method(task.problem, x0, y0, batches), **cell.setting)
     return build(cell.contender.kind, cell.setting, x0.numel() if isinstance(x0, torch.Tensor) else 1)
+
+
+def announce(run: Run, work: float, steps: int | None = None) -> None:
+    """Tell NetworkSOBA, whose rates fall to the end, how many steps it will take."""
+    if isinstance(run.method, NetworkSOBA):
+        run.last = steps or round(work / COST)
 
 
 def _throw_away(method: Method, task: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from meha.methods import Method, default_method
 from meha_lab.reproduce.cells import Cell, Record, ended
-from meha_lab.reproduce.learning import device
+from meha_lab.reproduce.learning import announce, device
 from meha_lab.reproduce.learning_tasks import LearningTask
 
 __all__ = ["REFERENCES", "measure_task"]
@@ -14,9 +14,6 @@ __all__ = ["REFERENCES", "measure_task"]
 
 REFERENCES = "references"
 """The label of the cells that measure references instead of a method."""
-
-COST = 2.7
-"""Mean gradients in a step of NetworkSOBA, which must know the number of its steps: two while x rests, else three."""
 
 
 def measure_task(cell: Cell) -> Record:
@@ -27,8 +24,7 @@ def measure_task(cell: Cell) -> Record:
         return {"outcome": "done", "returned": None, "fresh": None, "references": task.references(), "curve": {}}
     x0, y0 = task.start()
     run = _method(cell, task, x0, y0).start(task.problem, x0, y0)
-    if run.method.name == "NetworkSOBA":
-        run.last = round(case.work / COST)
+    announce(run, case.work)
     rows: list[dict[str, Any]] = []
     for batch in task.batches():
         spent = _work(run.counts) / case.work

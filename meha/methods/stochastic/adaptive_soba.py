@@ -214,8 +214,8 @@ class AdaptiveSOBA(Method):
     are tensors, or dicts and lists of them. Modules, and lower variables that belong to the batch, such as the heads of its
     tasks, go to :class:`~meha.StochasticMEHA`.
 
-    The numbers of a step: ``upper`` F and ``lower`` f on the batch before the step, ``d_x`` the norm of the direction of x,
-    ``rate`` a.
+    The numbers of a step: ``upper`` F and ``lower`` f on the batch before the step, ``d_x`` the norm of the direction of x
+    (0 where x rests), ``rate`` a.
 
     >>> import meha
     >>> data, target = torch.linspace(0, 2, 8, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
@@ -289,7 +289,7 @@ class AdaptiveSOBA(Method):
         for flat in (Flat(state.x), Flat(state.y)):
             mean, iterate = flat.read().to(numbers["L"].dtype), state.point.value[flat.variable.argument]
             flat.write((mean + weight * (iterate - mean)).to(flat.dtype))
-        d_x = torch.linalg.vector_norm(found["F_x"] + found["f_xy"])
+        d_x = follows * torch.linalg.vector_norm(found["F_x"] + found["f_xy"])
         return {"upper": found["upper"], "lower": found["lower"], "d_x": d_x, "rate": numbers["rate"].clone()}
 
     def _derivatives(self, oracle: Oracle, state: AdaptiveSOBAState, batch: Any, at: At) -> dict[str, Tensor]:

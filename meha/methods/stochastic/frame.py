@@ -151,6 +151,7 @@ class ImplicitSteps(SteppingMethod):
     refuses_nonsmooth: ClassVar[str] = "it differentiates the lower level twice"
     refuses_y_set: ClassVar[str] = "the implicit function theorem holds in the interior of Y only"
     refuses_shards: ClassVar[str] = "it takes second derivatives, which a pass through sharded modules does not have"
+    refuses_scaler: ClassVar[str] = "it takes second derivatives, whose passes are not scaled"
     chosen: ClassVar[tuple[str, ...]] = ("alpha", "beta", "eta")
 
     alpha: Schedule | None = None

@@ -96,6 +96,16 @@ def newest(k: int, least: float) -> float:
     return max(1 / (k + 1), least)
 
 
+def side(k: int) -> float:
+    """Return the sign of the difference in step k: that of Thue and Morse, which no period of the batches agrees with."""
+    return (-1.0) ** k.bit_count()
+
+
+def shares(problem: Problem) -> bool:
+    """Return whether the numbers of x compete, as the weights of sources on a simplex do."""
+    return problem.x_set is not None and not problem.x_set.coordinatewise
+
+
 def single(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of means: half precision would round their small changes away."""
     return torch.promote_types(dtype, torch.float32)
@@ -121,7 +131,7 @@ def add_square(square: Tensor, scratch: Tensor, gradient: Tensor, factor: Any, w
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSOBA(Method):
-    """The default for networks on batches: two gradients of f and one of F a step, no second derivatives, nothing to choose.
+    """The default for networks: two gradients of f and one of F a step, no second derivatives, nothing to choose.
 
     Step k = 0, 1, ... takes gradients on one batch, and moves all variables at once:
 
@@ -137,6 +147,11 @@ class NetworkSOBA(Method):
 
     The direction of x is that of :class:`~meha.stochastic.SOBA` with one change. There v solves f_yy v = -F_y, which is of no
     use while a network trains, because its Hessian is indefinite; here the solution is taken along one direction.
+
+    A difference on one side of y has a second part, e/2 times the curvature of f along v. It is smallest for data that have
+    nothing to do with F. Where the numbers of x are shares of one, such data would win, and e therefore changes its sign from
+    step to step, so that this part cancels. That is so for a set X that is not one of intervals, such as a simplex;
+    ``both_sides=True`` says so for logits.
 
     The rates r_k fall linearly to 0, and their sum is 1, so that a longer run moves no farther, with less noise. In the last
     0.3 of the steps x rests, and y learns from both levels, along f_y plus F_y times the mean ratio of their norms, with rates
@@ -157,11 +172,12 @@ class NetworkSOBA(Method):
     Args:
         way, x_way: the sums of the steps of a coordinate of y, and of x on average, over the run.
         both_levels: whether y learns from the data of both levels in the end.
+        both_sides: whether differences are taken on both sides of y in turn; None where X says so.
         x_optimizer, y_optimizer: factories such as ``partial(torch.optim.Adam, lr=1e-3)``, which take the steps instead.
 
     A set X of intervals is projected on; with another one, all of x has one scale. The numbers of a step, before it moves:
-    ``upper`` F(x, y), ``lower`` f(x, y), ``gap`` f(x, y + e v) - f(x, y), ``d_x`` the norm of the direction of x; the last two
-    are 0 while x rests.
+    ``upper`` F(x, y), ``lower`` f(x, y), ``gap`` f(x, y + e v) - f(x, y), ``d_x`` the norm of the direction of x; while x
+    rests, the last is 0, and there is no gap.
 
     >>> problem = Problem(
     ...     upper=lambda x, y, noise: (y - 1 - noise[0]).square().sum(),
@@ -183,6 +199,7 @@ class NetworkSOBA(Method):
     way: float = WAY
     x_way: float = X_WAY
     both_levels: bool = True
+    both_sides: bool | None = None
     x_optimizer: OptimizerFactory | None = None
     y_optimizer: OptimizerFactory | None = None
 
@@ -190,6 +207,8 @@ class NetworkSOBA(Method):
         for name in ("way", "x_way"):
             check_positive(name, getattr(self, name))
         check_switch("both_levels", self.both_levels)
+        if self.both_sides is not None:
+            check_switch("both_sides", self.both_sides)
         for name in ("x_optimizer", "y_optimizer"):
             check_step("way", None, name, getattr(self, name))
 
@@ -234,6 +253,8 @@ class NetworkSOBA(Method):
         eps = max(torch.finfo(leaf.dtype).eps for leaf in y.leaves) ** (1 / 3)  # shorter differences are of rounding
         most = reach / (size + tiny)
         e = torch.clamp(self._scale(numbers, most), min(eps, LONG) * most, LONG * most)
+        if self.both_sides or (self.both_sides is None and shares(oracle.problem)):
+            e = e * at.of(side)
         copy_(probe.leaves, y.leaves)
         add_(probe.leaves, state.response.leaves, e)
         # In one call, so that they share dropout masks; y first, as sharded modules take their dtypes from the first pass.
@@ -311,15 +332,14 @@ class NetworkSOBA(Method):
                 add_square(square, scratch, part, 1.0, PULL)
                 narrow = min(1.0, WIDTH / math.prod(whole.shape[1:]))
                 leaf.sub_(quotient(scratch, square, part).mul_(narrow * self.way * rate))
-        rest = torch.zeros_like(upper)
-        return {"upper": upper, "lower": lower, "gap": rest, "d_x": rest}
+        return {"upper": upper, "lower": lower, "d_x": torch.zeros_like(upper)}
 
     def _move_x(self, oracle: Oracle, state: NetworkSOBAState, direction: Leaves, at: At) -> None:
         """Take a step of x in units of the mean size of its directions; of all tensors, where a set needs one scale."""
-        x, domain = state.x, oracle.problem.x_set
+        x = state.x
         rate, weight = self.x_way * self._rate(at), at.of(lambda k: newest(k, 1 / MEMORY))
         means = [mean_size(part) for part in direction]
-        if together := domain is not None and not domain.coordinatewise:
+        if together := shares(oracle.problem):
             sums = [mean * part.numel() for mean, part in zip(means, direction, strict=True)]
             means = [torch.stack(sums).sum() / x.numel] * len(means)
         pieces = (x.leaves, local(x.leaves), state.x_sizes.leaves, means, local(direction))

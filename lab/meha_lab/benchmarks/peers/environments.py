@@ -32,6 +32,11 @@ ENVIRONMENTS = {
         (f"torch=={torch.__version__.partition('+')[0]}", "numpy==1.26.4", "matplotlib>=3.8", "setuptools"),
         ("higher==0.2.1", "boat-torch==1.1.1"),
     ),
+    "betty": Environment(
+        "weighing_betty.py",
+        (f"torch=={torch.__version__.partition('+')[0]}", "numpy==1.26.4", "setuptools"),
+        ("betty-ml==0.1.1",),
+    ),
     "jax": Environment("jax_scan.py", ("jax==0.10.2", "jaxlib==0.10.2")),
 }
 
@@ -65,11 +70,14 @@ def install(name: str) -> Path:
 
 
 class Peer:
-    """A peer's program at work, or another one in its environment: ``peer.ask(n=10, steps=100, ...)`` returns its answer."""
+    """A peer's program at work, or another one in its environment: ``peer.ask(n=10, steps=100, ...)`` returns its answer.
+
+    The environment ``""`` is the one at hand.
+    """
 
     def __init__(self, name: str, program: str = "") -> None:
-        self.name = name
-        command = [str(install(name)), str(HERE / (program or ENVIRONMENTS[name].program))]
+        self.name = name or program
+        command = [str(install(name)) if name else sys.executable, str(HERE / (program or ENVIRONMENTS[name].program))]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **ONE_THREAD})
         self.versions: dict[str, str] = self._answer()
