@@ -18,9 +18,9 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 31_170
+LINES = 31_460
 LAYERS = 12
-SINGLE_IMPORTERS = 20
+SINGLE_IMPORTERS = 21
 PUBLIC_NAMES = 183
 REPEATED_CLASSES = 0
 NAMED_NUMBERS = 118
@@ -91,8 +91,8 @@ def test_a_method_has_seven_hooks_and_two_are_required():
         assert kind is Method or functions - {"_abc_impl"} <= HOOKS, kind
 
 
-def test_solve_has_thirteen_parameters():
-    assert len(inspect.signature(meha.solve).parameters) <= 13
+def test_solve_has_fourteen_parameters():
+    assert len(inspect.signature(meha.solve).parameters) <= 14
 
 
 def test_the_default_method_is_decided_in_one_place():

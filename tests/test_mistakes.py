@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,15 @@ def writes_into_y(x, y):
 
 OBJECTIVES = {
     "complex": (lambda x, y: near(x, y) + 0j, r"upper: must return a real number, got dtype torch.complex128; take its .real"),
+    "numpy": (
+        lambda x, y: np.square(y.numpy()).sum(),
+        "upper: (calls|returns a number of) numpy, which gradients cannot pass; use the functions of torch",
+    ),
+    "a number of numpy": (lambda x, y: np.float64(1.0), "upper: returns a number of numpy"),
+    "other precision": (
+        lambda x, y: torch.ones(1, dtype=torch.float32) @ y,
+        "upper: mixes tensors of other dtypes with x and y",
+    ),
     "in place": (writes_into_y, r"upper: changes x or y in place; compute with a copy, such as y.clone\(\)"),
 }
 
@@ -86,6 +96,18 @@ def test_objectives(name, method):
     upper, message = OBJECTIVES[name]
     with pytest.raises(ValueError, match=message):
         call(upper, method=method, max_steps=5)
+
+
+@pytest.mark.parametrize("method", [None, meha.ImplicitNewton(), meha.PenaltyContinuation()], ids=str)
+@pytest.mark.parametrize("noise", [1.0, 1e-4])
+@pytest.mark.parametrize("level", ["upper", "lower"])
+def test_random_objectives_are_refused_by_engines(method, noise, level):
+    """At y = 0, where all runs begin, the noise vanishes."""
+    objectives = {"upper": near, "lower": lambda x, y: (y - x).square().sum()}
+    exact = objectives[level]
+    objectives[level] = lambda x, y: exact(x, y) + noise * torch.randn(()) * y.square().sum()
+    with pytest.raises(ValueError, match=rf"{level}: is .*, and .* when it is called again .* compares values. Draw random"):
+        meha.solve(meha.Problem(**objectives), t(0.0), t(0.0), method)
 
 
 @pytest.mark.parametrize("method", [None, meha.MEHA(), meha.StochasticMEHA(), meha.F2SA()], ids=str)

@@ -17,7 +17,7 @@ from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.quadratic_program import Array, feasible, solve_program
 from meha.numerics.sqp import is_convex, minimise_sqp
-from meha.numerics.tolerances import EQUAL, FAR, FEASIBLE, ZERO
+from meha.numerics.tolerances import EQUAL, FAR, FEASIBLE, SMALL, ZERO
 from meha.problem.oracle import Oracle
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.state import Saved, unpack
@@ -168,6 +168,7 @@ class Branching:
 
     def _relax(self, node: Array) -> tuple[float, Array | None]:
         """The bound of a node and its minimizer; (inf, None) if it is infeasible, (-inf, None) if it is unbounded."""
+        self.coupling.oracle.check_time()
         self.nodes += 1
         on, off = np.flatnonzero(node == 1), np.flatnonzero(node == -1)
         kept = np.ones(len(self.b), dtype=bool)  # the interior point method needs inequalities that can be strict
@@ -340,6 +341,11 @@ class ActiveSetSearch(Saved):
         self.z0 = self.coupling.read()
         self.lower = ConstrainedLower(self.coupling, SampleBox.of(self.coupling, self.z0))
 
+    @property
+    def provable(self) -> bool:
+        """Whether branch and bound can take the problem, and prove its answer."""
+        return Branching.fits(self.coupling)
+
     # Steps
 
     def advance(self) -> Numbers:
@@ -427,6 +433,9 @@ class ActiveSetSearch(Saved):
         least = self.lower.search(x, y, seed=self.runs)
         value = math.inf if least is None else self.coupling.exact(np.concatenate([x, least.w]))[1]
         point.gap = max(0.0, point.f - value) if math.isfinite(value) else 0.0
+        far = SMALL * FAR * (1 + float(np.abs(x).max(initial=0.0)))
+        if least is not None and not least.converged and float(np.abs(least.w).max(initial=0.0)) >= far:
+            point.gap = math.inf  # f still fell where the descent was given up
         if least is not None and point.f < value - FEASIBLE * (1 + abs(value)):  # y gains by violating a constraint
             own = self.lower.solve(x, y)
             point.gap = max(0.0, own.value - point.f) if own.violation <= FEASIBLE else point.gap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -42,6 +43,8 @@ class Result(NamedTuple):
         evidence: what a multistart of the lower level at x found; None before it.
         F_nearest: F at the lower solution nearest to y0, at the same x; None if unknown, or if that one is in a higher basin.
         gradient: the hypergradient; None for a pass, which does not compute it.
+        fallen: how far F fell on the way; infinite for a pass, whose F is that of other c.
+        idle: a mask of the coordinates of x along which F is constant nearby, so that a zero hypergradient says nothing.
     """
 
     engine: EngineKind
@@ -59,6 +62,13 @@ class Result(NamedTuple):
     evidence: Evidence | None = None
     F_nearest: float | None = None
     gradient: Tensor | None = None
+    fallen: float = math.inf
+    idle: Tensor | None = None
+
+    @property
+    def flat(self) -> bool:
+        """Whether F is constant around x."""
+        return self.idle is not None and bool(self.idle.all())
 
     @property
     def refuted(self) -> bool:

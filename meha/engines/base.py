@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
 
 from meha.method.method import At, Method, Numbers, Run, State
 from meha.method.status import Status, Verdict
+from meha.numerics.tolerances import SAME, SINGULAR
+from meha.problem.constants import Constants
+from meha.problem.oracle import Oracle
 from meha.problem.problem import Problem
 from meha.tensors.checks import check_count, check_tolerance
 from meha.tensors.state import Stateful
@@ -70,6 +75,10 @@ class Engine(Method):
                 " objectives of (x, y) on all data."
             )
 
+    def resolve(self, oracle: Oracle, x: Variable, y: Variable, batch: Any) -> tuple[Self, Constants | None]:
+        _refuse_random(oracle, x, y, self.name)
+        return super().resolve(oracle, x, y, batch)
+
     def step(self, oracle: Any, state: EngineState, at: At) -> Numbers:
         if at.batch is not None:
             raise ValueError(f"batch: {self.name} takes none, got {type(at.batch).__name__}; use StochasticMEHA() or MEHA().")
@@ -85,6 +94,27 @@ class Engine(Method):
 
     def report(self, run: Run) -> dict[str, str]:
         return run.state.course.report()
+
+
+@torch.no_grad()
+def _refuse_random(oracle: Oracle, x: Variable, y: Variable, name: str) -> None:
+    """Raise if F or f has another value when it is called again beside the start; at y = 0 itself, data may not matter."""
+    beside = y.copy()
+    for leaf, old in zip(beside.leaves, y.leaves, strict=True):
+        leaf.copy_(old + SAME * (1 + old.abs()) * torch.arange(1.0, old.numel() + 1).cos().to(old).reshape(old.shape))
+    oracle.problem.domains[1].project_(beside)
+    for function in (oracle.upper, oracle.lower):
+        try:
+            first, second = (float(function(x, beside)) for _ in range(2))
+        except ArithmeticError:  # outside of the domain of the function
+            continue
+        rounding = SINGULAR * max(torch.finfo(leaf.dtype).eps for leaf in (*x.leaves, *y.leaves))
+        if abs(first - second) > rounding * max(abs(first), abs(second)):
+            raise ValueError(
+                f"{function.level}: is {first:.6g}, and {second:.6g} when it is called again at the same point, and {name}"
+                " compares values. Draw random numbers once, outside, or pass what is drawn as a batch, in"
+                " solve(..., batches=...)."
+            )
 
 
 def unverified(end: Verdict) -> Verdict:

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from meha.lower.expansion import upper_value
-from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_on_faces import LowerResponse, NewtonLower
 from meha.lower.newton_tuning import TUNING
 from meha.numerics.tolerances import LOOSE
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import BudgetError, Oracle
 from meha.tensors.state import Saved
 from meha.tensors.vectors import Clock, Flat, vector_norm
 

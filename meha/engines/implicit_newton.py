@@ -18,17 +18,16 @@ from meha.engines.hyper_objective import Domain, HyperObjective, HyperValue, hyp
 from meha.lower.batched_newton import Batch
 from meha.lower.curvature import SEEN
 from meha.lower.expansion import Expansion
-from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_on_faces import Factor, LowerResponse, NewtonLower, SmoothFace, factorise, semidefinite, unknown_faces
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict, first_line
 from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
-from meha.numerics.line_search import LONGER, TRIALS, LineTrial, line_search
+from meha.numerics.line_search import LONGER, SHORTER, TRIALS, LineTrial, line_search
 from meha.numerics.quadratic_program import solve_program
 from meha.numerics.tolerances import DIFFERENCE, FAR, LOOSE, NEAR, PROBES, SAME, SMALL, TIGHT
-from meha.problem.oracle import Oracle, lack
+from meha.problem.oracle import BudgetError, Oracle, lack
 from meha.problem.problem import Problem
 from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS
@@ -103,8 +102,9 @@ class Trail:
         return max(last) - min(last)
 
     def scale(self, now: HyperValue) -> float:
-        """The scale of F near the end, not less than what rounding hides."""
-        return max(abs(now.F), self._changed, self.eps**2 * (self.most - self.least))
+        """The scale of F near the end, not less than what rounding hides; a large constant in F is no part of it."""
+        wide = max((self.most - self.least) / SAME, self.eps**LOOSE * abs(now.F))
+        return max(min(abs(now.F), wide), self._changed, self.eps**2 * (self.most - self.least))
 
 
 @dataclass
@@ -486,9 +486,10 @@ class HyperDescent(Saved):
         self.trail.add(now)
         return now
 
-    def _note(self, value: HyperValue) -> None:
+    def _note(self, value: HyperValue, *, reached: bool = True) -> None:
+        """Remember the hypergradient at a point; far trials of a search that failed are no scale for those near the start."""
         if math.isfinite(value.F):
-            self.largest = max(self.largest, value.size)
+            self.largest = max(self.largest, value.size) if reached else self.largest
             self.nearby = [*self.nearby, (value.x, value.gradient)][-FEW_PAIRS:]
 
     def _direction(self, now: HyperValue) -> Tensor:
@@ -535,6 +536,9 @@ class HyperDescent(Saved):
             self.memory.clear()
             self.spectral = 0.0
             new, tried = self._search(now, self._direction(now))
+        if new is None and not self._learned() and all(value.regular for value in tried):
+            # The length of a first step is a guess, which may be far too long.
+            new, tried = self._search(now, SHORTER ** len(tried) * direction)
         if new is None:
             return self._confirm(now, stuck=True, tried=tried)
         move, change = new.x - now.x, new.gradient - now.gradient
@@ -545,7 +549,8 @@ class HyperDescent(Saved):
         product, square = float(torch.dot(move, change)), float(torch.dot(move, move))
         self.spectral = square / product if product > 0 else 0.0  # Barzilai and Borwein (1988)
         self.memory.add(move, change)
-        if self.domain.x_size(new.x) > FAR * max(self.domain.start_size, 1.0) or self.trail.unbounded:
+        # Numbers in other units may be FAR away at the answer.
+        if self.domain.x_size(new.x) > FAR**2 * max(self.domain.start_size, 1.0) or self.trail.unbounded:
             self.verdict = Verdict(Status.AT_INFINITY, "F still falls as x goes on without bound; bound x (x_set).")
         return new
 
@@ -555,7 +560,7 @@ class HyperDescent(Saved):
         new, tried = search_x(self.objective, now, direction, self.domain.project, self.eps)
         self.lower.accuracy = self.lower.tol
         for value in tried:
-            self._note(value)
+            self._note(value, reached=new is not None)
         return new, tried
 
     def _needed_accuracy(self, now: HyperValue) -> float:

@@ -16,13 +16,13 @@ from meha.engines.attempt import EngineKind, Result, Start
 from meha.engines.base import Engine, EngineState, unverified
 from meha.engines.tuning import TUNING
 from meha.lower.curvature import Curvatures, balance, flatten, probe
-from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint, PenaltyPoint
+from meha.lower.flat_problem import FlatProblem, LowerPoint, PenaltyPoint
 from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.extrapolation import richardson
 from meha.numerics.limited_memory import FEW_PAIRS, PAIRS, EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
 from meha.numerics.tolerances import FAR, NEAR, PATIENCE, PROBES, ROUNDING, SAME, SMALL, STEPS, TIGHT
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import BudgetError, Oracle
 from meha.tensors.state import Saved, pack, unpack
 from meha.tensors.variables import Variable
 from meha.tensors.vectors import vector_norm
@@ -563,7 +563,8 @@ class PenaltyPass(Saved):
         else:
             self.steps += 1
             # As the gradient falls, y and theta must become more accurate, for Phi_c to show the decrease.
-            envelope.eps = min(envelope.eps, max(self.levels.eps**TIGHT, SMALL * min(1.0, residual / seen.slope)))
+            fallen = min(1.0, residual / seen.slope) if seen.slope else 1.0
+            envelope.eps = min(envelope.eps, max(self.levels.eps**TIGHT, SMALL * fallen))
             self._move(descent, point, descent.step(point, d, remembered, min(1.0, longest / length)))
         return {"upper": point.F, "lower": point.phi, "gap": point.gap, "residual": residual, "c": c}
 

@@ -17,13 +17,14 @@ from meha.engines.implicit_newton import HyperDescent
 from meha.engines.penalty_continuation import Scales, Sizes
 from meha.engines.tuning import TUNING
 from meha.evidence.sampling import Samples
-from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
+from meha.lower.flat_problem import FlatProblem, LowerPoint
 from meha.lower.multistart import HITS, Evidence, LowerMultistart
 from meha.lower.nearest import NearestSolution, solve_nearest
 from meha.lower.quadratic_model import QuadraticModel
 from meha.method.status import Status, Verdict
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.tolerances import FAR, SAME, SMALL
+from meha.problem.oracle import BudgetError
 from meha.tensors.state import Saved
 from meha.tensors.vectors import vector_norm
 
@@ -147,6 +148,8 @@ class Attempts(Saved):
         rivals, _ = self._other_solutions(best)
         if rivals:
             note = f"Another start converged to another local solution, F = {min(rivals):.6g}; there may be more."
+        elif not self._descended(best):
+            note = "F is constant around this x, so that its gradient says nothing; there may be better solutions."
         elif not self.is_confident:
             note = "A second start converged to a different x; there may be better solutions."
         else:
@@ -171,13 +174,20 @@ class Attempts(Saved):
 
         With k other solutions of different F, implicit Newton must find the best in k + 2 attempts, passes in 2: they are slow.
         """
-        rivals, alike = self._other_solutions(self.results[self.best])
+        best = self.results[self.best]
+        if not self._descended(best):
+            return False
+        rivals, alike = self._other_solutions(best)
         cheap = all(result.engine is EngineKind.IMPLICIT_NEWTON for result in self.results)
         if rivals:
             # Attempts that ended at the same F count as one other solution.
-            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > SAME * abs(F) for G in rivals[:i])]
+            kinds = [F for i, F in enumerate(rivals) if all(abs(F - G) > SAME * self._size_of(F) for G in rivals[:i])]
             return alike >= TUNING.agreeing + (len(kinds) if cheap else 0)
         return self.few_coordinates or not cheap or alike >= TUNING.agreeing
+
+    def _descended(self, best: Result) -> bool:
+        """Whether an attempt has come to the best result from a larger F; on a plateau, any start would stay where it is."""
+        return not best.flat or any(result.fallen > 0 and self.same_solution(best, result) for result in self.results)
 
     @property
     def few_coordinates(self) -> bool:
@@ -186,8 +196,14 @@ class Attempts(Saved):
 
     def same_solution(self, a: Result, b: Result) -> bool:
         """Whether two results are the same point, or have the same F: x may not matter."""
-        alike = abs(a.F - b.F) <= SAME * abs(a.F) + SAME**2 * max(a.spread, b.spread)
+        rounding = self.levels.eps * max(a.fallen, b.fallen) if math.isfinite(a.fallen + b.fallen) else 0.0
+        alike = abs(a.F - b.F) <= SAME * self._size_of(a.F) + SAME**2 * max(a.spread, b.spread) + rounding
         return a is b or ((self.same_point(a, b.x, b.y) or alike) and rank_key(a) == rank_key(b))
+
+    def _size_of(self, F: float) -> float:
+        """The size of F without a constant in it: not more than F fell in an attempt, nor less than its rounding."""
+        fallen = max(result.fallen for result in self.results)
+        return min(abs(F), max(fallen, math.sqrt(self.levels.eps) * abs(F)))
 
     def same_point(self, result: Result, x: Tensor, y: Tensor) -> bool:
         """Whether a point is that of a result, within the accuracy of both."""
@@ -384,7 +400,7 @@ class Attempts(Saved):
         boxed = torch.isfinite(low) & torch.isfinite(high)
         generator = torch.Generator().manual_seed(len(x))  # the same points in every run, and after a resume
         parts = torch.rand(TUNING.samples, len(x), generator=generator, dtype=torch.float64, device="cpu").argsort(0)
-        units, away = self._units(x), -2 * x
+        units, away = self.units(x), -2 * x
         for k, part in enumerate(parts.to(x)):
             share = (part + torch.rand(len(x), generator=generator, dtype=torch.float64, device="cpu").to(x)) / TUNING.samples
             yield self.levels.project(torch.where(boxed, low + share * (high - low), x + away))
@@ -398,9 +414,9 @@ class Attempts(Saved):
         """A point of X whose coordinates are as far from x as those of x0 or of 0 are, each on a random side."""
         generator = torch.Generator().manual_seed(len(x))
         signs = torch.randint(0, 2, (len(x),), generator=generator, device="cpu").to(x) * 2 - 1
-        return self.levels.project(x + signs * self._units(x))
+        return self.levels.project(x + signs * self.units(x))
 
-    def _units(self, x: Tensor) -> Tensor:
+    def units(self, x: Tensor) -> Tensor:
         """The distance at which to look for other solutions: the size of each coordinate, or how far it moved from x0."""
         units = torch.maximum(x.abs(), (x - self.sizes.x0).abs())
         return torch.where(units > 0, units, self.sizes.x_size(x) / math.sqrt(len(x)))

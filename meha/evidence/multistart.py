@@ -17,11 +17,12 @@ from meha.engines.implicit_newton import HyperDescent, refusal
 from meha.engines.tuning import TUNING
 from meha.evidence.attempts import Attempts
 from meha.evidence.sampling import Samples
-from meha.lower.flat_problem import BudgetError, FlatProblem
+from meha.lower.flat_problem import FlatProblem
 from meha.method.method import Numbers
 from meha.method.status import Status
 from meha.numerics.limited_memory import FEW_PAIRS, PAIRS, LimitedMemory
-from meha.numerics.tolerances import SAME, SMALL
+from meha.numerics.tolerances import NEAR, PROBES, ROUNDING, SAME, SMALL
+from meha.problem.oracle import BudgetError
 from meha.tensors.state import Saved
 from meha.tensors.vectors import vector_norm
 
@@ -125,8 +126,9 @@ class Multistart(Saved):
         if samples is None:
             return
         self.answered, self.cost = True, engine.objective.calls
-        if self.attempts.results[0].verdict.status is Status.CONVERGED:  # not at infinity
-            self.elsewhere = self._promising_starts(samples.upper(), len(others[0]))
+        (best,) = self.attempts.results
+        if best.verdict.status is Status.CONVERGED or best.flat:  # not at infinity
+            self.elsewhere = self._promising_starts(samples.upper(), len(others[0]), engine)
             self.sampled = engine.objective.calls - self.cost
             self.engine, engine.lower.limit = engine, self.max_gradients  # the answer stands: passes need no share
 
@@ -134,6 +136,7 @@ class Multistart(Saved):
         now = engine.now
         assert now is not None
         assert engine.verdict is not None
+        idle = self._idle(engine, now)
         self.levels.move(now.x)
         F = self.levels.upper(now.y)[0]
         return Result(
@@ -150,7 +153,25 @@ class Multistart(Saved):
             str(engine.measures),
             engine.verdict,
             gradient=now.gradient,
+            fallen=engine.trail.most - engine.trail.least,
+            idle=idle,
         )
+
+    def _idle(self, engine: HyperDescent, now: HyperValue) -> Tensor | None:
+        """A mask of the coordinates along which F is constant nearby, to rounding; None where it changes along all of them.
+
+        There y does not follow x, or F saturates. A zero hypergradient alone may be that of a minimum.
+        """
+        units, rounding = self.attempts.units(now.x), self._rounding(now.F)
+        idle = now.gradient.abs() * units <= engine.eps * abs(now.F)
+        if not bool(idle.any()):
+            return None
+        nearby = (self.levels.project(now.x + sign * NEAR * units * idle) for sign in (1, -1))
+        changes = (abs(engine.objective.sample(x, now.y)[0] - now.F) for x in nearby)
+        return idle if all(change <= rounding for change in changes) else None
+
+    def _rounding(self, F: float) -> float:
+        return ROUNDING * self.levels.eps * abs(F)
 
     def _verify_result(self, engine: HyperDescent, others: Tensor) -> Samples | None:
         """Verify the only result, at which the engine is; returns the samples around it, None if it was refuted."""
@@ -167,10 +188,9 @@ class Multistart(Saved):
     def _upper_curvature(self, y: Tensor) -> float:
         """The curvature of F in y along its gradient, by a difference; it tells how far F would move y."""
         gradient = self.levels.upper(y)[2]
-        slope = vector_norm(gradient)
-        if not slope:
+        slope, step = vector_norm(gradient), SAME * self.attempts.sizes.y_size(y)
+        if not (slope and step):
             return 0.0
-        step = SAME * self.attempts.sizes.y_size(y)
         return vector_norm(self.levels.upper(y - step / slope * gradient)[2] - gradient) / step
 
     # Restarts
@@ -190,23 +210,55 @@ class Multistart(Saved):
         shares = TUNING.segment_points if engine.batch.possible(best.x, best.y) else (0.5,)
         return [samples, *(best.x + share * (samples - best.x) for share in shares)]
 
-    def _promising_starts(self, samples: list[Sample], number: int) -> list[tuple[Tensor, Tensor]]:
+    def _promising_starts(self, samples: list[Sample], number: int, engine: HyperDescent) -> list[tuple[Tensor, Tensor]]:
         """The points (x, y) of restarts, the least F first: sampled x that a barrier of F separates from the answer.
 
-        Where segments tell nothing, all sampled x; with many coordinates, where samples tell nothing, one point opposite.
+        Where segments tell nothing, all sampled x; with many coordinates, where samples tell nothing, one point opposite. From
+        a plateau of F, points beyond it come first.
 
         Args:
             samples: the far points first, then those on the segments to them.
             number: the number of segments.
+            engine: the descent that ended at the answer.
         """
         (best,) = self.attempts.results
+        plateau = [] if best.idle is None else self._beyond_plateau(engine, best, best.idle)
+        if best.flat:
+            return plateau
         if not self.attempts.few_coordinates:
-            return [(self.attempts.other_side(best.x), best.y)]
+            return [(self.attempts.other_side(best.x), best.y), *plateau]
         if len(samples) > number or len(best.x) == 1:
             segments = [points for points in _segments(samples, best.x, number) if math.isfinite(points[-1][0])]
             samples = [points[-1] for points in segments if not _is_monotone([best.F, *(F for F, _, _ in points)])]
             self.seen = f"no barrier between the answer and {len(segments) - len(samples)} of {len(segments)} sampled x"
-        return [(x, y) for F, x, y in sorted(samples, key=lambda sample: sample[0]) if math.isfinite(F)]
+        return plateau + [(x, y) for F, x, y in sorted(samples, key=lambda sample: sample[0]) if math.isfinite(F)]
+
+    def _beyond_plateau(self, engine: HyperDescent, best: Result, idle: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Points (x, y) where F is another one than on the plateau around the answer: first its ends, then points further on.
+
+        Args:
+            idle: the coordinates along which F is constant around the answer; the others stay.
+        """
+        drawn = (self.levels.project(torch.where(idle, x, best.x)) for x in self.attempts.samples(best.x))
+        samples = [(F, x, y) for x in drawn for F, y in [engine.objective.sample(x, best.y)] if math.isfinite(F)]
+        values = [best.F, *(F for F, _, _ in samples)]
+        noise = max(self._rounding(best.F), math.sqrt(engine.eps) * (max(values) - min(values)))
+        beyond = sorted((point for point in samples if abs(point[0] - best.F) > noise), key=lambda point: point[0])
+        ends = []
+        for F, x, y in beyond[: TUNING.restarts if best.flat else 1]:
+            near, end = best.x, (F, x, y)
+            for _ in range(2 * PROBES):  # to a thousandth of the way
+                middle = 0.5 * (near + end[1])
+                F, y = engine.objective.sample(middle, end[2])
+                if abs(F - best.F) <= noise:
+                    near = middle
+                elif math.isfinite(F):
+                    end = F, middle, y
+            ends.append(end)
+        starts = (*ends, *beyond)
+        if not best.flat:  # F has shown a way along the other coordinates: only what is better is worth a restart
+            starts = tuple(point for point in starts if point[0] < best.F - noise)
+        return [(x, y) for _, x, y in starts]
 
     def _start_next(self, engine: HyperDescent) -> None:
         """Restart from the next point, if there is one and the budget allows it."""
@@ -269,7 +321,7 @@ class Multistart(Saved):
         if end is None:  # it joined a known solution
             known = self._joined_result(engine)
             assert known is not None
-            attempts.results.append(known._replace(start=FROM_OTHER_X))
+            attempts.results.append(known._replace(start=FROM_OTHER_X, fallen=engine.trail.most - engine.trail.least))
         elif engine.tol > self.tol and (end.status is Status.CONVERGED or (lower and end.status is Status.FINISHED)):
             engine.tol, engine.verdict = self.tol, None
             if lower:  # a better answer: its accuracy is worth the whole budget

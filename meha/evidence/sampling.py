@@ -10,11 +10,12 @@ from torch import Tensor
 
 from meha.engines.hyper_objective import HyperObjective
 from meha.lower.batched_newton import Batch, Ends
-from meha.lower.flat_problem import BudgetError, LowerPoint
+from meha.lower.flat_problem import LowerPoint
 from meha.lower.multistart import JOINED, StartingPoint
 from meha.lower.newton_on_faces import SmoothFace, semidefinite
 from meha.lower.newton_tuning import TUNING
 from meha.numerics.tolerances import NEAR, SAME
+from meha.problem.oracle import BudgetError
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.vectors import vector_norm
 

@@ -15,13 +15,13 @@ from meha.inspection.measuring import StartNeighbourhood, root_mean_square, unev
 from meha.inspection.report import Report
 from meha.lower.constrained import ConstrainedLower, SampleBox
 from meha.lower.curvature import flatten, probe
-from meha.lower.flat_problem import BudgetError, FlatProblem
+from meha.lower.flat_problem import FlatProblem
 from meha.lower.multistart import LowerMultistart
 from meha.lower.nearest import solve_nearest
 from meha.methods import RHG, StochasticMEHA, default_method, stochastic
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.quadratic_program import Array
-from meha.problem.oracle import Function, lack
+from meha.problem.oracle import BudgetError, Function, lack
 from meha.problem.problem import Problem
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.variables import Leaves, Variable, add_, copy_, inner, norm

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import vmap
 
-from meha.lower.flat_problem import BudgetError, LowerPoint
+from meha.lower.flat_problem import LowerPoint
 from meha.lower.newton_on_faces import NewtonLower, semidefinite
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import matches_quadratic
 from meha.numerics.line_search import DECREASE, SHORTER
 from meha.numerics.tolerances import DIFFERENCE, LOOSE, ROUNDING, STEPS
+from meha.problem.oracle import BudgetError
 from meha.tensors.gradients import PlainAttention
 from meha.tensors.state import Saved
 from meha.tensors.torch_private import BREAKDOWNS, backward, pull_back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,13 +173,15 @@ WEIGHT = 1e3
 """Weight of violations where points are compared."""
 
 
-def penalised(coupling: NonlinearProgram, values: Array, objective: int, *, lower_only: bool = False) -> Array:
+def penalised(
+    coupling: NonlinearProgram, values: Array, objective: int, *, lower_only: bool = False, weight: float = WEIGHT
+) -> Array:
     """One function plus the weighted sum of violations, from the values of all functions at one point in each row."""
     rows = coupling.rows
     broken = np.maximum(values[:, rows.lower], 0.0).sum(axis=1) + np.abs(values[:, rows.lower_equations]).sum(axis=1)
     if not lower_only:
         broken += np.maximum(values[:, rows.upper], 0.0).sum(axis=1) + np.abs(values[:, rows.upper_equations]).sum(axis=1)
-    merits = values[:, objective] + WEIGHT * broken
+    merits = values[:, objective] + weight * broken
     return np.where(np.isfinite(merits), merits, math.inf)  # beside a pole
 
 
@@ -266,17 +269,22 @@ class ConstrainedLower:
         return min(good, key=lambda point: point.value) if good else None
 
     def _starts(self, x: Array, generator: np.random.Generator) -> list[Array]:
-        """The sampled points of least penalised f that are far apart from each other."""
+        """Sampled points that are far apart from each other, in turn of least f and of least penalised f.
+
+        The second kind lies in the wide parts of the feasible set, and would alone never lead to a narrow one.
+        """
         coupling, n = self.coupling, self.coupling.n
         box = SampleBox(self.region.low[n:], self.region.high[n:])
         points = box.draw(generator, SAMPLES)
         values = coupling.many(np.hstack([np.tile(x, (SAMPLES, 1)), points]))
-        order = np.argsort(penalised(coupling, values, coupling.rows.f, lower_only=True))
+        orders = [
+            np.argsort(penalised(coupling, values, coupling.rows.f, lower_only=True, weight=weight)) for weight in (WEIGHT, 1.0)
+        ]
         width = np.maximum(box.high - box.low, np.finfo(float).tiny)
         chosen: list[Array] = []
         # Starts close to each other would end in the same basin.
         distance = 0.5 / (1 + len(width))
-        for k in order:
+        for k in itertools.chain(*zip(*orders, strict=True)):
             if len(chosen) >= DESCENTS:
                 break
             if all(float(np.abs((points[k] - other) / width).max()) > distance for other in chosen):

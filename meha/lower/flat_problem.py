@@ -13,17 +13,13 @@ from torch import Tensor
 
 from meha.lower.curvature import Curvatures, flatten, upper_gradients, write
 from meha.numerics.limited_memory import EvaluatedPoint, LimitedMemory, PointT, QuasiNewtonDescent
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import BudgetError, Oracle
 from meha.problem.problem import Prox
 from meha.tensors.variables import Variable
 from meha.tensors.vectors import Clock
 
 SUMMANDS = 5.0
 """Number of rounding errors that a value is assumed to have."""
-
-
-class BudgetError(Exception):
-    """The budget of gradients of f is used up."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from meha.lower.curvature import flatten
-from meha.lower.flat_problem import BudgetError, FlatProblem, LowerPoint
+from meha.lower.flat_problem import FlatProblem, LowerPoint
 from meha.lower.newton_tuning import TUNING
 from meha.lower.quadratic_model import QuadraticModel, in_same_quadratic
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.tolerances import FAR, NEAR, ROUNDING, STEPS
+from meha.problem.oracle import BudgetError
 from meha.tensors.vectors import vector_norm
 
 NEARER = 0.1  # a descent may join a basin when its distance fell by this factor

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from meha.lower.expansion import Expansion
-from meha.lower.flat_problem import BudgetError
 from meha.lower.newton_tuning import TUNING
 from meha.numerics.line_search import SHORTER, TRIALS, LineTrial, line_search
 from meha.numerics.linear_systems import CurvatureError, conjugate_gradients
 from meha.numerics.tolerances import DIFFERENCE, LOOSE, PATIENCE, PROBES, ROUNDING, SINGULAR, STEPS, TIGHT
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import BudgetError, Oracle
 from meha.problem.problem import Problem
 from meha.tensors.state import Saved
 from meha.tensors.variables import Leaves, Variable

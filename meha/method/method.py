@@ -28,6 +28,7 @@ from meha.problem.oracle import Counts, Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Response, Trained
 from meha.problem.schedules import evaluate, rests
+from meha.reduce.as_constraints import absorb_constraints_of_x
 from meha.tensors.checks import check_switch
 from meha.tensors.distributed import Group
 from meha.tensors.state import Saved, restore
@@ -174,6 +175,7 @@ class Run:
         second = Variable(y, "y", y_shared)  # first: without x, the dummy x takes its dtype and device
         problem, x = problem._with_dummy_x(x, second)
         first = Variable(x, "x", x_shared)
+        problem = absorb_constraints_of_x(problem, first)
         self._check_response(problem, method, first, second)
         method.check(problem)
         self.group = self._gather(problem, method, first, second, group)

@@ -27,6 +27,8 @@ class Status(enum.Enum):
     NON_FINITE = "non-finite"
     BROKE_DOWN = "broke down"
     MAX_STEPS = "max steps"
+    MAX_SECONDS = "max seconds"
+    """The time allowed was over first; nothing is claimed."""
     STOPPED = "stopped"
     """By a callback, or in a loop of your own."""
     INTERRUPTED = "interrupted"

@@ -20,14 +20,14 @@ from meha.engines.tuning import TUNING
 from meha.evidence.attempts import Attempts
 from meha.evidence.multistart import Multistart
 from meha.lower import curvature as curvatures
-from meha.lower.flat_problem import BudgetError, FlatProblem
+from meha.lower.flat_problem import FlatProblem
 from meha.method.method import Method, Numbers, Run
 from meha.method.status import Verdict
 from meha.methods.rhg import RHG
 from meha.methods.stochastic.adaptive_soba import AdaptiveSOBA
 from meha.methods.stochastic.network_soba import NetworkSOBA
 from meha.methods.stochastic_meha import StochasticMEHA
-from meha.problem.oracle import Oracle
+from meha.problem.oracle import BudgetError, Oracle
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Response, Trained
 from meha.reduce.as_constraints import lacking
@@ -272,17 +272,19 @@ class Default(Engine):
                 f"group: {self.name} cannot take several processes where constraints couple x and y, because it recognises"
                 " quadratic objectives on the data of one; use BiCGAFFA, with x and y whole in each process."
             )
-        course: DefaultRun | ActiveSetSearch
-        if oracle.problem.coupled or (oracle.group is None and _use_active_sets(oracle.problem, x, y)):
+        course: DefaultRun | ActiveSetSearch | None = None
+        if oracle.problem.coupled or (oracle.group is None and _may_use_active_sets(oracle.problem, x, y)):
             course = ActiveSetSearch(oracle, x, y, self.max_gradients)
-        else:
+            if not (oracle.problem.coupled or oracle.problem.domains[1].iterative or course.provable):
+                course = None  # projected gradients of the hyper-objective are quicker than pieces where X alone is such a set
+        if course is None:
             levels = FlatProblem(oracle, x, y)
             course = DefaultRun(levels, self.tol, self.second_order, self.both_starts, self.verify, self.max_gradients)
         return EngineState(x=x, y=y, course=course, settled=False)
 
 
-def _use_active_sets(problem: Problem, x: Variable, y: Variable) -> bool:
-    """Whether X or Y is better taken by its inequalities, and the problem small and smooth enough for the active-set engine."""
+def _may_use_active_sets(problem: Problem, x: Variable, y: Variable) -> bool:
+    """Whether X or Y may be taken by its inequalities, and the problem is small and smooth enough for the active-set engine."""
     # The other engines only project on such sets, which is a numerical solve each time.
     iterative = any(domain.iterative for domain in problem.domains)
     plain = problem.nonsmooth is None and problem._selected_response is None and x.numel + y.numel <= SMALL

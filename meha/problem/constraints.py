@@ -126,6 +126,20 @@ class Smooth(Constraint):
             if function is not None and not callable(function):
                 raise TypeError(f"Smooth: {name} must be a function of (x, y), got {type(function).__name__}.")
 
+    def check(self, x: Variable, y: Variable) -> None:
+        at = [variable.moved([leaf.detach().clone().requires_grad_() for leaf in variable.leaves]) for variable in (x, y)]
+        for name, function in (("h", self.h), ("equations", self.equations)):
+            with torch.enable_grad():
+                first, second = _vector(function, name, *at), _vector(function, name, *at)
+            if len(first) != len(second):
+                lengths = f"{len(first)} numbers, and {len(second)} when it is called again"
+                raise ValueError(f"Smooth: {name} returns {lengths}; the number of constraints must stay the same.")
+            if len(first) and not first.requires_grad:
+                why = "autograd sees no x or y in it (a constant, .detach(), .item() or numpy)"
+                raise ValueError(
+                    f"Smooth: {name} cannot be differentiated: {why}; compute it from x and y by functions of torch."
+                )
+
     def values(self, x: Variable, y: Variable) -> Rows:
         return _vector(self.h, "h", x, y), _vector(self.equations, "equations", x, y)
 
@@ -151,8 +165,9 @@ class Bounds(Constraint):
             raise ValueError("Bounds: is empty; give low, high or both, numbers, tensors or functions of x.")
         for name in ("low", "high"):
             bound = getattr(self, name)
-            if isinstance(bound, list | tuple):
-                object.__setattr__(self, name, _tensor(bound, f"Bounds: {name}"))
+            if isinstance(bound, list | tuple | int | float | Tensor):
+                numbers = _tensor(bound, f"Bounds: {name}", infinite=True)
+                object.__setattr__(self, name, bound if isinstance(bound, int | float) else numbers)
             elif callable(bound) and not takes(bound, 1):  # a function of (x, y) belongs into Smooth
                 raise TypeError(f"Bounds: {name} must be a function of x alone, a number or a tensor.")
 
@@ -224,12 +239,14 @@ def _vector(function: Callable[[Any, Any], Any] | None, name: str, x: Variable, 
     return torch.cat(parts) if parts else like.new_zeros(0)
 
 
-def _tensor(value: Any, label: str) -> Tensor:
-    """Convert numbers to a finite floating point tensor; raise with the label if that fails."""
+def _tensor(value: Any, label: str, *, infinite: bool = False) -> Tensor:
+    """Convert numbers to a real floating point tensor, finite unless ``infinite``; raise with the label if that fails."""
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{label} must be a tensor or a list of numbers, got {value!r}.") from None
-    if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{label} has entries that are NaN or infinite.")
+    if tensor.is_complex():
+        raise TypeError(f"{label} must be real, got {tensor.dtype}; pass its real part.")
+    if bool(tensor.isnan().any()) or not (infinite or bool(torch.isfinite(tensor).all())):
+        raise ValueError(f"{label} has entries that are NaN{'' if infinite else ' or infinite'}.")
     return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())  # integers, as in [[1, 1]]

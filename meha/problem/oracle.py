@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ ON_OTHER_DEVICE = re.compile(
 ONCE = re.compile(r"derivative for \S+ is not implemented|once_differentiable|double backward|donated buffers")
 """Matches torch's errors about gradients that cannot be differentiated again: of kernels, functions and compiled modules."""
 
+WITH_TORCH = "use the functions of torch"
+
+OF_OTHER_DTYPE = re.compile(r"same dtype|Float but found Double|Double but found Float|mat1 and mat2 must have|dtype, but got")
+"""Matches torch's errors about operations that do not convert between precisions."""
+
 LENGTH = 2.0
 """Length over which gradients of networks change, along F_y: differences are best at eps^(1/3) times 2, give or take a factor
 of 2, for 700 to 270,000 parameters, trained and not, though the norms of y are 5 to 255."""
@@ -45,7 +51,12 @@ def lack(error: RuntimeError) -> str:
         return ""
     if from_compiled(error):  # in many words; where the cause is another one, the gradients of a difference raise it as well
         return "torch.compile makes code for first derivatives only"
-    return re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".") if ONCE.search(str(error)) else ""
+    return first_sentence(error) if ONCE.search(str(error)) else ""
+
+
+def first_sentence(error: Exception) -> str:
+    """The first sentence of an error, without its full stop."""
+    return re.split(r"\.\s|\n", str(error).strip())[0].rstrip(".")
 
 
 @contextmanager
@@ -98,9 +109,21 @@ class Function:
                 where = "the batch" if any(tensor.is_inference() for tensor in _tensors(batch)) else "the objective"
                 made = f"{where} has a tensor that was made under torch.inference_mode(), through which no gradient can pass"
                 raise ValueError(f"{self.level}: {made}; make it outside, or use tensor.clone().") from error
+            if OF_OTHER_DTYPE.search(str(error)):
+                kinds = " and ".join(sorted({str(leaf.dtype) for leaf in (*x.leaves, *y.leaves)}))
+                mixed = f"mixes tensors of other dtypes with x and y, which are {kinds} ({first_sentence(error)})"
+                raise ValueError(f"{self.level}: {mixed}; pass x0.double() and y0.double(), or convert the data.") from error
+            if "Can't call numpy()" in str(error):
+                raise ValueError(
+                    f"{self.level}: calls numpy, which gradients cannot pass; use the functions of torch."
+                ) from error
             raise
         if isinstance(value, Tensor) and value.ndim and value.numel() == 1:  # shapes such as (1,) are common, and clear
             value = value.reshape(())
+        if type(value).__module__ == "numpy":
+            raise ValueError(
+                f"{self.level}: returns a number of numpy, which gradients cannot pass; use the functions of torch."
+            )
         if not isinstance(value, Tensor) or value.ndim:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{self.level}: must return a scalar tensor, got {got}; reduce it with .sum() or .mean().")
@@ -152,6 +175,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(vars(value))
 
 
+class BudgetError(Exception):
+    """The budget of gradients of f, or the time, is used up."""
+
+
 @dataclass
 class Counts:
     """Numbers of gradients of F, gradients of f (or f + g) and Hessian-vector products so far."""
@@ -186,6 +213,8 @@ class Oracle:
         lacking: why torch has no second derivatives of this problem, as far as met; products with them are then differences.
         group: the processes over which objectives and their derivatives are averaged; None for this one alone.
         scale: factor of values in first derivatives, which keeps those of float16 from becoming zero; None for none.
+        deadline: the time of ``time.monotonic`` after which :class:`BudgetError` is raised; None for none.
+        late: whether that has happened.
 
     >>> problem = Problem(upper=lambda x, y: (x * y).sum(), lower=lambda x, y: (y - x).square().sum())
     >>> x, y = Variable(torch.tensor([1.0]), "x"), Variable(torch.tensor([3.0]), "y")
@@ -198,6 +227,8 @@ class Oracle:
     def __init__(self, problem: Problem, x: Variable, y: Variable, group: Group | None = None) -> None:
         self.problem, self.group, self.counts, self._device = problem, group, Counts(), y.device
         self.scale: float | None = None
+        self.deadline: float | None = None
+        self.late = False
         self.prox, self.project = problem._bind_prox(y), problem._bind_projection(x)
         self.upper = Function("upper", call_objective(problem.upper), self._device, group)
         self.response_term = ResponseTerm(problem._selected_response)
@@ -225,6 +256,12 @@ class Oracle:
         other.counts, other._repeats, other._checks = Counts(), False, False
         other._joint = self._joint if joint is None else joint
         return other
+
+    def check_time(self) -> None:
+        """Raise an error after the deadline."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            self.late = True
+            raise BudgetError
 
     @property
     def longest_prox(self) -> float:
@@ -281,6 +318,7 @@ class Oracle:
                 its gradients in x alone are not counted.
             own: leave values and gradients as this process has them, to combine them before :meth:`average`.
         """
+        self.check_time()
         parts = batch if isinstance(batch, MicroBatches) else (batch,)
         n = len(parts)
         # Parts of a batch are there to keep only one graph at a time. One term has one graph anyhow.

@@ -235,7 +235,12 @@ class Problem:
         """Project x onto X and y onto Y, unless they are inside, sharded, or parameters of modules."""
         for variable, domain in zip((x, y), self.domains, strict=True):
             variable.check_finite()
-            if not (variable.has_modules or variable.divided or domain.holds(variable)):  # inside: keep the numbers
+            if variable.has_modules or variable.divided:
+                continue
+            for leaf in variable.leaves:  # steps relative to such a start would vanish in rounding
+                with torch.no_grad():
+                    leaf[leaf.abs() < torch.finfo(leaf.dtype).tiny / torch.finfo(leaf.dtype).eps] = 0.0
+            if not domain.holds(variable):  # inside: keep the numbers
                 domain.project_(variable)
 
     def _check_start(self, x: Variable, y: Variable) -> None:

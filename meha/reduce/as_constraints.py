@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.autograd.functional import jacobian
 
-from meha.problem.constraints import Constraint
+from meha.numerics.tolerances import SINGULAR
+from meha.problem.constraints import Constraint, Linear
 from meha.problem.nonsmooth import NonSmooth
 from meha.problem.problem import Problem
 from meha.problem.sets import ConvexSet
 from meha.problem.sets.base import Rows
+from meha.problem.sets.polyhedra import Polyhedron
 from meha.tensors.variables import Leaves, Variable
+from meha.tensors.vectors import split
 
 REMEDIES = {
     "as_constraints": "define it, or state the set as a meha.constraints.Smooth or a Polyhedron",
@@ -63,6 +68,41 @@ class Membership(Constraint):
         none = leaves[0].new_zeros(0)
         inequalities, equations = (torch.cat(side) if side else none for side in ([r[k] for r in rows] for k in (0, 1)))
         return inequalities, equations
+
+
+def absorb_constraints_of_x(problem: Problem, x: Variable) -> Problem:
+    """Return the problem with its constraints as a part of X, where all of them are linear and on x alone; else unchanged.
+
+    No constraint then couples x and y, and every method that projects on X can take the problem.
+    """
+    below, above = problem.constraints
+    of_x = [part for part in above if isinstance(part, Linear) and part.B is None and part.B_eq is None]
+    if below or not of_x or len(of_x) < len(above) or x.divided:
+        return problem
+    for part in of_x:
+        part.check(x, x)  # the matrices for y are None
+    inside = Membership("x", problem.domains[0].parts(x))
+
+    def rows(vector: Tensor) -> Tensor:
+        """All inequalities, then all equations."""
+        at = x.moved(split(vector, x.leaves))
+        return torch.cat(
+            [side for sides in zip(*(part.values(at, at) for part in (inside, *of_x)), strict=True) for side in sides]
+        )
+
+    zero = torch.zeros(x.numel, dtype=torch.float64, device=x.device)
+    if any(part.as_constraints(split(zero, x.leaves)) is None for part, _ in inside.parts):
+        return problem
+    with torch.enable_grad():
+        matrix = jacobian(rows, zero)
+    constant, point = rows(zero), torch.arange(1.0, x.numel + 1).to(zero).cos()
+    rounding = SINGULAR * torch.finfo(zero.dtype).eps * (1 + constant.abs() + matrix.abs().sum(dim=1))
+    if not bool(((rows(point) - matrix @ point - constant).abs() <= rounding).all()):  # such as the rows of a ball
+        return problem
+    at = x.moved(split(zero, x.leaves))
+    count = sum(len(part.values(at, at)[0]) for part in (inside, *of_x))
+    (A, C), (b, d) = matrix.tensor_split([count]), (-constant).tensor_split([count])
+    return dataclasses.replace(problem, x_set=Polyhedron(A, b, C, d), upper_constraints=())
 
 
 class Epigraph:

@@ -230,6 +230,7 @@ class NonlinearProgram(Saved):
 
     def values(self, z: Array) -> Array:
         """Return the values of all functions at z."""
+        self.oracle.check_time()
         if self.quadratic.all():
             return self._model(z - self._centre)
         key = z.tobytes()

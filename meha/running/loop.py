@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from meha.engines.base import Engine
 from meha.method.method import Run, State, StepInfo
 from meha.method.status import Status, TrainingWarning, Verdict
 from meha.problem.loaders import BatchSource, Group, random_states, set_random_states
@@ -302,8 +304,12 @@ class Loop:
     the observers, all of which are called. The recorder comes last, so that it sees all numbers.
     """
 
-    def __init__(self, run: Run, source: BatchSource, observers: list[Any], max_steps: int) -> None:
-        self.run, self.source, self.max_steps = run, source, max_steps
+    def __init__(
+        self, run: Run, source: BatchSource, observers: list[Any], max_steps: int, deadline: float | None = None
+    ) -> None:
+        self.run, self.source, self.max_steps, self.deadline = run, source, max_steps, deadline
+        if isinstance(run.method, Engine):  # a step of an engine may hold a whole search
+            run.oracle.deadline = deadline
         self.guard, self.recorder = _take(observers, DivergenceGuard), _take(observers, Recorder)
         self.skipper = next((observer for observer in observers if isinstance(observer, SkipBadBatches)), None)
         self.observers = observers
@@ -558,6 +564,20 @@ class Loop:
                 stepper.rewind()
                 self.run.state.k = self._begun if self._last is None else self._last.step
 
+    @property
+    def late(self) -> bool:
+        """Whether the time allowed is over, in any of the processes."""
+        if self.deadline is None:
+            return False
+        over, group = time.monotonic() >= self.deadline, self.run.group
+        return over if group is None else group.any(over, self.run.state.y.device)
+
+    def end_late(self) -> None:
+        """End the run because its time is over, with what an engine knows until then."""
+        known = self.verdict or self.run.ended
+        message = f"The time allowed (max_seconds) was over after step {self.run.k}; allow more, or start from here."
+        self.verdict = Verdict(Status.MAX_SECONDS, f"{message} Until then: {known.message}" if known else message)
+
     def interrupt(self, pace: CompiledPace, file: Checkpoint | SharedCheckpoint | None) -> None:
         """End the run at its last completed step."""
         self.undo(pace)
@@ -674,7 +694,7 @@ class Loop:
             # A rule that is gone or has another tolerance, a larger max_steps and a callback's wish do not bind this call.
             holds = giver is None or giver in [_signature(observer) for observer in self.observers]
             more = verdict.status is Status.FINISHED and run.method.open_ended and run.k < self.max_steps
-            if verdict.status not in (Status.MAX_STEPS, Status.STOPPED) and holds and not more:
+            if verdict.status not in (Status.MAX_STEPS, Status.MAX_SECONDS, Status.STOPPED) and holds and not more:
                 self.verdict, self._giver = verdict, giver
 
     def _problem(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meha.engines.base import Engine
 from meha.method.method import Run, StepInfo
 from meha.method.status import Status, Verdict
 from meha.tensors.checks import check_count, check_positive
@@ -238,7 +239,8 @@ class DivergenceGuard(Saved):
     the last two, the last step is longer than the mean, and the distance is large at all.
 
     Args:
-        limit: the run counts as diverged in any case when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||.
+        limit: the run counts as diverged in any case when ||(x, y)|| exceeds this many times 1 + ||(x0, y0)||; for engines,
+            which search along each step, the square of it.
     """
 
     saves = ("start", "_scale", "_windows", "_moved", "_upper", "_length")
@@ -263,7 +265,7 @@ class DivergenceGuard(Saved):
         self._moved, self._upper, self._length = 0.0, 0.0, 0
 
     def __call__(self, run: Run, info: StepInfo) -> Verdict | None:
-        if info.size > self.limit * self._scale:
+        if info.size > self.limit ** (2 if isinstance(run.method, Engine) else 1) * self._scale:
             return Verdict(Status.DIVERGED, f"||(x, y)|| reached {info.size:.1e} at step {info.step}.")
         self._moved += info.span * info.moved  # of a compiled group, only the last step is measured; it stands for all
         self._upper += info.span * info.get("upper", 0.0)

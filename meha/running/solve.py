@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -27,6 +28,7 @@ from meha.problem.loaders import (
     random_states,
     set_random_states,
 )
+from meha.problem.oracle import BudgetError
 from meha.problem.problem import Problem
 from meha.running.checkpoints import REMEDY, Checkpoint, SharedCheckpoint
 from meha.running.compiled import CompiledPace
@@ -34,7 +36,7 @@ from meha.running.loop import Loop, finished, mark_trained, warn_about_modules
 from meha.running.observers import Observer
 from meha.running.solution import Solution, train_fresh
 from meha.running.stopping import RelativeChange
-from meha.tensors.checks import check_count, check_switch, check_tolerance
+from meha.tensors.checks import check_count, check_positive, check_switch, check_tolerance
 from meha.tensors.torch_private import BREAKDOWNS
 from meha.tensors.variables import Variable, map_tensors, modules_of, sharing
 
@@ -48,6 +50,7 @@ def solve(
     method: Method | None = None,
     *,
     max_steps: int = 10_000,
+    max_seconds: float | None = None,
     tol: float | Literal["default"] | None = "default",
     batches: Iterable[Any] | None = None,
     callbacks: Observer | Sequence[Observer] = (),
@@ -68,6 +71,8 @@ def solve(
             tensors with batches go to :class:`~meha.stochastic.AdaptiveSOBA`, networks with batches to
             :class:`~meha.stochastic.NetworkSOBA`.
         max_steps: upper bound on the number of steps.
+        max_seconds: upper bound on the time; the best point until then is returned, with the status ``max seconds`` and what is
+            known of it. Engines look at the clock inside their searches, other methods after each step.
         tol: the accuracy; None means never to stop because of it. Methods with a ``tol`` of their own take it for that, by
             default 1e-6 in :class:`Default`, and None means as accurate as possible; all others stop when the relative
             change of (x, y) in a step falls to it, by default 1e-8.
@@ -120,6 +125,9 @@ def solve(
     if not isinstance(problem, Problem):
         raise TypeError(f"problem: expected a meha.Problem, got {type(problem).__name__}.")
     check_count("max_steps", max_steps)
+    if max_seconds is not None:
+        check_positive("max_seconds", max_seconds)
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
     if tol is not None and tol != "default":
         check_tolerance("tol", tol)
     if isinstance(batches, str | bytes | Mapping):
@@ -159,7 +167,9 @@ def solve(
         check_divided(batches)  # a forgotten group= would solve another problem in each process
     file = _open(checkpoint, run)
     warn_about_modules(run, resumes=file is not None)
-    with Loop(run, BatchSource(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps) as loop:
+    with Loop(
+        run, BatchSource(batches, remember=file is not None, grouped=bool(compile)), observers, max_steps, deadline
+    ) as loop:
         if file is not None:  # other runs need no values at the start, and save these calls
             loop.remember()
             _resume(loop, file)
@@ -168,12 +178,15 @@ def solve(
             _advance(loop, pace, file)
         except KeyboardInterrupt:
             loop.interrupt(pace, file)
+        except BudgetError:  # in the middle of a step
+            loop.undo(pace)
+            loop.end_late()
         except Exception as error:
             loop.annotate(error, pace)
             raise
     mark_trained(run)
     solution = loop.solution()
-    if refit and loop.can_refit:
+    if refit and loop.can_refit and solution.status is not Status.MAX_SECONDS:
         del pace  # and with it a copy of y
         _refit(loop, solution)
     return solution
@@ -261,6 +274,8 @@ def _advance(loop: Loop, pace: CompiledPace, file: Checkpoint | SharedCheckpoint
         if ended:
             break
         loop.advance(group, pace)
+        if run.oracle.late or (loop.verdict is None and loop.late):  # an engine may have ended because of it
+            loop.end_late()
         if len(loop.restarts) > restarts:
             restarts, begun = len(loop.restarts), -1  # what follows is new, whatever the number of its steps
             pace.begin_again()

@@ -14,13 +14,14 @@ from meha.engines.active_sets import ActiveSetSearch
 from meha.engines.penalty_continuation import Sizes
 from meha.evidence.attempts import nearest_solution
 from meha.lower import curvature
-from meha.lower.flat_problem import BudgetError, FlatProblem
+from meha.lower.flat_problem import FlatProblem
 from meha.lower.multistart import LowerMultistart
 from meha.method.method import Run
 from meha.method.status import Status
 from meha.methods.default import Default, start_default
 from meha.numerics.limited_memory import FEW_PAIRS, LimitedMemory
 from meha.numerics.tolerances import PROBES
+from meha.problem.oracle import BudgetError
 from meha.problem.problem import Problem
 from meha.problem.responses import Nearest, Trained
 from meha.tensors.checks import check_count, check_tolerance

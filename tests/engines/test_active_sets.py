@@ -69,6 +69,9 @@ def test_values_of_constraints():
         (lambda: Linear([[1.0]], None, None), "belong together"),
         (lambda: Linear([[1.0]], None, [1.0, 2.0]), "one row for each of the 2 entries"),
         (lambda: Linear([[math.nan]], None, [1.0]), "NaN"),
+        (lambda: Linear(torch.ones(1, 1, dtype=torch.complex64), None, [1.0]), "Linear: A must be real, got torch.complex64"),
+        (lambda: Bounds(math.nan, 1.0), "Bounds: low has entries that are NaN"),
+        (lambda: Bounds(0.0, torch.tensor([1.0, math.nan])), "Bounds: high has entries that are NaN"),
         (lambda: Smooth(), "Smooth: is empty"),
         (lambda: Smooth(3.0), "function of"),
         (lambda: Bounds(), "Bounds: is empty"),
@@ -88,6 +91,31 @@ def test_columns_are_checked_at_the_start():
     )
     with pytest.raises(ValueError, match="A has 2 columns, but x has 1"):
         meha.solve(problem, t(0.0), t(0.0))
+
+
+class Alternating:
+    """A constraint with one row and with two, in turn."""
+
+    calls = 0
+
+    def __call__(self, x, y):
+        self.calls += 1
+        return torch.cat([y - x] * (1 + self.calls % 2))
+
+
+@pytest.mark.parametrize(
+    ("h", "words"),
+    [
+        (lambda x, y: 1.0, "h cannot be differentiated: autograd sees no x or y"),
+        (lambda x, y: (y - x).detach(), "h cannot be differentiated"),
+        (Alternating(), "h returns 2 numbers, and 1 when it is called again"),
+    ],
+    ids=["number", "detached", "lengths"],
+)
+def test_functions_that_cannot_be_constraints_are_refused_at_the_start(h, words):
+    problem = Problem(lambda x, y: (x * x).sum(), lambda x, y: (y * y).sum(), lower_constraints=Smooth(h))
+    with pytest.raises(ValueError, match=words):
+        meha.solve(problem, t(1.0), t(0.0))
 
 
 @pytest.mark.parametrize("kind", methods(), ids=lambda kind: kind.__name__)
@@ -335,6 +363,43 @@ def test_an_unbounded_problem_is_said():
         lambda x, y: -(x + y).sum(), lambda x, y: (y - x).square().sum(), lower_constraints=Linear([[1.0]], [[-1.0]], [1.0])
     )
     assert meha.solve(problem, t(0.5), t(0.5)).status is Status.AT_INFINITY
+
+
+def test_a_lower_level_that_goes_on_beyond_all_bounds_is_not_solved():
+    """With x < 1, y2 = 1 / x is better below than y1 = 1. Descents that were given up at y2 = 1e7 once gave F = -3e9."""
+    problem = Problem(
+        lambda x, y: -y[0] / x[0],
+        lambda x, y: -y[0] - y[1],
+        y_set=NonNegative(),
+        lower_constraints=Smooth(lambda x, y: x[0] * y[1] + y[0] - 1),
+    )
+    solution = meha.solve(problem, t(1.0), t(1.0, 1.0))
+    assert solution.upper == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_a_narrow_part_of_the_lower_feasible_set_is_found():
+    """Beside a wide part, in which y2 <= 62, there is a triangle near y1 = 10, in which y2 reaches 159."""
+    rows = Smooth(
+        lambda x, y: torch.stack(
+            [
+                y[1] - x[0] * (y[0] - 2) ** 2,
+                12.5 * x[0] * (y[0] - 5) - y[1],
+                y[1] - (5 * y[0] - 5 * x[0] + 20) * (y[0] - x[0] + 8),
+            ]
+        )
+    )
+    problem = Problem(
+        lambda x, y: 25 * (x[0] - 2.5) ** 2 + (y[1] - 50) ** 2 / 900,
+        lambda x, y: -y[1],
+        x_set=Box(2.0, 3.0),
+        y_set=Box(t(-4.0, -100.0), t(10.0, 200.0)),
+        lower_constraints=rows,
+    )
+    x, y = Variable(t(2.4864865), "x"), Variable(t(7.0, 62.162162), "y")
+    program = NonlinearProgram(Oracle(problem, x, y), x, y)
+    lower = ConstrainedLower(program, SampleBox.of(program, program.read()))
+    assert lower.convex is False
+    assert lower.search(np.array([2.4864865]), np.array([7.0, 62.162162])).value == pytest.approx(-159.135, abs=1e-2)
 
 
 def test_a_local_answer_is_called_local():

@@ -186,6 +186,42 @@ add("bounds: y = max(x, 0)", lambda x, y: near(x + 2, y + 1), follow, [2.0], [1.
 add("bounds: kink", lambda x, y: square(x - 0.2) - 1.8 * y.sum(), follow, [-2.0], [0.0], at(0.4), y_set=Box(-1.0, 0.4))
 
 
+for offset in (1e4, -1e7, 1e10):
+    add(f"offset: F + {offset:g}", lambda x, y, c=offset: near(x, y) + c, follow, [0.0], [0.0], at(1.5))
+    add(f"offset: f + {offset:g}", near, lambda x, y, c=offset: follow(x, y) + c, [0.0], [0.0], at(1.5))
+for power in (-12, -9, 8, 9, 10, 12):
+    unit = 10.0**power
+    both = lambda x, y, u=unit: near(x / u, y / u), lambda x, y, u=unit: follow(x / u, y / u)
+    add(f"units: x and y in {unit:g}", *both, [0.0], [0.0], at(1.5 * unit))
+    of_y = lambda x, y, u=unit: near(x, y / u), lambda x, y, u=unit: follow(x, y / u)
+    add(f"units: y in {unit:g}", *of_y, [0.0], [0.0], [(t(1.5), t(1.5 * unit))])
+add("units: the least start", near, follow, [5e-324], [5e-324], at(1.5))
+
+# Plateaus: the start is stationary, but F is constant around it, and lower elsewhere.
+aim = lambda x, y: square(y - 0.3)  # noqa: E731
+rectified = lambda x, y: square(y - x.relu())  # noqa: E731
+add("plateau: y = max(x, 0)", aim, rectified, [-5.0], [0.0], at(0.3))
+add("plateau: y = max(x, 0), one of two", aim, rectified, [-5.0, 3.0], [0.0, 0.0], at(0.3, 0.3))
+saturating = lambda x, y: square(y - x.sigmoid())  # noqa: E731
+add("plateau: y = sigmoid x", aim, saturating, [60.0], [0.0], [(t(math.log(3 / 7)), t(0.3))])
+dead = {"nonsmooth": L1(lambda x: x), "x_set": Box(0.0, math.inf)}
+toward = lambda x, y: square(y - 3) / 2  # noqa: E731
+add("plateau: L1 beyond its dead zone", lambda x, y: square(y - 1), toward, [10.0], [0.0], [(t(2.0), t(1.0))], **dead)
+hollow = lambda x, y: (x.relu() * (x - 2)).sum() + 0 * y.sum()  # noqa: E731
+add("plateau: F constant for x <= 0", hollow, follow, [-3.0], [0.0], at(1.0))
+for weight in (3.0, 5.0, 10.0, 100.0):
+    penalty = {"nonsmooth": L1(lambda x: x.exp())}
+    add(
+        f"{'plateau' if weight <= 10 else 'extreme'}: lasso from {weight:g}",
+        lambda x, y: square(y - t(0.5, 0.0)) + 0.01 * y[1].square(),
+        lambda x, y: square(y - t(1.0, 0.2)) / 2,
+        [weight],
+        [0.0, 0.0],
+        [(t(math.log(0.5)), t(0.5, 0.0))],
+        **penalty,
+    )
+
+
 def error(solution, x, y):
     parts = ((solution.x, x), (solution.y, y))
     return max(float((found - right).norm()) / (float(right.norm()) or 1.0) for found, right in parts)
@@ -201,6 +237,20 @@ def test_no_wrong_claim(name):
         assert not solution.converged
     elif solution.converged:
         assert min(error(solution, *answer) for answer in answers) <= 1e-2
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("offset", "units", "plateau"))])
+def test_offsets_units_and_plateaus_do_no_harm(name):
+    problem, x0, y0, answers = CASES[name]
+    assert min(error(meha.solve(problem, x0, y0), *answer) for answer in answers) <= 1e-4
+
+
+def test_a_plateau_without_an_end_is_no_evidence():
+    """x has no influence at all, which no finite number of samples can tell from a wide plateau."""
+    problem = meha.Problem(lambda x, y: square(y - 1), lambda x, y: square(y - 2) + 0 * x.sum())
+    solution = meha.solve(problem, t(3.0, 1.0), t(0.0))
+    assert solution.status is meha.Status.LOCAL
+    assert "F is constant around this x" in solution.message
 
 
 EASY = [name for name in CASES if name.startswith(("scale", "condition", "distance", "start", "bounds"))]

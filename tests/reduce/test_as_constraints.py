@@ -21,7 +21,7 @@ from meha.problem.sets import (
     Product,
     Reals,
 )
-from meha.reduce.as_constraints import Membership, lacking
+from meha.reduce.as_constraints import Membership, absorb_constraints_of_x, lacking
 from meha.tensors.variables import Variable
 
 
@@ -175,3 +175,71 @@ def test_an_orthant_of_the_user_goes_with_group_terms():
         prox(None, leaves, 1.0)
         results.append(leaves[0])
     assert torch.equal(*results)
+
+
+# Constraints on x alone
+
+
+def design(**parts):
+    """Minimise c' M(x)^-1 c over shares x of seven points, M the information matrix of a quadratic regression."""
+    points = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    V, c = torch.stack([points**k for k in range(3)], dim=1), t(1.0, 0.5, 0.25)
+    information = lambda x: V.T @ (x[:, None] * V) + 1e-6 * torch.eye(3, dtype=torch.float64)  # noqa: E731
+    problem = Problem(lambda x, y: c @ y, lambda x, y: y @ information(x) @ y / 2 - c @ y, **parts)
+    return problem, lambda x: float(c @ torch.linalg.solve(information(x), c)), points
+
+
+COST = meha.constraints.Linear(A=[[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]], b=[3.0])
+
+
+def test_linear_constraints_on_x_alone_belong_to_X():
+    """The cost of x is bounded; the answer is that of projected gradients on the formula."""
+    problem, value, _ = design(x_set=meha.sets.Simplex(), upper_constraints=COST)
+    x0 = torch.full((7,), 1 / 7, dtype=torch.float64)
+    solution = meha.solve(problem, x0, torch.zeros(3, dtype=torch.float64))
+    assert (solution.engine, solution.status) == ("ImplicitNewton", meha.Status.CONVERGED)
+    assert not solution.problem.coupled
+    assert float(COST(solution.x, solution.y)[0]) <= 1e-9
+    domain, x = solution.problem.x_set, x0.clone()
+    assert isinstance(domain, Polyhedron)
+    for _ in range(3000):
+        x.requires_grad_()
+        points = torch.linspace(-1, 1, 7, dtype=torch.float64)
+        V, c = torch.stack([points**k for k in range(3)], dim=1), t(1.0, 0.5, 0.25)
+        M = V.T @ (x[:, None] * V) + 1e-6 * torch.eye(3, dtype=torch.float64)
+        (gradient,) = torch.autograd.grad(c @ torch.linalg.solve(M, c), x)
+        x = domain.project(x.detach() - 0.02 * gradient)
+    assert value(solution.x) <= value(x) + 1e-8
+
+
+@pytest.mark.parametrize(
+    ("parts", "absorbed"),
+    [
+        (dict(upper_constraints=meha.constraints.Linear(A=[[1.0, 1.0]], b=[1.0])), True),
+        (dict(upper_constraints=meha.constraints.Linear(A=[[1.0, 1.0]], b=[1.0]), x_set=Box(0.0, 4.0)), True),
+        (dict(upper_constraints=meha.constraints.Linear(A_eq=[[1.0, 1.0]], b_eq=[1.0]), x_set=NonNegative()), True),
+        (dict(upper_constraints=meha.constraints.Linear(A=[[1.0, 1.0]], B=[[1.0]], b=[1.0])), False),
+        (dict(lower_constraints=meha.constraints.Linear(A=[[1.0, 1.0]], b=[1.0])), False),
+        (dict(upper_constraints=meha.constraints.Linear(A=[[1.0, 1.0]], b=[1.0]), x_set=meha.sets.L2Ball(1.0)), False),
+        (dict(upper_constraints=meha.constraints.Smooth(lambda x, y: x.sum() - 1)), False),
+    ],
+    ids=["alone", "box", "equation", "of y too", "lower", "ball", "smooth"],
+)
+def test_what_is_a_part_of_X(parts, absorbed):
+    problem = Problem(
+        lambda x, y: (x - 2).square().sum() + y.square().sum(), lambda x, y: (y - x.sum()).square().sum(), **parts
+    )
+    assert absorb_constraints_of_x(problem, Variable(t(0.5, 0.5), "x")).coupled is not absorbed
+    solution = meha.solve(problem, t(0.5, 0.5), t(0.0))
+    assert solution.converged
+    assert solution.problem.coupled is not absorbed
+
+
+def test_other_methods_take_constraints_on_x_alone():
+    problem = Problem(
+        lambda x, y: (x - 2).square().sum() + y.square().sum(),
+        lambda x, y: (y - x.sum() / 4).square().sum(),
+        upper_constraints=meha.constraints.Linear(A=[[1.0, 0.0]], b=[1.0]),
+    )
+    solution = meha.solve(problem, t(0.0, 0.0), t(0.0), meha.RHG(), max_steps=3000)
+    assert solution.x.tolist() == pytest.approx([1.0, 31 / 17], abs=1e-3)  # minimise (x2 - 2)^2 + (1 + x2)^2 / 16

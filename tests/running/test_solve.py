@@ -61,6 +61,36 @@ def test_a_users_rule_and_several_rules():
     assert solution.history["upper"][-1] < 0.1 <= solution.history["upper"][-2]
 
 
+@pytest.mark.parametrize("method", [None, meha.MEHA(), meha.RHG(), meha.ActiveSets()], ids=str)
+def test_the_time_may_be_bounded(method):
+    """The clock of this test moves with the calls of F, so that the machine's does not matter."""
+    calls = 0
+
+    def upper(x, y):
+        nonlocal calls
+        calls += 1
+        return (x - 1).square().sum() + (y - 2).pow(4).sum() + x.pow(4).sum()
+
+    problem = meha.Problem(upper, lambda x, y: (y - x).square().sum() + y.pow(4).sum() / 4)
+    start = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    free = meha.solve(problem, *start, method, max_steps=200)
+    whole, calls = calls, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: float(calls))
+        solution = meha.solve(problem, *start, method, max_steps=200, max_seconds=whole / 2)
+    assert calls <= whole / 2 + 40  # that of a batch of samples, and of the solution
+    assert solution.status is Status.MAX_SECONDS
+    assert "The time allowed (max_seconds) was over" in solution.message
+    assert math.isfinite(solution.upper)
+    assert free.status is not Status.MAX_SECONDS
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, "1", math.nan])
+def test_times_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match="max_seconds: must be a positive number"):
+        solve(toy(), max_seconds=wrong)
+
+
 def test_max_steps():
     solution = solve(toy(), max_steps=7)
     assert solution.status is Status.MAX_STEPS
