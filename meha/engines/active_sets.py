@@ -17,7 +17,7 @@ from meha.method.method import Numbers
 from meha.method.status import Status, Verdict
 from meha.numerics.quadratic_program import Array, feasible, solve_program
 from meha.numerics.sqp import is_convex, minimise_sqp
-from meha.numerics.tolerances import EQUAL, FAR, FEASIBLE, SMALL, ZERO
+from meha.numerics.tolerances import EQUAL, FAR, FEASIBLE, SAME, SMALL, ZERO
 from meha.problem.oracle import Oracle
 from meha.reduce.nonlinear_program import NonlinearProgram
 from meha.tensors.state import Saved, unpack
@@ -35,11 +35,15 @@ SCREENING, STARTS = 48, 20
 TRIALS = 240
 """Lower solves of a compass search."""
 
-ENOUGH, SHARE = 3, 0.2
-"""Starts, and their share of those that ended feasible, that must agree before the answer counts as global."""
+ENOUGH, ENOUGH_BASINS, SHARE = 3, 5, 0.2
+"""Starts that must agree before the answer counts as global, also where the lower level is not convex, and their share of
+those that ended feasible."""
 
-EARLY = 7
-"""Feasible starts after which a run may end early if half of them agree; after twice as many, if the answer is confirmed."""
+FIRST_STARTS = 6
+"""Starts before the screening, which is left out where all of them agree."""
+
+EARLY = 5
+"""Further feasible starts after which a run may end if half of all agree; after twice as many, if the answer is confirmed."""
 
 SHOWN = 8
 """Active constraints that a report lists."""
@@ -244,16 +248,27 @@ def _neighbours(coupling: NonlinearProgram, at: CoupledPoint, active: Array) -> 
         yield other
 
 
-def choose_starts(coupling: NonlinearProgram, lower: ConstrainedLower, z0: Array) -> list[tuple[str, Array]]:
-    """The given start, the minimizer of F without the lower level, and points spread over the region, each with a name.
+def first_starts(coupling: NonlinearProgram, lower: ConstrainedLower, z0: Array) -> list[tuple[str, Array]]:
+    """The given start, the minimizer of F without the lower level, and a few points spread over the region, each with a name.
 
-    Of random points with the lower level solved, the best of each active set comes first (each has its own piece), then those
-    that are farthest from the ones chosen (maximin).
+    The points are for problems in which all functions look convex: where all starts lead to one answer, nothing more is needed.
     """
     starts = [("the given start", z0)]
     high = minimise_sqp(SelectedProgram(coupling, coupling.rows.F), z0)
     if np.isfinite(high.w).all() and high.violation <= FEASIBLE:
         starts.append(("the upper level alone", high.w))
+    convex = lower.convex is not False and lower.look_convex(np.array([coupling.rows.F])) is not False
+    count = FIRST_STARTS - len(starts) if convex else 0
+    drawn = lower.region.draw(np.random.default_rng(1), count)
+    return starts + [(f"first point {k + 1}", z) for k, z in enumerate(drawn)]
+
+
+def screened_starts(coupling: NonlinearProgram, lower: ConstrainedLower) -> list[tuple[str, Array]]:
+    """Points spread over the region with the lower level solved, the best ones and those that differ most, each with a name.
+
+    The best of each active set comes first (each has its own piece), then those that are farthest from the ones chosen
+    (maximin).
+    """
     generator = np.random.default_rng(0)  # a fixed seed: the same problem gets the same starts in every run
     count = SCREENING // 2 if lower.convex is False else SCREENING  # a point takes several descents there
     points = [respond(coupling, lower, z) for z in lower.region.draw(generator, count)]
@@ -270,7 +285,7 @@ def choose_starts(coupling: NonlinearProgram, lower: ConstrainedLower, z0: Array
         if distances[far] <= EQUAL:
             break
         chosen.append(order[far])
-    return starts + [(f"point {k + 1}", points[c]) for k, c in enumerate(chosen)]
+    return [(f"point {k + 1}", points[c]) for k, c in enumerate(chosen)]
 
 
 def respond(coupling: NonlinearProgram, lower: ConstrainedLower, z: Array) -> Array:
@@ -293,7 +308,9 @@ def compass_search(coupling: NonlinearProgram, lower: ConstrainedLower, z: Array
     n = coupling.n
     low, high = lower.region.low[:n], lower.region.high[:n]
     length, trials = 0.5, 0
-    while length > FEASIBLE and trials < TRIALS:
+    begun = F
+    # Steps that have gained nothing so far need not become short: an improvement counts from EQUAL on.
+    while length > (FEASIBLE if begun > F else SAME) and trials < TRIALS:
         moved = False
         for k, sign in itertools.product(range(n), (1.0, -1.0)):
             x = z[:n].copy()
@@ -325,15 +342,15 @@ class ActiveSetSearch(Saved):
     """
 
     engine = "ActiveSets"
-    saves = ("z0", "outcomes", "plan", "runs", "nodes", "unbounded", "over", "_refined")
+    saves = ("z0", "outcomes", "plan", "runs", "nodes", "unbounded", "over", "_refined", "_screened", "_first")
 
     def __init__(self, oracle: Oracle, x: Variable, y: Variable, max_gradients: int) -> None:
         self.oracle, self.max_gradients, self._variables = oracle, max_gradients, (x, y)
         self._set_up()
         self.outcomes: list[CoupledPoint] = []
         self.plan: list[tuple[str, Array]] | None = None
-        self.runs = self.nodes = 0
-        self.unbounded = self.over = self._refined = False
+        self.runs = self.nodes = self._first = 0
+        self.unbounded = self.over = self._refined = self._screened = False
 
     def _set_up(self) -> None:
         """Take the variables as the start, recognise quadratic and linear functions around it, and set up the lower level."""
@@ -354,11 +371,11 @@ class ActiveSetSearch(Saved):
         if self.plan is None:
             self.plan = self._begin()
         elif self.plan:
-            self._run_start(*self.plan.pop(0))
+            self._run_next()
             if (not self.plan or self._settled) and not self._refined:  # last, from the best point of all
                 self._refine()
         while self.best is None and self.plan and not math.isfinite(sum(self.coupling.exact(self.z0))):
-            self._run_start(*self.plan.pop(0))  # the start is no answer, not even a preliminary one
+            self._run_next()  # the start is no answer, not even a preliminary one
         best = self.best
         if best is None:
             self.over = not self.plan
@@ -381,8 +398,18 @@ class ActiveSetSearch(Saved):
                 answer.proof = f"Branch and bound over {tree.nodes} nodes found nothing better" if tree.complete else ""
                 self._record("branch and bound", answer)
             if tree.complete and Branching.fits(self.coupling):  # again: confirm() drops models that are wrong
+                self._screened = True
                 return []
-        return choose_starts(self.coupling, self.lower, self.z0)
+        starts = first_starts(self.coupling, self.lower, self.z0)
+        self._first = len(starts)
+        return starts
+
+    def _run_next(self) -> None:
+        """Descend from the next start; after the first ones, screen points for further starts, unless all of these agree."""
+        assert self.plan
+        self._run_start(*self.plan.pop(0))
+        if not (self.plan or self._settled or self._screened):
+            self._screened, self.plan = True, screened_starts(self.coupling, self.lower)
 
     def _run_start(self, name: str, z: Array) -> None:
         """Descend from a start; where a lower basin refutes the end, descend there, and again with that basin as a cut."""
@@ -478,7 +505,7 @@ class ActiveSetSearch(Saved):
         if best.proof:
             return Verdict(Status.CONVERGED, f"{best.proof}; {feasible}.")
         reached, ended = self._agreement
-        if reached >= max(ENOUGH, SHARE * ended):
+        if reached >= self._needed(ended):
             return Verdict(Status.CONVERGED, f"{reached} of {ended} starts that ended feasible agree; {feasible}.")
         return Verdict(
             Status.LOCAL,
@@ -500,6 +527,12 @@ class ActiveSetSearch(Saved):
         least = min(values, default=math.inf)
         return sum(F - least <= EQUAL * (1 + abs(least)) for F in values), len(values)
 
+    def _needed(self, ended: int) -> float:
+        """How many starts must agree: more of them where the lower level has several basins, and all that were made count."""
+        if self.lower.convex is False:
+            return max(ENOUGH_BASINS, SHARE * self.runs)
+        return max(ENOUGH, SHARE * ended)
+
     @property
     def _settled(self) -> bool:
         """Whether there is a proof, or enough starts agree for the run to end before the others."""
@@ -507,7 +540,9 @@ class ActiveSetSearch(Saved):
         if best is not None and best.good and best.proof:
             return True
         reached, ended = self._agreement
-        return reached >= max(ENOUGH, SHARE * ended) and ended >= (EARLY if 2 * reached >= ended else 2 * EARLY)
+        if not self._screened:  # few starts are evidence where they are unanimous
+            return not self.plan and reached == ended >= ENOUGH
+        return reached >= self._needed(ended) and ended - self._first >= (EARLY if 2 * reached >= ended else 2 * EARLY)
 
     def report(self) -> dict[str, str]:
         """The active constraints with their multipliers, the largest violation, and F at the end of each start."""

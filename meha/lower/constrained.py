@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,10 +17,6 @@ from meha.reduce.nonlinear_program import PROBES, REACH, NonlinearProgram
 
 Cut = Callable[[Array], tuple[float, Array]]
 """A function of z = (x, y) that gives the least f of another basin of the lower level at x, and its gradient in z."""
-
-
-def _weighted(hessians: Array, weights: Array) -> Array:
-    return np.einsum("k,kij->ij", weights, hessians)
 
 
 @dataclass(eq=False)
@@ -64,7 +61,8 @@ class SelectedProgram:
         weights[self.equations], weights[self.inequalities] = mu, lam
         if isinstance(aim, int):
             weights[aim] = 1.0
-        H = _weighted(self.coupling.hessians(self.at(w), weights != 0), weights)[first:, first:]  # weight 0 costs nothing
+        z = self.at(w)
+        H = self.coupling.weighted(z, weights, np.zeros(self.coupling.m), self.equations[:0])[0][first:, first:]
         return H if isinstance(aim, int) else H + np.eye(len(w))
 
 
@@ -119,7 +117,9 @@ class PieceProgram:
         extra = len(multipliers)
         g = np.concatenate([J[rows.F], np.zeros(extra)])
         weights = self._weights(multipliers)
-        bent = _weighted(coupling.hessians(z, weights != 0), weights)[coupling.n :]  # the derivative of that gradient
+        bent = coupling.weighted(z, weights, np.zeros(coupling.m), self.nu[:0])[0][
+            coupling.n :
+        ]  # the derivative of that gradient
         held, above = J[self.active_rows], J[rows.upper_equations]
         equations = np.vstack(
             [
@@ -154,15 +154,11 @@ class PieceProgram:
         count = rows.upper.stop - rows.upper.start
         weights[rows.upper] = rest[len(self.off) : len(self.off) + count]
         weights[rows.f] = rest[len(self.off) + count :].sum()  # the curvature of the cuts themselves is left out
-        needed = weights != 0
-        needed[self.active_rows] |= bool(along.any())  # these also appear in the mixed block below
-        hessians = coupling.hessians(z, needed)
         H = np.zeros((self.size + extra, self.size + extra))
+        total, cross = coupling.weighted(z, weights, along, self.active_rows)
         # The equations hold first derivatives of f and the constraints, so their Hessians hold third ones.
-        H[: self.size, : self.size] = _weighted(hessians, weights) + coupling.third(z, self._weights(multipliers), along)
-        if extra:
-            cross = hessians[self.active_rows][:, :, coupling.n :] @ along
-            H[self.size :, : self.size], H[: self.size, self.size :] = cross, cross.T
+        H[: self.size, : self.size] = total + coupling.third(z, self._weights(multipliers), along)
+        H[self.size :, : self.size], H[: self.size, self.size :] = cross, cross.T
         return H
 
 
@@ -238,16 +234,19 @@ class ConstrainedLower:
 
     def _convexity(self) -> bool | None:
         """Classify the lower level; see the attribute ``convex``."""
-        coupling, rows = self.coupling, self.coupling.rows
-        which = np.zeros(coupling.count, dtype=bool)
-        which[rows.f] = True
-        which[rows.lower] = which[rows.lower_equations] = True
-        if not coupling.linear[rows.lower_equations].all():  # its feasible set is not convex
+        rows = self.coupling.rows
+        if not self.coupling.linear[rows.lower_equations].all():  # its feasible set is not convex
             return False
-        certain = bool(coupling.quadratic[which].all())  # then the curvature is the same everywhere
+        return self.look_convex(np.r_[rows.f, rows.lower, rows.lower_equations], first=self.coupling.n)
+
+    def look_convex(self, functions: Array, first: int = 0) -> bool | None:
+        """Whether functions are convex in the unknowns from ``first`` on: True if that is certain, None if samples say so."""
+        which = np.zeros(self.coupling.count, dtype=bool)
+        which[functions] = True
+        certain = bool(self.coupling.quadratic[which].all())  # then the curvature is the same everywhere
         points = self.region.draw(np.random.default_rng(0), 1 if certain else PROBES)
         for z in points:
-            hessians = coupling.hessians(z, which)[which][:, coupling.n :, coupling.n :]
+            hessians = self.coupling.hessians(z, which)[which][:, first:, first:]
             if not np.isfinite(hessians).all():  # beside a pole
                 continue
             if not all(is_convex(H) for H in hessians):
@@ -298,14 +297,17 @@ class ConstrainedLower:
     def cut(self, y: Array) -> Cut:
         """The least f of the basin around y as a function of z = (x, y), with its gradient."""
         coupling, rows = self.coupling, self.coupling.rows
-        seed = y.copy()  # all solves start here, so the value depends on x alone
         known: dict[bytes, tuple[float, Array]] = {}  # values() and jacobians() ask at the same x
+        seen = deque(
+            [(np.full(coupling.n, math.inf), y.copy())], maxlen=PROBES
+        )  # of the last solutions, the nearest is the start
 
         def value(z: Array) -> tuple[float, Array]:
             x = z[: coupling.n]
             key = x.tobytes()
             if key not in known:
-                solution = self.solve(x, seed)
+                nearest = min(seen, key=lambda pair: float(np.abs(pair[0] - x).max(initial=0.0)))
+                solution = self.solve(x, nearest[1])
                 gradient = np.zeros(len(z))
                 if solution.violation > FEASIBLE:  # the basin ends before this x, and no longer bounds f
                     known[key] = math.inf, gradient
@@ -315,6 +317,7 @@ class ConstrainedLower:
                     total = J[rows.f] + solution.lam @ J[rows.lower] + solution.mu @ J[rows.lower_equations]
                     gradient[: coupling.n] = total
                     known[key] = solution.value, gradient
+                    seen.append((x.copy(), solution.w))
             return known[key]
 
         return value

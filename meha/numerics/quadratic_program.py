@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meha.numerics.tolerances import FEASIBLE, ZERO
+from meha.numerics.tolerances import FEASIBLE, PATIENCE, ZERO
 
 Array = NDArray[Any]
 
@@ -166,7 +166,8 @@ def _interior(H: Array, g: Array, A: Array, b: Array, C: Array, d: Array) -> tup
         stalled = 0 if error < 0.5 * best else stalled + 1
         if error < best:  # the last iterates may get worse by rounding, so the best is returned
             best, kept = error, (z, s, lam, mu)
-        if error <= ZERO * size or not math.isfinite(error):
+        # Below FEASIBLE, the error of many programs no longer falls by rounding; the active set is then known, and polished.
+        if error <= ZERO * size or not math.isfinite(error) or (stalled >= PATIENCE and best <= FEASIBLE * size):
             break
         weights = lam / s
         K[:n, :n] = H + (A.T * weights) @ A  # the normal equations: slacks and multipliers are eliminated

@@ -10,7 +10,7 @@ import numpy as np
 
 from meha.numerics.line_search import DECREASE
 from meha.numerics.quadratic_program import STALLED, Array, Program, solve_program
-from meha.numerics.tolerances import FAR, FEASIBLE, STEPS, ZERO
+from meha.numerics.tolerances import FAR, FEASIBLE, PATIENCE, SMALL, STEPS, ZERO
 
 STRONG = 1e3  # weight of the equations, relative to the curvature, that may make a model convex without changing its solution
 ELASTIC = 10.0  # weight of violations in an infeasible model, relative to the penalty
@@ -67,6 +67,7 @@ def minimise_sqp(problem: SmoothProgram, w: Array) -> Stationary:
     mu, lam = np.zeros(len(e)), np.zeros(len(h))
     weights = np.ones(len(e)), np.ones(len(h))
     stalled, converged = 0, False
+    elastic, closest = 0, math.inf  # models in a row without a feasible point that did not halve the violation
     for _ in range(STEPS):
         g, J, A = problem.jacobians(w)
         if not (np.isfinite(g).all() and np.isfinite(J).all() and np.isfinite(A).all()):
@@ -74,7 +75,14 @@ def minimise_sqp(problem: SmoothProgram, w: Array) -> Stationary:
         H = problem.hessian(w, mu, lam)
         H = _convex(H if np.isfinite(H).all() else np.eye(len(w)), J)  # the gradient alone still gives descent
         model = solve_program(H, g, A, -h, J, -e, lam > 0)  # near a solution, the active set is that of the last model
-        if not model.solved:
+        if model.solved:
+            elastic, closest = 0, math.inf
+        else:
+            violation = _violation(e, h)
+            elastic = elastic + 1 if violation > 0.5 * closest else 0
+            closest = min(closest, violation)
+            if elastic >= PATIENCE:  # seemingly infeasible
+                break
             model = _elastic(H, g, A, h, J, e, ELASTIC * max(weights[0].max(initial=1.0), weights[1].max(initial=1.0)))
         d = model.z
         length = float(np.abs(d).max(initial=0.0))
@@ -123,7 +131,7 @@ def _search(
             after = phi + _sum(e, h, weights)
             if math.isfinite(after) and after <= before + DECREASE * slope + slack:
                 return bent, phi, e, h
-        t *= 0.5
+        t *= 0.5 if t > SMALL else SMALL  # steps that are still too long are so by orders of magnitude
     return None
 
 

@@ -78,6 +78,7 @@ class NonlinearProgram(Saved):
         self.eps = torch.finfo(self.dtype).eps
         self._known: dict[bytes, Array] = {}
         self._last: tuple[bytes, Array] = b"", np.zeros(0)
+        self._drawn: tuple[bytes, Tensor, Tensor | None, Array] | None = None  # the graph of the gradients at the last point
         self._bent: tuple[bytes, Array, Array] = b"", np.zeros(0), np.zeros(0)
         start = self.read()
         size, values = len(start), self.call(start)
@@ -103,7 +104,7 @@ class NonlinearProgram(Saved):
     def forget(self) -> None:
         """Drop all remembered values, so that a resumed run and an uninterrupted one evaluate the same points."""
         self._known.clear()
-        self._last = b"", np.zeros(0)
+        self._last, self._drawn = (b"", np.zeros(0)), None
 
     # Functions
 
@@ -212,7 +213,7 @@ class NonlinearProgram(Saved):
             self.quadratic, self.linear = self.quadratic & agrees, self.linear & agrees
             self._general = self._groups(~self.quadratic)
             self._known.clear()  # they were computed with the wrong models
-            self._last, self._bent = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0))
+            self._last, self._bent, self._drawn = (b"", np.zeros(0)), (b"", np.zeros(0), np.zeros(0)), None
         return bool(agrees.all())
 
     def _groups(self, which: Array) -> tuple[list[int], Array]:
@@ -250,7 +251,10 @@ class NonlinearProgram(Saved):
         rows = self._gradient0 + self._hessian0 @ (z - self._centre)
         general = ~self.quadratic
         if general.any():
-            rows[general] = self._derivatives(z, general, second=False)[0][general]
+            leaf, gradients, chosen = self._graph(z, general, twice=True)
+            self._drawn = key, leaf, gradients, chosen  # second derivatives at this point, which come next, need no other
+            if gradients is not None:
+                rows[chosen] = gradients.detach().double().cpu().numpy()
         self._last = key, rows
         return rows
 
@@ -273,30 +277,68 @@ class NonlinearProgram(Saved):
         """Return gradients and, with ``second``, Hessians of the functions of a mask at z, by automatic differentiation."""
         size = len(z)
         gradient, hessian = np.zeros((self.count, size)), np.zeros((self.count, size, size))
+        leaf, rows, chosen = self._graph(z, which, twice=second)
+        if rows is not None:
+            gradient[chosen] = rows.detach().double().cpu().numpy()
+            if second and rows.requires_grad:
+                self.oracle.counts.hvp += size * int(which[:2].sum())  # F and f only: constraints are not counted
+                with torch.enable_grad():
+                    flat = rows.reshape(-1)
+                images = _products(flat, leaf, torch.eye(len(flat)).to(leaf))
+                hessian[chosen] = _symmetric(images.reshape(len(chosen), size, size))
+        return gradient, hessian
+
+    def _graph(self, z: Array, which: Array, *, twice: bool) -> tuple[Tensor, Tensor | None, Array]:
+        """Return z as a leaf, the gradients of the functions of a mask there, one row each, and the indices of these.
+
+        With ``twice``, the rows can be differentiated again. None in place of the rows if all functions are constant.
+        """
         counts = self.oracle.counts
         counts.upper += int(which[0])
         counts.lower += int(which[1])
         parts, where = self._groups(which)
-        position = {int(k): i for i, k in enumerate(where)}
-        with refusing_lack("upper, lower", FIRST), torch.enable_grad(), PlainAttention() if second else nullcontext():
+        kept = which[where]
+        with refusing_lack("upper, lower", FIRST), torch.enable_grad(), PlainAttention() if twice else nullcontext():
             leaf, at = self._torch(z)
             values = self._stack(at, parts)
-            if second:
+            if twice:
                 self.oracle.check_twice(values, self)
-            for k in np.flatnonzero(which):
-                if not values.requires_grad:  # all are constants, with derivatives of zero
-                    break
-                grads = torch.autograd.grad(
-                    values[position[int(k)]], leaf, create_graph=second, retain_graph=True, allow_unused=True
-                )
-                first: Tensor | None = grads[0]
-                if first is None:
-                    continue
-                gradient[k] = first.detach().double().cpu().numpy()
-                if second and first.requires_grad:
-                    counts.hvp += size if k < 2 else 0  # F and f only: constraints are not counted
-                    hessian[k] = _derivative(first, leaf)
-        return gradient, hessian
+            values = values[torch.from_numpy(np.flatnonzero(kept)).to(leaf.device)]
+            rows = _products(values, leaf, torch.eye(len(values)).to(leaf), twice=twice) if values.requires_grad else None
+        return leaf, rows, where[kept]
+
+    def weighted(self, z: Array, weights: Array, along: Array, held: Array) -> tuple[Array, Array]:
+        """Return the Hessian of sum_k weights_k function_k at z, and the products of those of some functions with a vector.
+
+        Args:
+            along: the vector, in the space of y; it may be zero.
+            held: the indices of these functions; each product is a row.
+        """
+        total, bent = np.einsum("k,kij->ij", weights, self._hessian0), ~self.quadratic
+        rows = self._hessian0[held][:, :, self.n :] @ along
+        wanted = weights != 0
+        wanted[held] |= bool(along.any())
+        if not (bent & wanted).any():
+            return total, rows
+        self.jacobian(z)
+        assert self._drawn is not None
+        _, leaf, gradients, chosen = self._drawn
+        if gradients is None or not gradients.requires_grad:
+            return total, rows
+        moved = torch.from_numpy(along).to(leaf)
+        with torch.enable_grad():
+            # The gradient of the sum, then the slopes of the functions along the vector, as the rows of one product.
+            place = {int(k): i for i, k in enumerate(chosen)}
+            general = [int(k) for k in held if int(k) in place] if along.any() else []
+            outputs = [torch.from_numpy(weights[chosen]).to(leaf) @ gradients]
+            outputs += [(gradients[[place[k] for k in general], self.n :] @ moved)] if general else []
+            stacked = torch.cat(outputs)
+        self.oracle.counts.hvp += len(z) * int((bent & wanted)[:2].sum())
+        images = _products(stacked, leaf, torch.eye(len(stacked)).to(leaf)).double().cpu().numpy()
+        total += _symmetric(images[: len(z)])
+        if general:
+            rows[[k in place for k in held.tolist()]] = images[len(z) :]
+        return total, rows
 
     def third(self, z: Array, weights: Array, mu: Array) -> Array:
         """Return the Hessian of <mu, grad_y sum_k weights_k function_k> at z; quadratic functions do not contribute."""
@@ -316,7 +358,7 @@ class NonlinearProgram(Saved):
             if second is None or not second.requires_grad:
                 return none
             self.oracle.counts.hvp += len(z)
-            return _derivative(second, leaf)
+            return _symmetric(_products(second, leaf, torch.eye(len(z)).to(leaf)).double().cpu().numpy())
 
     def violation(self, z: Array) -> float:
         """Return the largest violation of a constraint of either level, without the quadratic models."""
@@ -332,14 +374,28 @@ class NonlinearProgram(Saved):
         return float(values[0]), float(values[1])
 
 
-def _derivative(gradient: Tensor, leaf: Tensor) -> Array:
-    """Return the derivatives of all entries of a gradient, made symmetric."""
-    rows = np.zeros((len(gradient), len(leaf)))
-    for i in range(len(rows)):
-        (row,) = torch.autograd.grad(gradient[i], leaf, retain_graph=True, allow_unused=True)
-        if row is not None:
-            rows[i] = row.double().cpu().numpy()
-    return np.asarray(0.5 * (rows + rows.T))  # rounding breaks the symmetry that eigenvalues need
+def _products(outputs: Tensor, leaf: Tensor, vectors: Tensor, *, twice: bool = False) -> Tensor:
+    """Return the vector-Jacobian products of ``outputs`` in ``leaf``, one for each row of ``vectors``, in a batch if possible.
+
+    With ``twice``, the products can be differentiated again.
+    """
+
+    def products(cotangents: Tensor, *, batched: bool) -> Tensor:
+        (images,) = torch.autograd.grad(
+            outputs, leaf, cotangents, create_graph=twice, retain_graph=True, materialize_grads=True, is_grads_batched=batched
+        )
+        return images
+
+    if len(vectors) > 1:  # one alone is faster without a batch
+        with suppress(RuntimeError):  # some functions cannot be batched
+            return products(vectors, batched=True)
+    return torch.stack([products(vector, batched=False) for vector in vectors]) if len(vectors) else vectors
+
+
+def _symmetric(matrices: Array | Tensor) -> Array:
+    """Make matrices symmetric, which rounding breaks and eigenvalues need."""
+    array = matrices.detach().double().cpu().numpy() if isinstance(matrices, Tensor) else matrices
+    return np.asarray(0.5 * (array + array.swapaxes(-1, -2)))
 
 
 def _values(constraint: Constraint, x: Variable, y: Variable, t: Tensor) -> Rows:

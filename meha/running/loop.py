@@ -574,6 +574,7 @@ class Loop:
 
     def end_late(self) -> None:
         """End the run because its time is over, with what an engine knows until then."""
+        self.run.oracle.deadline = None  # the solution and its report may take a few values more
         known = self.verdict or self.run.ended
         message = f"The time allowed (max_seconds) was over after step {self.run.k}; allow more, or start from here."
         self.verdict = Verdict(Status.MAX_SECONDS, f"{message} Until then: {known.message}" if known else message)
