@@ -18,12 +18,12 @@ from meha.methods import Method
 ROOT = Path(meha.__file__).parents[1]
 NAMES = [path.relative_to(ROOT).as_posix() for path in house.proper(ROOT)]
 
-LINES = 31_560
+LINES = 31_620
 LAYERS = 12
 SINGLE_IMPORTERS = 21
 PUBLIC_NAMES = 183
 REPEATED_CLASSES = 0
-NAMED_NUMBERS = 120
+NAMED_NUMBERS = 122
 COMMENTS = 8.0  # per 100 lines of code, at least
 CHANGE = "Stay within it, or say in CHANGELOG.md what the change is for and set the new figure here."
 

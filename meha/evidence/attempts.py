@@ -24,9 +24,40 @@ from meha.lower.quadratic_model import QuadraticModel
 from meha.method.status import Status, Verdict
 from meha.numerics.limited_memory import LimitedMemory
 from meha.numerics.tolerances import FAR, SAME, SMALL
-from meha.problem.oracle import BudgetError
+from meha.problem.oracle import BudgetError, Function
 from meha.tensors.state import Saved
 from meha.tensors.vectors import vector_norm
+
+CELLS = 12
+"""Cells in which a way to a distant point is searched for a jump, and halvings of one of them."""
+
+FAR_AWAY = 2.0
+"""Length of these ways where there are no bounds, in units of x or y."""
+
+
+def jumps(value: Callable[[float], float]) -> bool:
+    """Whether a function on [0, 1] jumps: by bisection of the cell whose change is most unlike those beside it.
+
+    >>> jumps(lambda t: 5 * t * t + (t > 0.3)), jumps(lambda t: 50 * t * t + abs(t - 0.3) ** 0.5)
+    (True, False)
+    """
+    points = [k / CELLS for k in range(CELLS + 1)]
+    values = [value(t) for t in points]
+    changes = [after - before for before, after in itertools.pairwise(values)]
+    if not all(map(math.isfinite, changes)):  # it leaves the domain of the function
+        return False
+    beside = [changes[1], *changes, changes[-2]]
+    k = max(range(CELLS), key=lambda k: abs(2 * changes[k] - beside[k] - beside[k + 2]))
+    left, right, first, last = points[k], points[k + 1], values[k], values[k + 1]
+    noise = math.sqrt(torch.finfo(torch.float64).eps) * max(map(abs, values))
+    for _ in range(CELLS):  # a continuous change would halve each time
+        middle = 0.5 * (left + right)
+        here = value(middle)
+        if abs(here - first) > abs(last - here):
+            right, last = middle, here
+        else:
+            left, first = middle, here
+    return abs(last - first) > SMALL * abs(changes[k]) + noise
 
 
 def nearest_solution(levels: FlatProblem, sizes: Sizes, x: Tensor) -> NearestSolution:
@@ -270,6 +301,37 @@ class Attempts(Saved):
                 self._check_infinity(i, partial(self._upper_at, self.results[i].y))
                 self._compare(i)
                 return
+
+    def doubt_jumps(self) -> None:
+        """Let the best result be local where F or f jumps on the way to distant points: descents see nothing beyond a jump."""
+        best = self.best
+        result = self.results[best]
+        if result.verdict.status is not Status.CONVERGED or not self.few_coordinates:
+            return
+        if level := self._jumping(result):
+            message = f"{level} jumps on the way to other points, where gradients and other starts are no evidence."
+            self.results[best] = result._replace(verdict=Verdict(Status.LOCAL, f"{result.verdict.message} {message}"))
+        self.levels.move(result.x, result.y)
+
+    def _jumping(self, result: Result) -> str:
+        """The level with a jump between a point and others, in x or in y; empty if none is met."""
+        levels, x, y = self.levels, result.x, result.y
+        ends = []
+        for sign in (-1.0, 1.0):
+            to_x, to_y = ((pair[sign > 0]) for pair in (levels.x_bounds(), levels.y_bounds()))
+            far_x = x + sign * FAR_AWAY * torch.where(x != 0, x.abs(), self.units(x))  # a distant start does not matter here
+            far_y = y + sign * FAR_AWAY * (self.sizes.y_size(y) or 1.0) / math.sqrt(len(y))
+            ends.append((levels.project(torch.where(torch.isfinite(to_x), to_x, far_x)), y))
+            ends.append((x, levels.inside(torch.where(torch.isfinite(to_y), to_y, far_y))))
+        for (end_x, end_y), (name, level) in itertools.product(ends, (("F", levels.oracle.upper), ("f", levels.oracle.lower))):
+
+            def value(t: float, end_x: Tensor = end_x, end_y: Tensor = end_y, level: Function = level) -> float:
+                levels.move(x + t * (end_x - x), y + t * (end_y - y))
+                return float(level(levels.x, levels.y))
+
+            if jumps(value):
+                return name
+        return ""
 
     def _select(self, scales: Scales) -> None:
         """Find the response ``Nearest`` at the x of the best result, and verify that no lower value exists there."""

@@ -94,6 +94,8 @@ class DefaultRun(Saved):
         engine = None if self.newton is None else self.newton.engine
         numbers = self._advance_pass() if engine is None else self._advance_engine(engine)
         results = self.attempts.results
+        if self.over and results and self.verify:
+            self.attempts.doubt_jumps()
         if results:  # a later attempt must not hide the best answer so far from callbacks and checkpoints
             answer = results[self.attempts.best]
             self.levels.move(answer.x, answer.y)
