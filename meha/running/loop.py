@@ -31,7 +31,7 @@ from meha.tensors.state import Stateful, pack, unpack
 from meha.tensors.torch_private import BREAKDOWNS, fsdp_dtype
 from meha.tensors.variables import Leaves, Variable, all_finite, copy_, modules_of
 
-LEVELS = {"upper": "F", "lower": "f"}
+LEVELS = ("upper", "lower")
 
 
 def plain(value: Any) -> Any:
@@ -57,40 +57,69 @@ def plain(value: Any) -> Any:
     return "function" if callable(value) else type(value).__name__
 
 
-def values_at(run: Run, start: Leaves) -> dict[str, float] | None:
-    """Return F and f at a start, given as the leaves of x and y; None where they are not functions of x and y alone.
+def values_at(run: Run, start: Leaves) -> dict[str, list[float]] | None:
+    """Return what identifies a problem: F, f, g and the constraints at a start, given as the leaves of x and y, and beside it.
 
-    That is so with modules, batches and several processes, and where two calls give two values.
+    None where they are not functions of x and y alone: with modules, batches and several processes, and where two calls give
+    two values.
     """
     x, y = run.state.x.copy(), run.state.y.copy()
     if x.has_modules or y.has_modules or run.problem.needs_batch or run.batch is not None or run.group is not None:
         return None
-    states = random_states()
+    states, found = random_states(), dict[str, list[float]]()
     try:
         with torch.no_grad():
-            copy_(x.leaves + y.leaves, start)
-            calls = [[float(getattr(run.oracle, level)(x, y, None)) for level in LEVELS] for _ in range(2)]
+            for shift in SHIFTS:
+                for leaf, begin in zip(x.leaves + y.leaves, start, strict=True):
+                    pattern = (shift * torch.arange(1.0, begin.numel() + 1)).cos().to(begin).reshape(begin.shape)
+                    leaf.copy_(begin + shift * (1 + begin.abs()) * pattern)
+                for variable, domain in zip((x, y), run.problem.domains if shift else (), strict=bool(shift)):
+                    domain.project_(variable)
+                once, again = (numbers_at(run, x, y) for _ in range(2))
+                if repr(once) != repr(again):  # as text, so that NaN equals NaN
+                    return None
+                for name, numbers in once.items():
+                    found.setdefault(name, []).extend(numbers)
     except BREAKDOWNS:
         return None
     finally:
         set_random_states(states)  # a run with a checkpoint draws the same random numbers as one without
-    once, again = calls
-    return dict(zip(LEVELS, once, strict=True)) if once == again and all(map(math.isfinite, once)) else None
+    return found
 
 
-def differing(saved: Mapping[str, float] | None, found: Mapping[str, float] | None, eps: float) -> str:
-    """Say how values at the same start differ beyond rounding; empty if they do not, or are unknown.
+SHIFTS = (0.0, 0.3, 0.7)
+"""Distances from the start, relative to 1 and its numbers, of the points at which problems are compared."""
 
-    >>> differing({"upper": 1.0, "lower": 2.0}, {"upper": 1.0, "lower": 3.0}, eps=1e-16)
-    'lower: f at the start of the run was 2, is 3; it is another function.'
+
+def numbers_at(run: Run, x: Variable, y: Variable) -> dict[str, list[float]]:
+    """F, f and g by the names of their arguments, and of each constraint the number of its rows and a mean of their values."""
+    oracle, problem = run.oracle, run.problem
+    found = {level: [float(getattr(oracle, level)(x, y, None))] for level in LEVELS}
+    found["nonsmooth"] = [float(oracle.g(x, y))]
+    for name, constraints in zip(("lower_constraints", "upper_constraints"), problem.constraints, strict=True):
+        found[name] = []
+        for rows in (rows for constraint in constraints for rows in constraint.values(x, y)):
+            found[name] += [float(len(rows)), float(rows @ torch.arange(1.0, len(rows) + 1).cos().to(rows))]
+    return found
+
+
+def differing(saved: Mapping[str, list[float]] | None, found: Mapping[str, list[float]] | None, eps: float) -> str:
+    """Say how the numbers of two problems differ beyond rounding; empty if they do not, or are unknown.
+
+    >>> differing({"upper": [1.0], "lower": [2.0, 4.0]}, {"upper": [1.0], "lower": [2.0, 3.0]}, eps=1e-16)
+    'lower: is another one: near the start of the run, its value was 4, is 3.'
     """
     if saved is None or found is None:
         return ""
-    for level, name in LEVELS.items():
-        before, now = saved[level], found[level]
-        # Half of the digits: the same function may round differently in another process, another function differs by more.
-        if not math.isclose(before, now, rel_tol=math.sqrt(eps), abs_tol=math.sqrt(eps)):
-            return f"{level}: {name} at the start of the run was {before:.6g}, is {now:.6g}; it is another function."
+    for name in saved:
+        before, now = saved[name], found.get(name, [])
+        if len(before) != len(now):
+            return f"{name}: are others than at the start of the run."
+        for old, new in zip(before, now, strict=True):
+            # Half of the digits: the same function may round differently in another process, another function differs by more.
+            close = math.isclose(old, new, rel_tol=math.sqrt(eps), abs_tol=math.sqrt(eps))
+            if not (close or (math.isnan(old) and math.isnan(new))):
+                return f"{name}: is another one: near the start of the run, its value was {old:.6g}, is {new:.6g}."
     return ""
 
 
@@ -318,7 +347,7 @@ class Loop:
         self._last: StepInfo | None = None
         self._stepper: Eager | Compiled | None = None  # the one that took the last steps
         self._begun = run.k
-        self._values: dict[str, float] | None = None  # F and f at the start
+        self._values: dict[str, list[float]] | None = None  # of the problem, near the start
         self.restarts: list[str] = []  # how attempts ended that began again with shorter steps
         self.lost = 0  # their steps
         self._buffers: dict[str, Tensor] = {}  # of modules, at the start

@@ -707,9 +707,12 @@ def simple(**parts):
         ({"nonsmooth": meha.nonsmooth.L1(torch.tensor([0.1, 0.2]))}, "nonsmooth: was L1, is L1 with other numbers"),
         (
             {"upper": lambda x, y: (y - 2).square().sum()},
-            "upper: F at the start of the run was 2, is 8; it is another",
+            "upper: is another one: near the start of the run, its value was 2, is 8",
         ),
-        ({"lower": lambda x, y: (y - x + 1).square().sum()}, "lower: f at the start of the run was 0, is 2"),
+        (
+            {"lower": lambda x, y: (y - x + 1).square().sum()},
+            "lower: is another one: near the start of the run, its value was 0, is 2",
+        ),
     ],
 )
 def test_checkpoints_of_other_problems_with_the_same_shapes_are_refused(parts, message, tmp_path):
