@@ -144,6 +144,7 @@ def refuse(error: Exception) -> NoReturn:
 def fail(message: str) -> NoReturn:
     """Print an error and exit with status 2."""
     # Messages quote file names and labels, so brackets in them are no markup.
+    message = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in message)
     Console(stderr=True).print(message, style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(2)
 

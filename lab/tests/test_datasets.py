@@ -919,7 +919,7 @@ def test_download_without_rich(small, server, tmp_path, monkeypatch, capsys):
 def test_wrong_checksum_leaves_nothing(small, server, tmp_path, monkeypatch):
     publish(server, monkeypatch, write_mnist(tmp_path / "published"))
     server.answers[f"/{LABELS}"] = b"<html>Please log in</html>"
-    with pytest.raises(ValueError, match=rf"{LABELS}: the download has MD5 [0-9a-f]+, .*save the file as"):
+    with pytest.raises(ValueError, match=rf"{LABELS}: the download has the checksum [0-9a-f]+, .*save the file as"):
         download("mnist", progress=False)
     assert files_under(tmp_path / "cache") == [IMAGES]
 
@@ -1062,8 +1062,9 @@ def test_test_parts_are_the_published_ones(read, counts):
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_published_checksums(name):
     source = SOURCES[name]
-    for file, md5 in source.files.items():
-        assert hashlib.md5((Path(REAL) / source.subfolder / file).read_bytes()).hexdigest() == md5
+    for file, published in source.files.items():
+        kind = hashlib.sha256 if len(published) == 64 else hashlib.md5
+        assert kind((Path(REAL) / source.subfolder / file).read_bytes()).hexdigest() == published
 
 
 @needs_real_files

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ Array = NDArray[Any]
 FEATURES = ("features", "images", "x", "X", "data")
 LABELS = ("labels", "label", "y")
 TRUSTED = "trusted"
-MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+MISSING = ("", "?", "na", "n/a", "#na", "#n/a", "<na>", "nan", "null", "none")  # in any case
 LONGEST = 200  # letters of a label in a table: numpy needs as much memory for each label as for the longest
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets run cells that begin with one of these (CSV injection)
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
@@ -111,7 +112,13 @@ def read(
 
 def _check_missing(labels: Array) -> None:
     """Raise if labels stand for missing ones: they would become a class of their own."""
-    missing = np.isin(labels, MISSING) if labels.dtype.kind in "US" else np.zeros(0, dtype=bool)
+    if labels.dtype.kind == "U":
+        for row, label in enumerate(labels.tolist()):
+            try:
+                label.encode()
+            except UnicodeEncodeError:  # a half of a pair of UTF-16
+                raise ValueError(f"labels: that of row {row} (counted from 0), {label!a}, is no text; mend it.") from None
+    missing = np.isin(np.strings.lower(labels), MISSING) if labels.dtype.kind in "US" else np.zeros(0, dtype=bool)
     if missing.any():
         row, count = int(missing.argmax()), int(missing.sum())
         name = repr(str(labels[row])) if labels[row] else "empty"
@@ -227,11 +234,12 @@ def _check_header(path: Path, header: list[str], label: str, trusted: str | None
     for option, name in (("--label", label), ("--trusted", trusted), *(("--ignore", name) for name in ignore)):
         if name is not None and name not in header:
             raise ValueError(f"{option}: {path} has no column {name!r}; the header (first line) has {columns}.")
+    counts, left_out = Counter(header), set(ignore)
     for place, name in enumerate(header):
-        if not name and "" not in ignore:
+        if not name and "" not in left_out:
             raise ValueError(f"{path}: column {place + 1} has no name; give it one, or leave it out with --ignore ''.")
-        if name and name not in ignore and header.count(name) > 1:
-            raise ValueError(f"{path}: {header.count(name)} columns are named {name!r}; give them different names.")
+        if name and name not in left_out and counts[name] > 1:
+            raise ValueError(f"{path}: {counts[name]} columns are named {name!r}; give them different names.")
     if label in ignore or trusted in ignore or label == trusted:
         raise ValueError("--label, --trusted, --ignore: must name different columns.")
 

@@ -79,6 +79,11 @@ class Checkpoint:
         self._part = self.path.with_name(f"{self.path.name}.{os.getpid()}-{threading.get_ident()}.part")
         self.previous = self.path.with_name(f"{self.path.name}.previous")
         self._proven = False
+        if self.previous.exists() and not _may_be_ours(self.previous):
+            raise FileExistsError(
+                f"checkpoint: {self.previous} exists and is no checkpoint, but the file before the last one is kept under this"
+                " name; move it away, or give another path."
+            )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             left_over = re.compile(re.escape(self.path.name) + r"\.(\d+)(-\d+)?(\.previous)?\.part")
@@ -167,6 +172,8 @@ class Checkpoint:
 
         try:
             with zipfile.ZipFile(path) as archive:
+                if sum(part.file_size for part in archive.infolist()) > path.stat().st_size:  # torch does not compress
+                    raise zipfile.BadZipFile("its parts are larger than the file")
                 damaged = archive.testzip()  # torch.load does not look at the checksums
             if damaged is not None:
                 raise zipfile.BadZipFile(f"checksum of {damaged}")
@@ -181,6 +188,19 @@ class Checkpoint:
         if repr(state.pop("checksum", None)) != repr(checksum(state)):
             raise ValueError(f"checkpoint: {path} was changed after it was written (its checksum is wrong); {REMEDY}.")
         return state
+
+
+def _may_be_ours(path: Path) -> bool:
+    """Whether a file begins as checkpoints do, or is empty after an accident."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(ZIP)) in (ZIP, b"")
+    except OSError:
+        return False
+
+
+ZIP = b"PK"
+"""The first bytes of every file that torch writes."""
 
 
 def checksum(value: Any) -> str:

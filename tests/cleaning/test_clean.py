@@ -628,3 +628,28 @@ def test_download_command_without_a_network(monkeypatch):
     result = invoke("download", "mnist")
     assert result.exit_code == 2
     assert "mnist: could not be downloaded" in result.output
+
+
+# Hostile files
+
+
+@pytest.mark.parametrize("label", ["na", "NONE", "#NA", "Nan", "N/a"])
+def test_labels_that_stand_for_missing_ones_in_any_case(label, tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,label\n" + "\n".join(f"{k},{label if k == 3 else 'cat'}" for k in range(9)))
+    with pytest.raises(ValueError, match=r"labels: 1 of 9 are missing, such as that of row 3"):
+        read(path, clean_fraction=0.5)
+
+
+def test_labels_that_are_no_text_are_refused(tmp_path):
+    labels = np.array(["cat"] * 8 + ["\ud800"])
+    np.savez(tmp_path / "data.npz", features=np.ones((9, 2)), labels=labels)
+    with pytest.raises(ValueError, match=r"labels: that of row 8 .* is no text"):
+        read(tmp_path / "data.npz", clean_fraction=0.5)
+
+
+def test_control_characters_of_a_path_do_not_reach_the_terminal(tmp_path):
+    result = CliRunner().invoke(app, ["clean", str(tmp_path / "no\x1b[31mfile.csv")])
+    assert result.exit_code
+    assert "\x1b" not in result.stderr
+    assert "x1b[31m" in result.stderr

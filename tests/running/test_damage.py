@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 import warnings
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,21 @@ def test_random_states_that_do_not_fit_are_refused(tmp_path):
         torch.save({**other, "checksum": checksum(state)}, file)
         with pytest.raises(ValueError, match=CLEAR):
             run("a network on batches", file, 6)
+
+
+def test_a_file_that_happens_to_have_the_name_of_the_one_before_is_left_alone(tmp_path):
+    foreign = tmp_path / "u.pt.previous"
+    foreign.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"u.pt.previous exists and is no checkpoint.* give another path"):
+        run("the default", tmp_path / "u.pt", 4)
+    assert foreign.read_text() == "mine"
+
+
+def test_a_file_that_unpacks_to_more_than_its_size_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"0" * 10_000_000)
+    with pytest.raises(ValueError, match=r"bomb.pt is damaged or not a checkpoint .*its parts are larger than the file"):
+        run("the default", tmp_path / "bomb.pt", 4)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def _fetch(source: Source, names: Iterable[str], folder: Folder | None, progress
         path = place / name
         if not path.exists():
             missing.append(name)
-        elif not path.is_file() or _md5(path) != source.files[name]:
+        elif not path.is_file() or _checksum(path, source.files[name]) != source.files[name]:
             raise FileExistsError(f"{path}: exists, but is not the published file. Move it away, or choose another folder.")
     if missing:
         place.mkdir(parents=True, exist_ok=True)
@@ -104,24 +104,29 @@ def _fetch(source: Source, names: Iterable[str], folder: Folder | None, progress
     return place
 
 
-def _md5(path: Path) -> str:
+def _digest(published: str) -> hashlib._Hash:
+    """A new digest of the kind of a published checksum, which its length tells."""
+    return hashlib.sha256() if len(published) == 2 * hashlib.sha256().digest_size else hashlib.md5(usedforsecurity=False)
+
+
+def _checksum(path: Path, published: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(file, lambda: _digest(published)).hexdigest()
 
 
-def _transfer(address: str, path: Path, md5: str, report: Report) -> None:
+def _transfer(address: str, path: Path, published: str, report: Report) -> None:
     """Download ``address`` to ``path``, and check its checksum."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    digest = hashlib.md5(usedforsecurity=False)
+    digest = _digest(published)
     try:
         with part.open("wb") as file:
             for chunk in _chunks(address, path, report):
                 digest.update(chunk)
                 file.write(chunk)
-        if digest.hexdigest() != md5:
+        if digest.hexdigest() != published:
             raise ValueError(
-                f"{address}: the download has MD5 {digest.hexdigest()}, the published file has {md5}; it was discarded. "
-                f"Try again later, or save the file as {path} yourself."
+                f"{address}: the download has the checksum {digest.hexdigest()}, the published file {published}; it was"
+                f" discarded. Try again later, or save the file as {path} yourself."
             )
         os.replace(part, path)
     finally:

@@ -19,7 +19,7 @@ class Source:
     Args:
         name: the name of the data set.
         address: the URL of the folder with the files, with a slash at the end.
-        files: the name and the MD5 checksum of each file.
+        files: the name and the checksum of each file: SHA-256, or MD5 where no other is published.
     """
 
     name: str
@@ -39,28 +39,28 @@ SOURCES = {
             "mnist",
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             {
-                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+                "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
             },
         ),
         Source(
             "fashion-mnist",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
             {
-                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+                "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
             },
         ),
         Source(
             "omniglot",
             "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
             {
-                "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
-                "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+                "images_background.zip": "60ad8889d25e98e03cfd6276184d48303ae1ea88dbef54f163c07cf5d0dbf4df",
+                "images_evaluation.zip": "ccc232fe471576431665b12d45301c5479c0597f6af3615fd8ee97d35872985f",
             },
         ),
         Source(
@@ -76,7 +76,7 @@ def source_of(name: str) -> Source:
     """Return the source with this name.
 
     >>> source_of("fashion_mnist").address
-    'http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/'
+    'https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/'
     """
     source = SOURCES.get(spelling(name))
     if source is None:
