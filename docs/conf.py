@@ -82,6 +82,8 @@ sphinx_gallery_conf = {
             "pricing.py",
             "dataset_distillation.py",
             "loss_weights.py",
+            "long_tailed.py",
+            "augmentation.py",
             "few_shot.py",
             "clean_digits.py",
             "two_basins.py",

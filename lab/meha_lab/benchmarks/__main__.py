@@ -9,12 +9,22 @@ import ast
 from pathlib import Path
 
 from meha_lab import pages
-from meha_lab.benchmarks import batches, domain_weights, estimators, hollow_networks, loops, newton, speed, structured
+from meha_lab.benchmarks import (
+    asked_tasks,
+    batches,
+    domain_weights,
+    estimators,
+    hollow_networks,
+    loops,
+    newton,
+    speed,
+    structured,
+)
 from meha_lab.paths import RECORDS
 from meha_lab.store import Store
 from meha_lab.tools import learning_tasks
 
-OWNERS = (speed, structured, newton, estimators, learning_tasks, batches, domain_weights, hollow_networks, loops)
+OWNERS = (speed, structured, newton, estimators, learning_tasks, batches, domain_weights, hollow_networks, loops, asked_tasks)
 TABLES: pages.Tables = {name: table for owner in OWNERS for name, table in owner.TABLES.items()}
 
 
