@@ -101,7 +101,8 @@ def _refuse_random(oracle: Oracle, x: Variable, y: Variable, name: str) -> None:
     """Raise if F or f has another value when it is called again beside the start; at y = 0 itself, data may not matter."""
     beside = y.copy()
     for leaf, old in zip(beside.leaves, y.leaves, strict=True):
-        leaf.copy_(old + SAME * (1 + old.abs()) * torch.arange(1.0, old.numel() + 1).cos().to(old).reshape(old.shape))
+        pattern = torch.arange(1.0, old.numel() + 1, device=old.device).cos().to(old).reshape(old.shape)
+        leaf.copy_(old + SAME * (1 + old.abs()) * pattern)
     oracle.problem.domains[1].project_(beside)
     for function in (oracle.upper, oracle.lower):
         try:

@@ -326,6 +326,7 @@ class Attempts(Saved):
         for (end_x, end_y), (name, level) in itertools.product(ends, (("F", levels.oracle.upper), ("f", levels.oracle.lower))):
 
             def value(t: float, end_x: Tensor = end_x, end_y: Tensor = end_y, level: Function = level) -> float:
+                levels.oracle.check_time()
                 levels.move(x + t * (end_x - x), y + t * (end_y - y))
                 return float(level(levels.x, levels.y))
 

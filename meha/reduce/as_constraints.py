@@ -95,7 +95,7 @@ def absorb_constraints_of_x(problem: Problem, x: Variable) -> Problem:
         return problem
     with torch.enable_grad():
         matrix = jacobian(rows, zero)
-    constant, point = rows(zero), torch.arange(1.0, x.numel + 1).to(zero).cos()
+    constant, point = rows(zero), torch.arange(1.0, x.numel + 1, device=x.device).to(zero).cos()
     rounding = SINGULAR * torch.finfo(zero.dtype).eps * (1 + constant.abs() + matrix.abs().sum(dim=1))
     if not bool(((rows(point) - matrix @ point - constant).abs() <= rounding).all()):  # such as the rows of a ball
         return problem

@@ -284,7 +284,7 @@ class NonlinearProgram(Saved):
                 self.oracle.counts.hvp += size * int(which[:2].sum())  # F and f only: constraints are not counted
                 with torch.enable_grad():
                     flat = rows.reshape(-1)
-                images = _products(flat, leaf, torch.eye(len(flat)).to(leaf))
+                images = _products(flat, leaf)
                 hessian[chosen] = _symmetric(images.reshape(len(chosen), size, size))
         return gradient, hessian
 
@@ -304,7 +304,7 @@ class NonlinearProgram(Saved):
             if twice:
                 self.oracle.check_twice(values, self)
             values = values[torch.from_numpy(np.flatnonzero(kept)).to(leaf.device)]
-            rows = _products(values, leaf, torch.eye(len(values)).to(leaf), twice=twice) if values.requires_grad else None
+            rows = _products(values, leaf, twice=twice) if values.requires_grad else None
         return leaf, rows, where[kept]
 
     def weighted(self, z: Array, weights: Array, along: Array, held: Array) -> tuple[Array, Array]:
@@ -334,7 +334,7 @@ class NonlinearProgram(Saved):
             outputs += [(gradients[[place[k] for k in general], self.n :] @ moved)] if general else []
             stacked = torch.cat(outputs)
         self.oracle.counts.hvp += len(z) * int((bent & wanted)[:2].sum())
-        images = _products(stacked, leaf, torch.eye(len(stacked)).to(leaf)).double().cpu().numpy()
+        images = _products(stacked, leaf).double().cpu().numpy()
         total += _symmetric(images[: len(z)])
         if general:
             rows[[k in place for k in held.tolist()]] = images[len(z) :]
@@ -358,7 +358,7 @@ class NonlinearProgram(Saved):
             if second is None or not second.requires_grad:
                 return none
             self.oracle.counts.hvp += len(z)
-            return _symmetric(_products(second, leaf, torch.eye(len(z)).to(leaf)).double().cpu().numpy())
+            return _symmetric(_products(second, leaf).double().cpu().numpy())
 
     def violation(self, z: Array) -> float:
         """Return the largest violation of a constraint of either level, without the quadratic models."""
@@ -374,11 +374,12 @@ class NonlinearProgram(Saved):
         return float(values[0]), float(values[1])
 
 
-def _products(outputs: Tensor, leaf: Tensor, vectors: Tensor, *, twice: bool = False) -> Tensor:
-    """Return the vector-Jacobian products of ``outputs`` in ``leaf``, one for each row of ``vectors``, in a batch if possible.
+def _products(outputs: Tensor, leaf: Tensor, *, twice: bool = False) -> Tensor:
+    """Return the derivatives of each output in ``leaf``, one row each, in one batched pass if possible.
 
-    With ``twice``, the products can be differentiated again.
+    With ``twice``, they can be differentiated again.
     """
+    units = torch.eye(len(outputs), dtype=leaf.dtype, device=leaf.device)
 
     def products(cotangents: Tensor, *, batched: bool) -> Tensor:
         (images,) = torch.autograd.grad(
@@ -386,10 +387,10 @@ def _products(outputs: Tensor, leaf: Tensor, vectors: Tensor, *, twice: bool = F
         )
         return images
 
-    if len(vectors) > 1:  # one alone is faster without a batch
+    if len(units) > 1:  # one alone is faster without a batch
         with suppress(RuntimeError):  # some functions cannot be batched
-            return products(vectors, batched=True)
-    return torch.stack([products(vector, batched=False) for vector in vectors]) if len(vectors) else vectors
+            return products(units, batched=True)
+    return torch.stack([products(unit, batched=False) for unit in units])
 
 
 def _symmetric(matrices: Array | Tensor) -> Array:

@@ -71,7 +71,9 @@ def values_at(run: Run, start: Leaves) -> dict[str, list[float]] | None:
         with torch.no_grad():
             for shift in SHIFTS:
                 for leaf, begin in zip(x.leaves + y.leaves, start, strict=True):
-                    pattern = (shift * torch.arange(1.0, begin.numel() + 1)).cos().to(begin).reshape(begin.shape)
+                    pattern = (
+                        (shift * torch.arange(1.0, begin.numel() + 1, device=begin.device)).cos().to(begin).reshape(begin.shape)
+                    )
                     leaf.copy_(begin + shift * (1 + begin.abs()) * pattern)
                 for variable, domain in zip((x, y), run.problem.domains if shift else (), strict=bool(shift)):
                     domain.project_(variable)
@@ -94,12 +96,12 @@ SHIFTS = (0.0, 0.3, 0.7)
 def numbers_at(run: Run, x: Variable, y: Variable) -> dict[str, list[float]]:
     """F, f and g by the names of their arguments, and of each constraint the number of its rows and a mean of their values."""
     oracle, problem = run.oracle, run.problem
-    found = {level: [float(getattr(oracle, level)(x, y, None))] for level in LEVELS}
+    found = {level: [float(getattr(problem, level)(x.value, y.value))] for level in LEVELS}  # without terms of the response
     found["nonsmooth"] = [float(oracle.g(x, y))]
     for name, constraints in zip(("lower_constraints", "upper_constraints"), problem.constraints, strict=True):
         found[name] = []
         for rows in (rows for constraint in constraints for rows in constraint.values(x, y)):
-            found[name] += [float(len(rows)), float(rows @ torch.arange(1.0, len(rows) + 1).cos().to(rows))]
+            found[name] += [float(len(rows)), float(rows @ torch.arange(1.0, len(rows) + 1, device=rows.device).cos().to(rows))]
     return found
 
 
