@@ -102,7 +102,11 @@ def absorb_constraints_of_x(problem: Problem, x: Variable) -> Problem:
     at = x.moved(split(zero, x.leaves))
     count = sum(len(part.values(at, at)[0]) for part in (inside, *of_x))
     (A, C), (b, d) = matrix.tensor_split([count]), (-constant).tensor_split([count])
-    return dataclasses.replace(problem, x_set=Polyhedron(A, b, C, d), upper_constraints=())
+    try:
+        domain = Polyhedron(A, b, C, d)
+    except ValueError as error:
+        raise ValueError(f"upper_constraints: no x in X meets them ({error}); check their signs (A x <= b).") from error
+    return dataclasses.replace(problem, x_set=domain, upper_constraints=())
 
 
 class Epigraph:

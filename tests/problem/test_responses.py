@@ -438,7 +438,7 @@ def test_steps_that_were_found_for_training_stay_when_a_run_begins_again():
     ids=["network", "network, batches", "tensor, batches", "tensor"],
 )
 def test_the_remedy_for_nearest_can_be_followed(model, batches, remedy, wrong):
-    """Who took the default is not told to; and those that are named take the problem."""
+    """The message does not name the default to one who took it, and the methods that it names take the problem."""
     problem, x0, _ = weighted(model(), response=Nearest())
     problem, loader = (with_batches(problem), BATCHES) if batches else (without_batches(problem), None)
     method = meha.BOME() if "default" in remedy else None

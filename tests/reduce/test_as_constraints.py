@@ -239,3 +239,12 @@ def test_other_methods_take_constraints_on_x_alone():
     )
     solution = meha.solve(problem, t(0.0, 0.0), t(0.0), meha.RHG(), max_steps=3000)
     assert solution.x.tolist() == pytest.approx([1.0, 31 / 17], abs=1e-3)  # minimise (x2 - 2)^2 + (1 + x2)^2 / 16
+
+
+def test_constraints_on_x_that_contradict_X_are_refused_by_their_name():
+    budget = meha.constraints.Linear(A=[[1.0, 1.0]], b=[-1.0])
+    problem = Problem(
+        lambda x, y: y.sum(), lambda x, y: (y - x.sum()).square().sum(), x_set=NonNegative(), upper_constraints=budget
+    )
+    with pytest.raises(ValueError, match=r"upper_constraints: no x in X meets them .* check their signs"):
+        meha.solve(problem, t(0.0, 0.0), t(0.0))

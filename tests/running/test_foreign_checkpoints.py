@@ -116,3 +116,18 @@ print(len(TAKEN))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(len(TAKEN)), done.stderr
+
+
+def test_objectives_that_raise_beside_the_start_have_checkpoints(tmp_path):
+    """Problems are compared beside the start, where such a function may not be called."""
+
+    def guarded(x, y, factor):
+        if float(y.detach().abs().max()) > 0.1:
+            raise KeyError("outside")
+        return factor * (y - 0.01 * x).square().sum()
+
+    first, second = (problem(lambda x, y: (x - 1).square().sum() + y.sum(), lambda x, y, k=k: guarded(x, y, k)) for k in (1, 1))
+    method = meha.MEHA(alpha=0.01, beta=0.01, eta=0.01, gamma=1.0, c=1.0)
+    start = t(0.0), t(0.0, 0.0, 0.0)
+    for same in (first, second):
+        assert meha.solve(same, *start, method, checkpoint=tmp_path / "run.pt", max_steps=5, tol=None).steps == 5
